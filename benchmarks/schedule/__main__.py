@@ -61,6 +61,7 @@ SECTIONS = (
     "classics",
     "joint",
     "several",
+    "mixed",
 )
 
 
@@ -201,6 +202,11 @@ def several_section(settings: Settings) -> str:
     return _joint_table(schedule_joint.several_rows(settings))
 
 
+def mixed_section(settings: Settings) -> str:
+    """Whole plans of convolutional networks on clusters of mixed wires."""
+    return _joint_table(schedule_joint.mixed_rows(settings))
+
+
 def _joint_table(rows: Iterable[JointRow]) -> str:
     lines = []
     for row in rows:
@@ -261,6 +267,8 @@ def _section(name: str, data: Path | None, settings: Settings) -> tuple[str, str
             return "Against published schedules: 8 x 32, uneven", classics_section(settings)
         case "several":
             return "Whole plans with several stages a device", several_section(settings)
+        case "mixed":
+            return "Whole plans of convolutional networks on mixed wires", mixed_section(settings)
     return "Whole plans: traced models on the sample clusters", joint_section(settings)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks import SAMPLE_CLUSTERS
+from benchmarks.partition.instances import layers, random_cluster, random_matrix
 from planner import Cluster, Job, Problem, solve, trace
 from planner.search.budget import Settings
 from planner.units import plural
@@ -34,6 +35,8 @@ SEVERAL: dict[str, list[tuple[dict[str, object], float]]] = {
     "models.gpt:gpt2_small": [({"max_stages_per_device": 2}, 0.15)],
 }
 """Spaces with several stages a device, by model, with the bars for their gaps."""
+MIXED_GAP, MIXED_CLUSTERS = 0.1, (1, 2, 3, 4, 5, 6)
+"""Bar for convolutional networks on mixed wires, and the seeds of their clusters."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,21 @@ def several_rows(
                 problem = Problem(graph, cluster_named(name), job.model_copy(update=changes))
                 space = f"{model.partition(':')[2]}, {_in_words(problem.job)}"
                 yield _planned(space, name, problem, settings, limit_s, bar)
+
+
+def mixed_rows(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[JointRow]:
+    """ResNet-101, and networks of layers as uneven as NASNet's, on random clusters."""
+    job = Job(microbatches=32, samples_per_microbatch=16, precision="float32")
+    resnet = trace("models.resnet:resnet101", job)
+    for seed in MIXED_CLUSTERS:
+        cluster = random_cluster(seed)
+        problem = Problem(resnet, cluster, job)
+        yield _planned("resnet101", cluster.name, problem, settings, limit_s, MIXED_GAP)
+    for seed in MIXED_CLUSTERS:
+        graph, cluster = layers(60, "cnn", 2, seed), random_matrix(8, 2, seed)
+        problem = Problem(graph, cluster, Job(microbatches=32))
+        title = f"60 uneven layers, seed {seed}"
+        yield _planned(title, cluster.name, problem, settings, limit_s, MIXED_GAP)
 
 
 def _in_words(job: Job) -> str:
