@@ -143,23 +143,6 @@ class Lengths(Record):
         return ", ".join(parts)
 
 
-def require_one_length(lengths: Lengths | None, what: str) -> None:
-    """Refuse microbatches of several lengths where only one is supported.
-
-    Args:
-        lengths: of the job.
-        what: what does not support them, such as ``replan``.
-
-    Raises:
-        PipeplanError: if there are several.
-    """
-    if lengths is not None:
-        raise PipeplanError(
-            f"lengths: microbatches of {len(lengths.tokens)} lengths, but {what} supports one "
-            "length only so far; remove lengths from the job"
-        )
-
-
 def with_trace_file(data: Any, path: Path) -> Any:
     """Return the data of a job file with the token counts of ``lengths.trace_file`` as its trace.
 

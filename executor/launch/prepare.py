@@ -29,7 +29,6 @@ from executor.split.model_split import cut, cut_for_member
 from executor.split.stage_module import StageModule
 from executor.sync.shared_parameters import ParameterOwners, planned_split
 from planner.errors import PipeplanError
-from planner.lengths import require_one_length
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.factory import Loss
 from planner.model.tracing.layers import LayerAssignment
@@ -38,6 +37,7 @@ from planner.model.tracing.sharing import written_by
 from planner.model.tracing.torch_private import require_supported
 from planner.plan.plan import Plan
 from planner.plan.programs import Action
+from planner.plan.unsupported import require_without
 from planner.records.document import require_file_path
 from planner.sync.strategies import OPTIONS, SYNCHRONOUS
 from planner.verification import require_valid
@@ -277,11 +277,11 @@ def require_possible_lengths(plan: Plan, run: RunSettings, *, emulated: bool = F
         PipeplanError: naming the field and the remedy.
     """
     if emulated:
-        require_one_length(plan.job.lengths, "--emulate")
+        require_without(plan.job, "--emulate", ["lengths"])
     if run.pace is not None:
-        require_one_length(plan.job.lengths, "--emulate-speed")
+        require_without(plan.job, "--emulate-speed", ["lengths"])
     if plan.sync.strategy not in SYNCHRONOUS:
-        require_one_length(plan.job.lengths, f"sync.strategy = {plan.sync.strategy}")
+        require_without(plan.job, f"sync.strategy = {plan.sync.strategy}", ["lengths"])
 
 
 def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:

@@ -32,7 +32,7 @@ from executor.training.optimizer import job_optimizer
 from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.measured_costs import OptimizerCosts, SizedCosts, Timing
+from planner.model.measured_costs import OptimizerCosts, SizedCosts, Timing, in_words
 from planner.model.tracing.user_code import one_line
 
 _TIMES_THE_CACHE = 3
@@ -153,7 +153,7 @@ def measured(
     except (RuntimeError, IndexError, ValueError) as error:
         remedy = "give smaller --samples" if _is_memory(error) else "see the layer's own code"
         raise PipeplanError(
-            f"layer {layer!r} cannot be run alone at {model.samples} samples: {one_line(error)}; "
+            f"layer {layer!r} cannot be run alone at {in_words(model.size)}: {one_line(error)}; "
             f"{remedy}"
         ) from error
 
@@ -206,7 +206,8 @@ def _costs(
 ) -> SizedCosts:
     table = np.asarray(rounds)
     return SizedCosts(
-        samples_per_microbatch=model.samples,
+        samples_per_microbatch=model.job.samples_per_microbatch,
+        tokens=model.tokens,
         forward_flops=model.flops[layer],
         forward=_timing(table[:, FORWARD]),
         backward=_timing(table[:, BACKWARD]),

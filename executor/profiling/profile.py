@@ -15,10 +15,10 @@ from executor.distributed.host_tuning import keep_freed_memory
 from executor.distributed.machines import hardware_name
 from executor.profiling.kinds import alike
 from executor.profiling.measure import Patience, emptied_caches, measured, optimizer_costs
-from executor.profiling.sizes import SizedModel, sized_model
+from executor.profiling.sizes import SizedModel, sized_models
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.measured_costs import Costs, LayerKind, SizedCosts
+from planner.model.measured_costs import Costs, LayerKind, SizedCosts, in_order, in_words
 from planner.records.document import require_file_path
 from planner.units import plural
 
@@ -68,7 +68,11 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
     require_file_path(request.output)
     if request.device.type == "cpu":
         keep_freed_memory()
-    models = [sized_model(request.model, request.job, samples) for samples in request.sizes]
+    models = [
+        model
+        for samples in request.sizes
+        for model in sized_models(request.model, request.job, samples)
+    ]
     names = {model.layers.names for model in models}
     if len(names) > 1:
         raise PipeplanError(
@@ -80,7 +84,7 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
         (number, model)
         for model in models
         for number, kind in enumerate(costs.kinds)
-        if (row := kind.at(model.samples)) is None or is_unsteady(row)
+        if (row := kind.at(model.size)) is None or is_unsteady(row)
     ]
     weights = models[0].graph.parameters
     before = emptied_caches(request.device, sum(weight.bytes for weight in weights))
@@ -132,14 +136,13 @@ def _begun(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:
     ]
     if [kind.layers for kind in old.kinds] != [kind.layers for kind in fresh.kinds]:
         wrong.append("kinds: other layers are alike there")
-    flops = {model.samples: model.flops for model in models}
+    flops = {model.size: model.flops for model in models}
     wrong += [
         f"kinds: layer {kind.layers[0]!r} had {row.forward_flops} forward FLOPs at "
-        f"{row.samples_per_microbatch} samples, and has others here"
+        f"{in_words(row.size)}, and has others here"
         for kind in old.kinds
         for row in kind.sizes
-        if row.samples_per_microbatch in flops
-        and row.forward_flops != flops[row.samples_per_microbatch][kind.layers[0]]
+        if row.size in flops and row.forward_flops != flops[row.size][kind.layers[0]]
     ]
     if wrong:
         raise PipeplanError(
@@ -165,8 +168,8 @@ def _empty(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:
 
 def _with(costs: Costs, number: int, row: SizedCosts) -> Costs:
     kind = costs.kinds[number]
-    others = (r for r in kind.sizes if r.samples_per_microbatch != row.samples_per_microbatch)
-    sizes = sorted((*others, row), key=lambda row: row.samples_per_microbatch)
+    others = (other for other in kind.sizes if other.size != row.size)
+    sizes = sorted((*others, row), key=lambda row: in_order(row.size))
     kinds = list(costs.kinds)
     kinds[number] = LayerKind(layers=kind.layers, sizes=tuple(sizes))
     return costs.model_copy(update={"kinds": tuple(kinds)})
@@ -185,7 +188,7 @@ def _line(kind: LayerKind, row: SizedCosts) -> str:
     )
     spread = max(timing.spread for timing in (row.forward, row.backward))
     return (
-        f"{kind.layers[0]}{more}, {plural(row.samples_per_microbatch, 'sample')}: {times}  "
+        f"{kind.layers[0]}{more}, {in_words(row.size)}: {times}  "
         f"(spread {100 * spread:.0f}%, {row.forward.repeats} repeats)"
     )
 

@@ -1,4 +1,4 @@
-"""A model exported at one microbatch size, on the meta device: nothing is allocated."""
+"""A model exported at microbatch sizes, on the meta device: nothing is allocated."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from executor.split.piece_graph import Filled
 from executor.split.stage_module import StageModule
 from planner.job import Job
 from planner.model.graph_record import GraphRecord
+from planner.model.measured_costs import Size
 from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.factory import example_batch
+from planner.model.tracing.factory import batch_at, example_batch, import_loss
 from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.trace import trace_step
+from planner.model.tracing.trace import trace_step, traced_at
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class SizedModel:
         layers: of its operations.
         graph: what the trace counts.
         batch: one microbatch, on the CPU.
+        tokens: its length, of a job with several; None: that of the model's own batch.
     """
 
     job: Job
@@ -38,11 +40,12 @@ class SizedModel:
     layers: LayerAssignment
     graph: GraphRecord
     batch: Mapping[str, Tensor]
+    tokens: int | None = None
 
     @property
-    def samples(self) -> int:
-        """Samples of a microbatch."""
-        return self.job.samples_per_microbatch
+    def size(self) -> Size:
+        """Samples and tokens of the microbatch."""
+        return self.job.samples_per_microbatch, self.tokens
 
     @cached_property
     def takes_gradient(self) -> frozenset[str]:
@@ -64,8 +67,8 @@ class SizedModel:
         return cut_layer(self.exported, self.layers, layer, self.takes_gradient, filled, device)
 
 
-def sized_model(model: str, job: Job, samples: int) -> SizedModel:
-    """Build and export a model at a microbatch size.
+def sized_models(model: str, job: Job, samples: int) -> list[SizedModel]:
+    """Build a model, and export it at a microbatch size and each of the job's lengths.
 
     Args:
         model: ``module:factory``, which is imported.
@@ -75,9 +78,18 @@ def sized_model(model: str, job: Job, samples: int) -> SizedModel:
     Raises:
         PipeplanError: if it cannot be found, built or exported.
     """
-    job = job.model_copy(update={"samples_per_microbatch": samples})
+    lengths = job.lengths
+    job = job.model_copy(update={"samples_per_microbatch": samples, "lengths": None})
     step = trace_step(model, job)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         batch = example_batch(step.module, job)
-    return SizedModel(job, step.exported, step.layers, step.graph, batch)
+    if lengths is None:
+        return [SizedModel(job, step.exported, step.layers, step.graph, batch)]
+    own_loss, found = import_loss(job), []
+    for place, tokens in enumerate(lengths.tokens):
+        cut = batch_at(batch, lengths, place)
+        on_meta = {name: value.to("meta") for name, value in cut.items()}
+        step = traced_at(step.module, on_meta, job, own_loss, step.graph.name)
+        found.append(SizedModel(job, step.exported, step.layers, step.graph, cut, tokens))
+    return found

@@ -14,10 +14,10 @@ from executor.launch.prepare import Prepared
 from executor.training.data import BatchOf, Source, batches, is_always_the_same
 from executor.training.dataset import Dataset, DatasetBatches, fitted_entries, load_dataset
 from planner.errors import PipeplanError, shorten
-from planner.lengths import require_one_length
 from planner.model.tracing.factory import Form, batch_at, example_batch
 from planner.model.tracing.user_code import FAILURES, one_line
 from planner.plan.plan import Plan
+from planner.plan.unsupported import require_without
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Feed:
         example = example_batch(prepared.model, plan.job)
         if callable(data) and not hasattr(data, "__getitem__"):
             return _checked(data, example, plan)
-        require_one_length(plan.job.lengths, "a map-style data set as --data")
+        require_without(plan.job, "a map-style data set as --data", ["lengths"])
         name = data if isinstance(data, str) else None
         dataset: Any = data if name is None else load_dataset(name, config.data_arguments)
         if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):

@@ -13,11 +13,10 @@ from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place, place_plan
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.operations import Orders
-from planner.plan.optimizer_state import require_decided_state
 from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
-from planner.plan.stash_offload import require_no_offload
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.plan.unsupported import require_decided, require_without
 from planner.prediction import replay
 from planner.records.document import ShownInNotebooks
 from planner.search.baseline_schedules import BaselineSchedules, UnscheduledError
@@ -186,8 +185,8 @@ def compare(
     Raises:
         PipeplanError: naming every planner that is not known, or a setting out of range.
     """
-    require_decided_state(problem.job, "compare")
-    require_no_offload(problem.job, "compare")
+    require_decided(problem.job, "compare")
+    require_without(problem.job, "compare", ["offload"])
     chosen = find_planners(planners)
     sizes = [
         _Size(BaselineSchedules(Chain(row.problem)), row.parallel) for row in _variants(problem)

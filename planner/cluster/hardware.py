@@ -202,11 +202,11 @@ class DeviceType(Record):
             data.pop("by_class", None)
         return data
 
-    def copy_s(self, bytes_: int) -> float:
+    def copy_s(self, bytes_: float) -> float:
         """Return the seconds of a copy from the host's memory; 0 where there is none."""
         return 0.0 if self.host_link_gb_per_s is None else bytes_ / (self.host_link_gb_per_s * 1e9)
 
-    def load_s(self, bytes_: int) -> float:
+    def load_s(self, bytes_: float) -> float:
         """Return the seconds for which a batch is waited for; 0 where it is there in time."""
         return 0.0 if self.loader_gb_per_s is None else bytes_ / (self.loader_gb_per_s * 1e9)
 

@@ -26,7 +26,10 @@ from planner.records.document import (
     without_defaults,
 )
 
-MEASURED = {"measured", "stash_bytes", "weight_stash_bytes", "peak_bytes"}
+MEASURED: dict[str, Any] = {
+    **dict.fromkeys(("measured", "stash_bytes", "weight_stash_bytes", "peak_bytes"), True),
+    "lengths": {"__all__": {"measured"}},
+}
 """Fields of a layer that depend on the device and that measuring replaces; all others are
 structure."""
 
@@ -88,6 +91,7 @@ class WorkAtLength(Record):
         work: FLOPs and traffic by class of operation.
         batch_bytes: Bytes of the entries of the batch that it reads.
         products: Matrix products of the forward.
+        measured: Measured times by device type, used instead of the roofline.
     """
 
     tokens: Annotated[int, Field(ge=1)]
@@ -95,6 +99,14 @@ class WorkAtLength(Record):
     work: tuple[Work, ...] = ()
     batch_bytes: Count = 0
     products: tuple[Product, ...] = ()
+    measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_missing_times(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if not self.measured:
+            fields.pop("measured", None)
+        return fields
 
 
 class BytesAtLength(Record):
@@ -167,6 +179,13 @@ class Layer(LayerFigures):
     def kept_for_weights_bytes(self) -> int:
         """Bytes that the weight gradient still needs after the input gradient."""
         return self.stash_bytes if self.weight_stash_bytes is None else self.weight_stash_bytes
+
+    @property
+    def mean_batch_bytes(self) -> float:
+        """Bytes of the batch that it reads, in the mean over lengths."""
+        if not self.lengths:
+            return self.batch_bytes
+        return sum(row.share * row.batch_bytes for row in self.lengths)
 
     def may_run_on(self, device_type: str) -> bool:
         """Return whether a device of this type can run the layer."""
@@ -344,6 +363,13 @@ def _check_lengths(record: GraphRecord) -> None:
                 f"layers[{index}].lengths: the work of {layer.name!r} at the longest length is not "
                 "that of the layer; trace the model again"
             )
+        types = [set(row.measured) for row in layer.lengths]
+        if layer.lengths[-1].measured != layer.measured or types[1:] != types[:-1]:
+            raise ValueError(
+                f"layers[{index}].lengths: the measured times of {layer.name!r} are not of the "
+                "same device types at every length, or at the longest not those of the layer; "
+                "profile the model with a job that has these lengths"
+            )
     for index, tensor in enumerate(record.boundaries if expected else ()):
         if max(part.bytes for part in tensor.lengths) != tensor.bytes:
             raise ValueError(
@@ -404,7 +430,7 @@ def structure_digest(record: GraphRecord) -> str:
     It is equal before and after a calibration. Nor do products count, which follow from the rest
     and which older graphs do not have.
     """
-    left_out = MEASURED | {"products"}
+    left_out = MEASURED | {"products": True}
     return digest_of_data(_content(record, exclude={"layers": {"__all__": left_out}}))
 
 

@@ -27,6 +27,7 @@ def layer_at(layer: Layer, row: WorkAtLength) -> Layer:
             "work": row.work,
             "batch_bytes": row.batch_bytes,
             "products": row.products,
+            "measured": row.measured,
             "lengths": (),
         }
     )

@@ -1,12 +1,12 @@
-"""The file of measured costs of a model's layers on one type of device, by microbatch size."""
+"""The file of measured costs of a model's layers on one device type, by microbatch size."""
 
 from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from planner.errors import PipeplanError
 from planner.job import Optimizer, Precision
@@ -14,11 +14,14 @@ from planner.model.figures import Name
 from planner.model.graph_record import MeasuredTimes, Seconds
 from planner.records.document import MOST_ENTRIES, Count, Record
 from planner.records.formats import JsonFile
+from planner.units import plural
 
 FORMAT = "pipeplan-costs/1"
 UNEASY_SPREAD = 0.1
 """A spread of all measurements that is told wherever they are used."""
 Samples = Annotated[int, Field(ge=1, le=2**20)]
+Size = tuple[int, int | None]
+"""Samples of a microbatch and its length in tokens; None: that of the model's own batch."""
 _MOST_SIZES, _MOST_KINDS = 1024, 10_000
 
 
@@ -57,6 +60,7 @@ class SizedCosts(Record):
 
     Attributes:
         samples_per_microbatch: Microbatch size.
+        tokens: Length of the microbatch, of a job with several; null: that of the model's batch.
         forward_flops: FLOPs counted by the trace, to recognise the model.
         forward: Time of the forward.
         backward: Time of the whole backward; 0 if nothing takes a gradient.
@@ -72,6 +76,7 @@ class SizedCosts(Record):
     """
 
     samples_per_microbatch: Samples
+    tokens: Annotated[int, Field(ge=1)] | None = None
     forward_flops: Count
     forward: Timing
     backward: Timing
@@ -81,6 +86,18 @@ class SizedCosts(Record):
     weight_stash_bytes: Count
     forward_bytes: Count
     backward_bytes: Count
+
+    @model_serializer(mode="wrap")
+    def _without_missing_tokens(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = dump(self)
+        if self.tokens is None:
+            fields.pop("tokens", None)
+        return fields
+
+    @property
+    def size(self) -> Size:
+        """Samples and tokens of the microbatch."""
+        return self.samples_per_microbatch, self.tokens
 
     @property
     def times(self) -> MeasuredTimes:
@@ -93,12 +110,24 @@ class SizedCosts(Record):
         )
 
 
+def in_order(size: Size) -> tuple[int, int]:
+    """Return a key that sorts sizes by length, those of the model's batch first, and samples."""
+    samples, tokens = size
+    return tokens or 0, samples
+
+
+def in_words(size: Size) -> str:
+    """Return a size as lines and messages tell it."""
+    samples, tokens = size
+    return plural(samples, "sample") + ("" if tokens is None else f" of {tokens} tokens")
+
+
 class LayerKind(Record):
     """Layers that do the same work and were measured once.
 
     Attributes:
         layers: Names of the layers.
-        sizes: Costs by microbatch size, ascending.
+        sizes: Costs by microbatch size, ascending by length and then by samples.
     """
 
     layers: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
@@ -106,24 +135,26 @@ class LayerKind(Record):
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
-        for first, second in pairwise(row.samples_per_microbatch for row in self.sizes):
-            if first >= second:
+        for first, second in pairwise(row.size for row in self.sizes):
+            if in_order(first) >= in_order(second):
                 raise ValueError(
-                    f"sizes: {second} samples come after {first}; give each size once, ascending"
+                    f"sizes: that of {in_words(second)} comes after that of {in_words(first)}; give "
+                    "each size once, ascending"
                 )
         return self
 
-    def at(self, samples: int) -> SizedCosts | None:
+    def at(self, size: Size) -> SizedCosts | None:
         """Return the costs measured at a microbatch size."""
-        return next((row for row in self.sizes if row.samples_per_microbatch == samples), None)
+        return next((row for row in self.sizes if row.size == size), None)
 
     def around(self, samples: int) -> tuple[SizedCosts, SizedCosts] | None:
-        """Return the nearest measured sizes, the same one twice if the size itself was measured.
+        """Return the nearest sizes of the model's batch, one twice if it was measured itself.
 
         None if nothing was measured below or above.
         """
-        below = [row for row in self.sizes if row.samples_per_microbatch <= samples]
-        above = [row for row in self.sizes if row.samples_per_microbatch >= samples]
+        rows = [row for row in self.sizes if row.tokens is None]
+        below = [row for row in rows if row.samples_per_microbatch <= samples]
+        above = [row for row in rows if row.samples_per_microbatch >= samples]
         return (below[-1], above[0]) if below and above else None
 
 
@@ -196,6 +227,30 @@ class Costs(JsonFile):
             "from these costs may be off by as much; profile again when nothing does"
         )
 
+    def at_length(self, tokens: int) -> Costs:
+        """Return the costs of microbatches of one of a job's lengths, as if of the model's batch.
+
+        Raises:
+            PipeplanError: if nothing was measured at this length.
+        """
+        kinds = tuple(
+            LayerKind(
+                layers=kind.layers,
+                sizes=tuple(
+                    row.model_copy(update={"tokens": None})
+                    for row in kind.sizes
+                    if row.tokens == tokens
+                ),
+            )
+            for kind in self.kinds
+        )
+        if not any(kind.sizes for kind in kinds):
+            raise PipeplanError(
+                f"kinds: nothing was measured at {tokens} tokens; run `pipeplan profile` with the "
+                "job that has these lengths"
+            )
+        return self.model_copy(update={"kinds": kinds})
+
     def stash_bytes(self, layer: str, samples: int) -> int:
         """Return the bytes that a layer keeps for its backward, without its input.
 
@@ -252,8 +307,9 @@ class Costs(JsonFile):
         kind = self._kind_of(layer)
         around = kind.around(samples)
         if around is None:
-            sizes = (str(row.samples_per_microbatch) for row in kind.sizes)
+            sizes = (str(row.samples_per_microbatch) for row in kind.sizes if row.tokens is None)
             measured = ", ".join(sizes) or "none"
+            measured += " of one length" if any(row.tokens for row in kind.sizes) else ""
             raise PipeplanError(
                 f"kinds: layer {layer!r} has no costs at samples_per_microbatch = {samples} "
                 f"(measured: {measured}); profile the model with --samples {samples} among the "

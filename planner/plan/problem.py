@@ -162,12 +162,6 @@ def _require_lengths(graph: LayerGraph, job: Job) -> None:
             "with stashes that stay on their devices only so far; set it to false, or remove "
             "lengths from the job"
         )
-    measured = next((layer for layer in graph.record.layers if layer.measured), None)
-    if measured is not None:
-        raise PipeplanError(
-            f"lengths: layer {measured.name!r} was measured at one length, which does not say how "
-            "long the others take; leave --costs out, or remove lengths from the job"
-        )
 
 
 def _in_words(lengths: Sequence[tuple[int, float]]) -> str:

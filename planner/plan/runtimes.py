@@ -15,14 +15,11 @@ from typing import Any, get_args
 
 from planner.errors import PipeplanError, shorten
 from planner.job import Job, Runtime
-from planner.lengths import require_one_length
 from planner.model.blocks import LOSS, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
-from planner.plan.optimizer_state import require_whole_state
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RULES, RuntimeRules
-from planner.plan.stash_offload import require_no_offload
-from planner.plan.tensor_parallel import require_single_devices
+from planner.plan.unsupported import FEATURES, require_without
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 EXPORTS: Mapping[Runtime, str] = {
@@ -74,12 +71,10 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
     rules = runtime if isinstance(runtime, RuntimeRules) else rules_of(runtime)
     fields: dict[str, Any] = {"runtime": rules.expresses}
     if rules.expresses in _EXPRESSIBLE:
-        require_one_length(problem.job.lengths, f"a plan for {rules.expresses}")
         able = _EXPRESSIBLE[rules.expresses]
-        if not able.has_groups:
-            require_single_devices(problem.job.tensor_parallel, f"a plan for {rules.expresses}")
-        require_whole_state(problem.job, f"a plan for {rules.expresses}")
-        require_no_offload(problem.job, f"a plan for {rules.expresses}")
+        taken = {"tensor_parallel"} if able.has_groups else set()
+        features = [feature for feature in FEATURES if feature not in taken]
+        require_without(problem.job, f"a plan for {rules.expresses}", features)
         fields |= _narrowed(problem, rules.expresses, able)
     return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 

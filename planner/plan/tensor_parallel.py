@@ -8,7 +8,6 @@ from typing import Annotated
 from pydantic import Field
 
 from planner.cluster.tensor_groups import TensorGroup, grouped
-from planner.errors import PipeplanError
 from planner.model.group_graph import group_graph, region_cuts, split_of
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
@@ -30,23 +29,6 @@ class TensorParallel(Record):
     degree: Annotated[int, Field(ge=2, le=MOST_ENTRIES)]
     sequence: bool = False
     groups: Annotated[tuple[TensorGroup, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
-
-
-def require_single_devices(degree: int | str, what: str) -> None:
-    """Refuse tensor-parallel groups where only single devices are supported.
-
-    Args:
-        degree: devices of a group, of a plan or allowed by a job.
-        what: what does not support them, such as ``replan``.
-
-    Raises:
-        PipeplanError: if they are not 1.
-    """
-    if degree != 1:
-        raise PipeplanError(
-            f"tensor_parallel = {degree}: {what} supports single devices only so far; use a plan, "
-            "or a job, with tensor_parallel = 1"
-        )
 
 
 def grouped_problem(problem: Problem, parallel: TensorParallel) -> Problem:

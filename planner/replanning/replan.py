@@ -8,13 +8,10 @@ from pathlib import Path
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.lengths import require_one_length
 from planner.plan.moves import Moves
 from planner.plan.operations import compress_devices
-from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
-from planner.plan.stash_offload import require_no_offload
-from planner.plan.tensor_parallel import require_single_devices
+from planner.plan.unsupported import require_without
 from planner.prediction import with_strategy
 from planner.replanning.choice import Alternative, choose
 from planner.replanning.repair import repair
@@ -115,10 +112,7 @@ def replan(
         KeyboardInterrupt: on Ctrl-C before any plan was found.
     """
     check_settings(time_limit_s, GAP_LIMIT, seed, workers)
-    require_single_devices(plan.job.tensor_parallel, "replan")
-    require_whole_state(plan.job, "replan")
-    require_no_offload(plan.job, "replan")
-    require_one_length(plan.job.lengths, "replan")
+    require_without(plan.job, "replan")
     _require_slack(slack)
     _require_stages(plan)
     machines = new_machines(plan, _changes(cluster, lost, slow, added))

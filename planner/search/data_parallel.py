@@ -9,12 +9,9 @@ from typing import Any
 from planner.assembly import assemble_plan
 from planner.costs.placement import StageSpec
 from planner.errors import InfeasibleError, PipeplanError
-from planner.lengths import require_one_length
-from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.plan.stash_offload import require_no_offload
-from planner.plan.tensor_parallel import require_single_devices
+from planner.plan.unsupported import require_without
 from planner.search.budget import DEFAULT_WORKERS, Clock
 from planner.search.finished import OPTIMALITY_TOLERANCE
 from planner.search.groupings import (
@@ -70,10 +67,7 @@ def solve_data_parallel(
         PipeplanError: if a setting is out of range.
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
-    require_single_devices(problem.job.tensor_parallel, "a plan of data-parallel pipelines")
-    require_whole_state(problem.job, "a plan of data-parallel pipelines")
-    require_no_offload(problem.job, "a plan of data-parallel pipelines")
-    require_one_length(problem.job.lengths, "a plan of data-parallel pipelines")
+    require_without(problem.job, "a plan of data-parallel pipelines")
     require_possible(problem)
     settings = {"seed": seed, "workers": workers, "deterministic": deterministic}
     search = _Search(

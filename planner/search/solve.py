@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from planner.costs.placement import StageSpec
 from planner.errors import InfeasibleError, PipeplanError, shorten
-from planner.lengths import Lengths, require_one_length
+from planner.lengths import Lengths
 from planner.plan.membership import outside
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.runtimes import for_runtime
-from planner.plan.stash_offload import require_no_offload
+from planner.plan.unsupported import require_without
 from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, Share, TimeSlice
 from planner.search.feasibility import explain_infeasible, form_problem
 from planner.search.finished import (
@@ -316,8 +316,7 @@ def solve(
     check_preference(prefer, prefer_within, is_robust=bool(robust))
     if robust or prefer != "fast":
         what = "robust = True" if robust else 'prefer = "simple"'
-        require_no_offload(problem.job, what)
-        require_one_length(problem.job.lengths, what)
+        require_without(problem.job, what, ("offload", "lengths"))
     problem = for_runtime(problem)
     settings = Settings(seed, workers, deterministic)
     limit = limit_text(time_limit_s, deterministic)

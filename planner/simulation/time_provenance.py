@@ -100,7 +100,7 @@ class _StepSources:
                 times = layer_times(
                     layer, type_name, device, problem.job.precision, name in recomputed
                 )
-                yield "measured", times.seconds(kind)
+                yield "measured", share * times.seconds(kind)
                 continue
             if kind == "F":
                 yield device.source, share * device.load_s(layer.batch_bytes)

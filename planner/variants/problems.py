@@ -92,9 +92,15 @@ def _with_layers(graph: LayerGraph, old: str, new: str, speed: float) -> LayerGr
 
 
 def _with_type_of(layer: Layer, old: str, new: str, speed: float) -> Layer:
+    def with_new(measured: Mapping[str, MeasuredTimes]) -> dict[str, MeasuredTimes]:
+        return {**measured, new: _sooner(measured[old], speed)}
+
     update: dict[str, Any] = {}
     if old in layer.measured:
-        update["measured"] = {**layer.measured, new: _sooner(layer.measured[old], speed)}
+        update["measured"] = with_new(layer.measured)
+        update["lengths"] = tuple(
+            row.model_copy(update={"measured": with_new(row.measured)}) for row in layer.lengths
+        )
     if old in layer.device_types and new not in layer.device_types:
         update["device_types"] = (*layer.device_types, new)
     return layer.model_copy(update=update) if update else layer

@@ -180,6 +180,7 @@ def at_lengths(layer: Layer) -> list[Layer]:
                 "work": row.work,
                 "batch_bytes": row.batch_bytes,
                 "products": row.products,
+                "measured": row.measured,
                 "lengths": (),
                 **({} if row.work else dict.fromkeys(_TOTALS, 0)),
             }

@@ -29,10 +29,12 @@ def length_problems(plan: Plan, orders: Orders, costs: PlanCosts) -> Iterator[st
             yield f"predicted.lengths: it is {told}, but job.lengths is {asked}; {_REMEDY}"
         return
     by_length = [PlanCosts(_of_length(plan, k)) for k in range(len(lengths.tokens))]
-    times_s = [
-        replay(plan, orders, costs, [by_length[k] for k in row]).iteration_time_s
-        for row in lengths.of_iterations(plan.microbatches)
-    ]
+    rows = list(lengths.of_iterations(plan.microbatches))
+    time_of = {
+        row: replay(plan, orders, costs, [by_length[k] for k in row]).iteration_time_s
+        for row in dict.fromkeys(rows)  # Iterations of sorted microbatches are often equal.
+    }
+    times_s = [time_of[row] for row in rows]
     found = LengthPrediction(
         iterations=len(times_s),
         expected_s=sum(times_s) / len(times_s),

@@ -109,7 +109,7 @@ def wrong(change: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ("order", "1 samples come after 2"),
+        ("order", "that of 1 sample comes after that of 2 samples"),
         ("quartiles", r"kinds\[0\].sizes\[0\].forward: median_s: 1 is not between"),
         ("twice", "layer 'a' appears 2 times"),
         ("unknown", "speed: unknown field"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from planner.interop.calibrate.costs import (
     with_costs,
     with_profile,
 )
+from planner.model.figures import PHASES
+from planner.model.graph_record import graph_digest, structure_digest
 from planner.model.layer_graph import LayerGraph
+from planner.model.length_graph import record_at
 from planner.model.measured_costs import Costs
 
 
@@ -63,7 +67,45 @@ def costs_of(the_graph: LayerGraph, seconds: dict[str, float], **fields: Any) ->
     return Costs.parse(data)
 
 
+def of_lengths(the_graph: LayerGraph, seconds: dict[str, tuple[float, ...]]) -> Costs:
+    """A profile at each of the graph's lengths, of forwards of so many seconds."""
+    kinds: list[dict[str, Any]] = []
+    for number, (tokens, _) in enumerate(the_graph.record.lengths):
+        alone = LayerGraph.from_record(record_at(the_graph.record, number))
+        costs = costs_of(alone, {name: row[number] for name, row in seconds.items()})
+        rows = costs.model_dump(mode="json")["kinds"]
+        kinds = kinds or [{**row, "sizes": []} for row in rows]
+        for kind, row in zip(kinds, rows, strict=True):
+            kind["sizes"].append({**row["sizes"][0], "tokens": tokens})
+    return costs_of(the_graph, dict.fromkeys(seconds, 0.0), kinds=kinds)
+
+
+def unequal(**flops: tuple[int, int]) -> LayerGraph:
+    """A chain of layers by their FLOPs in each phase at 4 tokens (three in four) and at 8."""
+
+    def work(count: int) -> list[dict[str, Any]]:
+        row = {"operation_class": "product", "operations": 1, "flops": count, "traffic_bytes": 0}
+        return [{**row, "phase": phase} for phase in PHASES]
+
+    lengths = [{"tokens": 4, "share": 0.75}, {"tokens": 8, "share": 0.25}]
+    rows = [
+        {
+            **layer(name, 0, 0),
+            **{f"{phase}_flops": counts[-1] for phase in PHASES},
+            "work": work(counts[-1]),
+            "lengths": [{**a, "work": work(n)} for a, n in zip(lengths, counts, strict=True)],
+        }
+        for name, counts in flops.items()
+    ]
+    sent = [
+        {**boundary(*pair, bytes_=8), "lengths": [{**a, "bytes": a["tokens"]} for a in lengths]}
+        for pair in pairwise(flops)
+    ]
+    return graph(rows, sent)
+
+
 GRAPH = graph([layer("a", 1, 2), layer("b", 3, 4)])
+UNEQUAL = unequal(first=(100, 300), second=(500, 700))
 CLUSTER = cluster(["d0"], [])
 
 
@@ -203,3 +245,41 @@ def test_a_file_is_read_by_its_format(tmp_path: Path) -> None:
     calibrated.write_text(json.dumps({"format": "pipeplan/1"}))
     with pytest.raises(PipeplanError, match=r"--costs .*graph\.json: .*a plan"):
         with_costs(GRAPH, CLUSTER, read_costs(calibrated, "--costs"))
+
+
+def test_a_layer_of_several_lengths_has_the_times_of_each() -> None:
+    seconds = {"first": (1.0, 2.0), "second": (3.0, 7.0)}
+    found = with_profile(UNEQUAL, CLUSTER, of_lengths(UNEQUAL, seconds), "costs.json")
+    for name, (short_s, long_s) in seconds.items():
+        for number, forward_s in enumerate((short_s, long_s)):
+            alone = LayerGraph.from_record(record_at(found.record, number))
+            expected = [times * forward_s for times in (1, 1.5, 1, 2)]
+            assert times(alone, name) == pytest.approx(expected)
+        assert times(found, name)[0] == pytest.approx(0.75 * short_s + 0.25 * long_s)
+    assert structure_digest(found.record) == structure_digest(UNEQUAL.record)
+    assert graph_digest(found.record) != graph_digest(UNEQUAL.record)
+    assert LayerGraph.parse(found.record.model_dump(mode="json")).record == found.record
+
+
+def test_a_profile_without_one_of_the_lengths_is_refused() -> None:
+    seconds = {"first": (1.0, 2.0), "second": (3.0, 7.0)}
+    whole = of_lengths(UNEQUAL, seconds).model_dump(mode="json")
+    for kind in whole["kinds"]:
+        del kind["sizes"][0]
+    with pytest.raises(PipeplanError, match=r"costs\.json: kinds: nothing .* at 4 tokens"):
+        with_profile(UNEQUAL, CLUSTER, Costs.parse(whole), "costs.json")
+    one = costs_of(UNEQUAL, dict.fromkeys(seconds, 1.0))
+    with pytest.raises(PipeplanError, match=r"at 4 tokens; run `pipeplan profile` with the job"):
+        with_profile(UNEQUAL, CLUSTER, one, "costs.json")
+    of_another = costs_of(GRAPH, {"a": 5.0, "b": 7.0}).model_dump(mode="json")
+    for kind in of_another["kinds"]:
+        kind["sizes"][0]["tokens"] = 4
+    with pytest.raises(PipeplanError, match=r"measured: none of one length\)"):
+        with_profile(GRAPH, CLUSTER, Costs.parse(of_another), "costs.json")
+
+
+def test_a_profile_of_other_work_at_a_length_is_refused() -> None:
+    whole = of_lengths(UNEQUAL, {"first": (1.0, 2.0), "second": (3.0, 7.0)}).model_dump(mode="json")
+    whole["kinds"][1]["sizes"][0]["forward_flops"] += 1
+    with pytest.raises(PipeplanError, match=r"layer 'second' had .* forward FLOPs when it was"):
+        with_profile(UNEQUAL, CLUSTER, Costs.parse(whole), "costs.json")

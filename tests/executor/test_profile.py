@@ -15,9 +15,11 @@ from executor.profiling.__main__ import main
 from executor.profiling.kinds import alike
 from executor.profiling.measure import Patience, measured
 from executor.profiling.profile import ProfileRequest, is_unsteady, profile
-from executor.profiling.sizes import sized_model
+from executor.profiling.sizes import SizedModel, sized_models
 from planner.job import Job
+from planner.model.length_graph import record_at
 from planner.model.measured_costs import Costs, SizedCosts, Timing
+from planner.model.tracing.trace import trace
 
 CPU = torch.device("cpu")
 QUICK = Patience(0.0, least=2)
@@ -62,6 +64,11 @@ def job_of_own_loss(folder: Path) -> Path:
     return path
 
 
+def sized_model(model: str, job: Job, samples: int) -> SizedModel:
+    [found] = sized_models(model, job, samples)
+    return found
+
+
 def kinds_of(model: str, job: Job, *sizes: int) -> list[tuple[str, ...]]:
     return alike([sized_model(model, job, samples).signatures for samples in sizes])
 
@@ -99,6 +106,22 @@ def test_every_kind_is_measured_once_at_every_size(tmp_path: Path) -> None:
         assert all(row.forward.repeats >= QUICK.least for row in kind.sizes)
     assert costs.hardware
     assert costs.made_with["torch"] == torch.__version__
+
+
+def test_a_job_of_several_lengths_is_measured_at_each(tmp_path: Path) -> None:
+    lengths = {"tokens": (8, 64), "shares": (0.5, 0.5)}
+    job = Job.model_validate({"lengths": lengths})
+    costs = profile(request(tmp_path / "costs.json", job=job, sizes=(1,)), lambda line: None)
+    graph = trace(GPT, job)
+    for kind in costs.kinds:
+        assert [row.size for row in kind.sizes] == [(1, 8), (1, 64)]
+        for number, row in enumerate(kind.sizes):
+            traced = record_at(graph.record, number)
+            [layer] = [layer for layer in traced.layers if layer.name == kind.layers[0]]
+            assert row.forward_flops == layer.forward_flops
+    [wide] = [kind for kind in costs.kinds if "h.0" in kind.layers]
+    # It keeps at least its input's successor for each token.
+    assert wide.sizes[1].stash_bytes == pytest.approx(8 * wide.sizes[0].stash_bytes, rel=0.5)
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,25 @@ def unequal(
     return graph(rows, boundaries)
 
 
+def measured_instead(the_graph: LayerGraph, seconds: list[list[tuple[float, float]]]) -> LayerGraph:
+    """The same times, measured on the devices' type, of layers whose FLOPs take ten times as long.
+
+    Whole backwards take what they take; their halves would take longer.
+    """
+    data = the_graph.record.model_dump(mode="json")
+    for layer, of_layer in zip(data["layers"], seconds, strict=True):
+        for row, (forward_s, backward_s) in zip(layer["lengths"], of_layer, strict=True):
+            times = {"forward_s": forward_s, "backward_s": backward_s}
+            times |= {"input_gradient_s": backward_s, "weight_gradient_s": backward_s}
+            row["measured"] = {"unit": times}
+            for work in row["work"]:
+                work["flops"] *= 10
+        longest = layer["lengths"][-1]
+        layer.update(work=longest["work"], measured=longest["measured"])
+        layer.update({f"{phase}_flops": 10 * layer[f"{phase}_flops"] for phase in PHASES})
+    return LayerGraph.parse(data)
+
+
 def job(microbatches: int, **lengths: object) -> Job:
     return Job.model_validate(
         {
@@ -134,13 +153,22 @@ ROWS = st.lists(st.tuples(TIMES, TIMES), min_size=3, max_size=3)
     microbatches=st.integers(1, 5),
     warm_up=st.integers(1, 5),
     order=st.sampled_from(ORDERS),
+    is_measured=st.booleans(),
 )
 def test_times_of_iterations_are_those_of_their_own_microbatches(
-    seconds: list, message_gb: list[float], microbatches: int, warm_up: int, order: str
+    seconds: list,
+    message_gb: list[float],
+    microbatches: int,
+    warm_up: int,
+    order: str,
+    is_measured: bool,
 ) -> None:
     message_gb = sorted(message_gb)
     the_job = job(microbatches, iterations=20, order=order)
-    pipeline = two_stages(unequal(seconds, message_gb), the_job)
+    the_graph = unequal(seconds, message_gb)
+    if is_measured:
+        the_graph = measured_instead(the_graph, seconds)
+    pipeline = two_stages(the_graph, the_job)
     orders = orders_of(microbatches, warm_up)
     timeline = simulate(pipeline, orders)
     found = predicted_by_length(timeline)
@@ -354,11 +382,6 @@ def test_lengths_that_do_not_fit_the_batch_or_the_graph_are_refused() -> None:
         away = job(2).model_copy(update={"offload": offload})
         with pytest.raises(PipeplanError, match=f"offload = {said}: microbatches of several"):
             Problem(the_graph, star(2), away)
-    times = {"forward_s": 1.0, "input_gradient_s": 1.0, "weight_gradient_s": 1.0}
-    data = the_graph.record.model_dump(mode="json")
-    data["layers"][0]["measured"] = {"unit": times}
-    with pytest.raises(PipeplanError, match="layer 'l0' was measured at one length"):
-        Problem(LayerGraph.parse(data), star(2), job(2))
     problem = Problem(the_graph, star(2), job(2))
     with pytest.raises(PipeplanError, match="3 lengths, but robust = True supports one"):
         solve(problem, robust=True)
@@ -374,6 +397,11 @@ def test_a_graph_whose_layers_have_different_lengths_is_refused() -> None:
     with pytest.raises(PipeplanError, match=r"layers\[1\].lengths: 'l1' has other lengths"):
         LayerGraph.parse(data)
     data["layers"][1]["lengths"] = data["layers"][0]["lengths"]
+    times = {"forward_s": 1.0, "input_gradient_s": 1.0, "weight_gradient_s": 1.0}
+    data["layers"][0]["measured"] = {"unit": times}
+    with pytest.raises(PipeplanError, match=r"layers\[0\].lengths: the measured times of 'l0'"):
+        LayerGraph.parse(data)
+    data["layers"][0]["measured"] = {}
     data["boundaries"][0]["bytes"] += 1
     with pytest.raises(PipeplanError, match=r"boundaries\[0\].lengths: 't0' has .* bytes, but"):
         LayerGraph.parse(data)

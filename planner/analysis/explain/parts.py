@@ -123,15 +123,15 @@ class _StepParts:
             layer, copied_s, loaded_s = problem.graph.layers[name], 0.0, 0.0
             times = layer_times(layer, type_name, device_type, precision)
             if kind == "F" and type_name not in layer.measured:
-                copied_s = device_type.copy_s(layer.batch_bytes)
+                copied_s = device_type.copy_s(layer.mean_batch_bytes)
             if kind == "F":
-                loaded_s = device_type.load_s(layer.batch_bytes)
+                loaded_s = device_type.load_s(layer.mean_batch_bytes)
             yield "copying the batch", copied_s
             yield "loading the batch", loaded_s
             own_s = times.seconds(kind) - copied_s - loaded_s
             yield "loss" if name == LOSS else _PHASES[kind], own_s
             if kind in "BI" and name in spec.recompute:
-                yield "recomputation", times.forward_s - device_type.load_s(layer.batch_bytes)
+                yield "recomputation", times.forward_s - device_type.load_s(layer.mean_batch_bytes)
         yield "host time", self._pipeline.behaviour.computation_s
 
 

@@ -18,7 +18,7 @@ from planner.analysis.what_if.case import Case
 from planner.analysis.what_if.values import WhatIf, WhatIfProgress, value_of
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
-from planner.plan.stash_offload import require_no_offload
+from planner.plan.unsupported import require_without
 from planner.prediction import replay
 from planner.search.budget import DEFAULT_WORKERS, Clock, SearchWork, Settings
 from planner.search.recomputed import RecomputedSchedules
@@ -74,7 +74,7 @@ def what_if(
             keeps the plan from being replayed within memory.
     """
     check_settings(time_limit_s, 0.0, seed, workers)
-    require_no_offload(plan.job, "explain --what-if")
+    require_without(plan.job, "explain --what-if", ["offload"])
     timeline = timeline or replay(plan)
     if not fits_memory(timeline):
         raise PipeplanError(

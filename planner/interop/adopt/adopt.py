@@ -24,10 +24,10 @@ from planner.interop.importing.schedule_csv import ScheduleTable
 from planner.job import Job
 from planner.model.blocks import first_blocks
 from planner.plan.operations import Orders, compress_devices, stages_label
-from planner.plan.optimizer_state import require_decided_state
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.plan.unsupported import require_decided
 from planner.prediction import replay
 from planner.search.schedule.heuristic import fits_memory
 from planner.simulation.simulator import simulate
@@ -122,7 +122,7 @@ def adopted(
     Raises:
         PipeplanError: naming what of it is wrong.
     """
-    require_decided_state(problem.job, "adopt")
+    require_decided(problem.job, "adopt")
     degree = problem.job.tensor_parallel
     if degree == "any":
         raise PipeplanError(

@@ -22,12 +22,10 @@ from planner.interop.calibrate.links import (
     reduction_notes,
 )
 from planner.interop.calibrate.times import StageTime, calibrated_graph, stage_times
-from planner.lengths import require_one_length
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.graph_record import graph_digest
-from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
-from planner.plan.tensor_parallel import require_single_devices
+from planner.plan.unsupported import require_without
 from planner.prediction import refresh, replay
 
 
@@ -132,9 +130,7 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
             "calibrate links only with --links-only, or "
             "run the plan without emulation"
         )
-    require_single_devices(plan.degree, "calibrate")
-    require_whole_state(plan.job, "calibrate")
-    require_one_length(plan.job.lengths, "calibrate")
+    require_without(plan.job, "calibrate", degree=plan.degree)
     timeline = replay(plan)
     comparison = compare_with_measured(plan, timeline, measured)
     if comparison.clock_conflict is not None:

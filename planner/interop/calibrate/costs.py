@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from planner.errors import PipeplanError, shorten
 from planner.job import BYTES_OF, Job
 from planner.model.graph_record import MEASURED, GraphRecord, Layer
 from planner.model.layer_graph import LayerGraph
+from planner.model.length_graph import record_at
 from planner.model.measured_costs import FORMAT as COSTS_FORMAT
 from planner.model.measured_costs import Costs
 from planner.records.document import read_json
@@ -115,16 +116,21 @@ def with_profile(graph: LayerGraph, cluster: Cluster, costs: Costs, source: str)
     Raises:
         PipeplanError: if they are of another model, precision or cluster.
     """
-    problems = list(_misfits(graph.record, cluster, costs))
-    if problems:
-        raise PipeplanError(f"{source}: {problem}" for problem in problems)
-    samples = graph.record.samples_per_microbatch
+    record = graph.record
     try:
+        by_length = [costs.at_length(tokens) for tokens, _ in record.lengths]
+        problems = list(_misfits(cluster, costs, record.precision))
+        for number, of_length in enumerate(by_length):
+            problems += _other_work(record_at(record, number), of_length)
+        if not by_length:
+            problems += _other_work(record, costs)
+        if problems:
+            raise PipeplanError(problems)
         given = _Given(graph)
-        layers = tuple(_profiled(layer, costs, samples, given) for layer in graph.record.layers)
+        layers = tuple(_profiled(row, costs, by_length, record, given) for row in record.layers)
     except PipeplanError as error:
         raise PipeplanError(f"{source}: {problem}" for problem in error.problems) from None
-    return LayerGraph.from_record(graph.record.model_copy(update={"layers": layers}))
+    return LayerGraph.from_record(record.model_copy(update={"layers": layers}))
 
 
 class _Given:
@@ -144,7 +150,19 @@ class _Given:
                 self.gradients[tensor.producer] += tensor.bytes
 
 
-def _profiled(layer: Layer, costs: Costs, samples: int, given: _Given) -> Layer:
+def _profiled(
+    layer: Layer, costs: Costs, by_length: Sequence[Costs], record: GraphRecord, given: _Given
+) -> Layer:
+    """Return a layer with its times, at each length if there are several.
+
+    What it holds is that of the longest.
+    """
+    samples, kind = record.samples_per_microbatch, costs.device_type
+    lengths = tuple(
+        row.model_copy(update={"measured": {**row.measured, kind: of.at(layer.name, samples)}})
+        for row, of in zip(layer.lengths, by_length, strict=True)
+    )
+    costs = by_length[-1] if by_length else costs
     name, inputs = layer.name, given.inputs[layer.name]
     more_bytes = max(0, costs.stash_bytes(name, samples) - (layer.stash_bytes - inputs))
     backward_bytes = costs.backward_bytes(name, samples) + given.gradients[name]
@@ -154,7 +172,8 @@ def _profiled(layer: Layer, costs: Costs, samples: int, given: _Given) -> Layer:
     late_bytes += costs.weight_stash_bytes(name, samples)
     return layer.model_copy(
         update={
-            "measured": {**layer.measured, costs.device_type: costs.at(name, samples)},
+            "measured": {**layer.measured, kind: costs.at(name, samples)},
+            "lengths": lengths,
             "stash_bytes": stash_bytes,
             # Of what it was given, the weight gradients may keep all or nothing.
             "weight_stash_bytes": min(layer.kept_for_weights_bytes + more_bytes, late_bytes),
@@ -163,11 +182,11 @@ def _profiled(layer: Layer, costs: Costs, samples: int, given: _Given) -> Layer:
     )
 
 
-def _misfits(record: GraphRecord, cluster: Cluster, costs: Costs) -> Iterator[str]:
-    if costs.precision != record.precision:
+def _misfits(cluster: Cluster, costs: Costs, precision: str) -> Iterator[str]:
+    if costs.precision != precision:
         yield (
-            f"precision: {costs.precision!r}, the job's is {record.precision!r}; profile the model "
-            "with this job"
+            f"precision: {costs.precision!r}, the job's is {precision!r}; profile the model with "
+            "this job"
         )
     kind = cluster.device_types.get(costs.device_type)
     if kind is None:
@@ -183,7 +202,6 @@ def _misfits(record: GraphRecord, cluster: Cluster, costs: Costs) -> Iterator[st
             f"{kind.hardware!r}; profile the model on that one, or run `pipeplan detect` on the "
             "machines that were profiled"
         )
-    yield from _other_work(record, costs)
 
 
 def _other_work(record: GraphRecord, costs: Costs) -> Iterator[str]:
@@ -248,7 +266,7 @@ def _differences(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
         return
     for index, (own, other) in enumerate(zip(traced.layers, costs.layers, strict=True)):
         # Graphs traced by earlier versions do not tell the work; their totals are compared.
-        leave_out = MEASURED if other.work else MEASURED | {"work"}
+        leave_out = MEASURED if other.work else MEASURED | {"work": True}
         left, right = own.model_dump(exclude=leave_out), other.model_dump(exclude=leave_out)
         for name in left.keys() | right.keys():
             if left.get(name) != right.get(name):

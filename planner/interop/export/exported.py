@@ -13,14 +13,11 @@ from typing import Any
 
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import crossing
-from planner.lengths import require_one_length
 from planner.model.blocks import block_name
 from planner.model.graph_record import Boundary
 from planner.model.group_graph import split_of
-from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan, Stage
-from planner.plan.stash_offload import require_no_offload
-from planner.plan.tensor_parallel import require_single_devices
+from planner.plan.unsupported import FEATURES, require_without
 from planner.units import and_more
 
 FOLDER = "FOLDER"
@@ -170,10 +167,8 @@ def export_plan(plan: Plan, target: str) -> Exported:
     """
     if target not in TARGETS:
         raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
-    if target not in WITH_GROUPS:
-        require_single_devices(plan.degree, f"export --to {target}")
-    require_whole_state(plan.job, f"export --to {target}")
-    require_no_offload(plan.job, f"export --to {target}")
-    require_one_length(plan.job.lengths, f"export --to {target}")
+    taken = {"tensor_parallel"} if target in WITH_GROUPS else set()
+    features = [feature for feature in FEATURES if feature not in taken]
+    require_without(plan.job, f"export --to {target}", features, degree=plan.degree)
     exported: Exported = import_module(TARGETS[target]).export(plan)
     return exported

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -200,37 +200,39 @@ def trace_step(model: str | Factory, job: Job, name: str | None = None) -> Trace
     with torch.device("meta"):
         module = build(factory, job.model_arguments).to(getattr(torch, job.precision))
         batch = example_batch(module, job)
-        # What forward makes is on this device too.
+    named = name or _factory_name(factory)
+    if job.lengths is None:
+        return traced_at(module, batch, job, own_loss, named)
+    lengths = job.lengths
+    steps = [
+        traced_at(module, batch_at(batch, lengths, place), job, own_loss, named)
+        for place in range(len(lengths.tokens))
+    ]
+    shares = list(zip(lengths.tokens, lengths.all_shares, strict=True))
+    return replace(steps[-1], graph=joined([step.graph for step in steps], shares))
+
+
+def traced_at(
+    module: nn.Module, batch: Mapping[str, Tensor], job: Job, own_loss: Loss | None, name: str
+) -> TracedStep:
+    """Export a built model's training step on a batch, and count its layers' costs.
+
+    Args:
+        module: on the meta device.
+        batch: one microbatch, there as well.
+        job: its loss and microbatch size.
+        own_loss: where the job names one of the user's own.
+        name: name of the graph.
+
+    Raises:
+        PipeplanError: if the model cannot be exported.
+    """
+    with torch.device("meta"):  # What forward makes is on this device too.
         exported = export_step(module, batch, job, own_loss)
     layers = assign_layers(exported)
     measured = measure(exported, layers, batch)
-    named = name or _factory_name(factory)
-    graph = graph_record(exported, layers, measured, job, named)
-    if job.lengths is not None:
-        graph = _of_lengths(module, batch, job, own_loss, graph)
+    graph = graph_record(exported, layers, measured, job, name)
     return TracedStep(module, exported, layers, measured, graph)
-
-
-def _of_lengths(
-    module: nn.Module,
-    batch: Mapping[str, Tensor],
-    job: Job,
-    own_loss: Loss | None,
-    longest: GraphRecord,
-) -> GraphRecord:
-    """Trace the step at the other lengths of the job's microbatches too."""
-    lengths = job.lengths
-    assert lengths is not None
-    graphs = []
-    for place in range(len(lengths.tokens) - 1):
-        with torch.device("meta"):
-            shorter = batch_at(batch, lengths, place)
-            exported = export_step(module, shorter, job, own_loss)
-        layers = assign_layers(exported)
-        measured = measure(exported, layers, shorter)
-        graphs.append(graph_record(exported, layers, measured, job, longest.name))
-    shares = zip(lengths.tokens, lengths.all_shares, strict=True)
-    return joined([*graphs, longest], list(shares))
 
 
 def _factory_name(factory: Factory) -> str:

@@ -12,10 +12,8 @@ from planner.cluster.link_table import FloatArray
 from planner.costs.layer_moments import LayerMoments
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
-from planner.lengths import require_one_length
-from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
-from planner.plan.tensor_parallel import require_single_devices
+from planner.plan.unsupported import Feature, require_without
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import OperationEvent, Timeline
 from planner.sync.pipeline_replicas import (
@@ -42,9 +40,8 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     Raises:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
-    require_single_devices(plan.degree, "simulate --sync")
-    require_whole_state(plan.job, "simulate --sync")
-    require_one_length(plan.job.lengths, "simulate --sync")
+    refused: tuple[Feature, ...] = ("tensor_parallel", "shard_optimizer", "lengths")
+    require_without(plan.job, "simulate --sync", refused, degree=plan.degree)
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
     replicas = pipeline_replicas_of(plan, otherwise="")
     # The strategy's own traffic is simulated apart, so none of the plan's slows its messages here.

@@ -1,0 +1,78 @@
+"""Features of a job that not everything takes yet, refused by name where one is not taken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from typing import Literal, get_args
+
+from planner.errors import PipeplanError
+from planner.job import Job
+
+Feature = Literal["tensor_parallel", "shard_optimizer", "offload", "lengths"]
+FEATURES: tuple[Feature, ...] = get_args(Feature)
+"""Fields of a job without which a plan is one that everything takes."""
+
+
+def require_without(
+    job: Job, what: str, features: Collection[Feature] = FEATURES, *, degree: int | None = None
+) -> None:
+    """Refuse a job with features that something does not take yet.
+
+    Args:
+        job: of a problem or of a plan.
+        what: what does not take them, such as ``replan``.
+        features: that it does not take.
+        degree: devices of a tensor-parallel group of the plan, whose job may leave it open; None:
+            what the job says counts.
+
+    Raises:
+        PipeplanError: naming each field, its value and the remedy.
+    """
+    problems = list(_problems(job, what, features, degree))
+    if problems:
+        raise PipeplanError(problems)
+
+
+def _problems(
+    job: Job, what: str, features: Collection[Feature], degree: int | None
+) -> Iterator[str]:
+    groups = job.tensor_parallel if degree is None else degree
+    if "tensor_parallel" in features and groups != 1:
+        yield (
+            f"tensor_parallel = {groups}: {what} supports single devices only so far; use a plan, "
+            "or a job, with tensor_parallel = 1"
+        )
+    if "shard_optimizer" in features and job.shard_optimizer:
+        yield (
+            f"shard_optimizer = {json.dumps(job.shard_optimizer)}: {what} supports optimizer state "
+            "that is whole on every replica only so far; use a plan, or a job, with "
+            "shard_optimizer = false"
+        )
+    if "offload" in features and job.offload:
+        yield (
+            f"offload = {json.dumps(job.offload)}: {what} supports stashes that stay on their "
+            "devices only so far; use a plan, or a job, with offload = false"
+        )
+    if "lengths" in features and job.lengths is not None:
+        yield (
+            f"lengths: microbatches of {len(job.lengths.tokens)} lengths, but {what} supports one "
+            "length only so far; use a plan, or a job, without lengths"
+        )
+
+
+def require_decided(job: Job, what: str) -> None:
+    """Refuse to leave it open whether replicas share the optimizer's state, or stashes offload.
+
+    Args:
+        job: of a problem.
+        what: what needs to know, such as ``compare``.
+
+    Raises:
+        PipeplanError: if the job leaves it open.
+    """
+    for name in ("shard_optimizer", "offload"):
+        if getattr(job, name) == "if_needed":
+            raise PipeplanError(
+                f'{name} = "if_needed": {what} does not decide that; set it to true or false'
+            )
