@@ -138,8 +138,8 @@ class LayerKind(Record):
         for first, second in pairwise(row.size for row in self.sizes):
             if in_order(first) >= in_order(second):
                 raise ValueError(
-                    f"sizes: that of {in_words(second)} comes after that of {in_words(first)}; give "
-                    "each size once, ascending"
+                    f"sizes: that of {in_words(second)} comes after that of {in_words(first)}; "
+                    "give each size once, ascending"
                 )
         return self
 

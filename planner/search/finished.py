@@ -29,6 +29,8 @@ def limit_text(time_limit_s: float, deterministic: bool) -> str:
 def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan:
     """Return the verified plan of a schedule that a search found, with the bound it proved.
 
+    Replicas that run no microbatch are left out.
+
     Args:
         search: that is over.
         schedule: of the search's problem, or of one that it is a relaxation of: the bound holds for
@@ -43,6 +45,7 @@ def plan_of(search: Search, schedule: Schedule, limit: str, solver: str) -> Plan
     proof = proof and _about(schedule.timeline.pipeline.problem, proof)
     if search.problem.job.runtime in LOSSES_IN_ORDER:
         schedule = _numbered_by_losses(schedule)
+    schedule = search.without_idle_replicas(schedule)
     timeline = reduced_soonest(schedule.timeline)
     plan = assemble_plan(timeline, schedule.orders, bound_s, provenance, proof)
     if not search.problem.has_groups:  # Such a plan is checked once it names their devices.

@@ -469,7 +469,7 @@ def _result(search: Search, limit: str, choose: Choose | None) -> Result:
     reason = choice.reason if choice else None
     plan = plan_of(search, schedule, limit, _method(schedule.method, reason))
     return Result(
-        status=status_of(search, schedule.iteration_time_s),
+        status=status_of(search, plan.predicted.iteration_time_s),
         plan=plan,
         lower_bound_s=min(search.found.bound_s, search.best_s),
         history=tuple(search.found.history),

@@ -16,6 +16,7 @@ from planner.plan.membership import outside
 from planner.plan.problem import Problem
 from planner.search.budget import Clock, SearchWork, Settings
 from planner.search.certification import Certifier
+from planner.search.idle_replicas import without_idle_replicas
 from planner.search.partition.chain import Chain, Partition
 from planner.search.partition.optimiser import PartitionOptimiser
 from planner.search.partition.relaxations.column_relaxation import ColumnProof
@@ -312,8 +313,31 @@ class Search:
         if schedule is None or not self.task.allows_orders(schedule):
             return None
         candidate = Candidate(partition, schedule, self.recomputed.bound_s(partition, pipeline))
-        self.found.add(candidate)
+        self._keep(candidate)
         return candidate
+
+    def _keep(self, candidate: Candidate) -> None:
+        """Keep a candidate, and besides it the one without its idle replicas."""
+        self.found.add(candidate)
+        schedule = self.without_idle_replicas(candidate.schedule)
+        if schedule is not candidate.schedule:
+            partition = self._partition_of(schedule)
+            known = self.candidates.get(partition)
+            if known is None or schedule.iteration_time_s < known.schedule.iteration_time_s:
+                proved_s = self.proved_s(partition)
+                is_improved = known is not None and known.improved
+                self.found.add(Candidate(partition, schedule, proved_s, is_improved))
+
+    def without_idle_replicas(self, schedule: Schedule) -> Schedule:
+        """Return a schedule without replicas that run no microbatch, if the task allows that."""
+        found = without_idle_replicas(schedule)
+        return found if found is schedule or self.allows(self._partition_of(found)) else schedule
+
+    def _partition_of(self, schedule: Schedule) -> Partition:
+        specs = [stage.spec for stage in schedule.timeline.pipeline.stages]
+        partition = self.chain.partition([(spec.layers, spec.devices) for spec in specs])
+        assert partition is not None
+        return partition
 
     def improve(self, candidate: Candidate, limit_s: float) -> Candidate:
         """Let CP-SAT search for a better schedule of a partition, once."""
@@ -326,7 +350,7 @@ class Search:
             schedule = candidate.schedule
         proved_s = max(candidate.proved_s, bound_s)
         better = Candidate(candidate.partition, schedule, proved_s, improved=True)
-        self.found.add(better)
+        self._keep(better)
         return better
 
     def raise_single_bound(

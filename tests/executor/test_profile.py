@@ -238,7 +238,7 @@ def test_a_layer_that_cannot_run_alone_is_named(
     job.write_text('format = "pipeplan-job/1"\nloss = "output"\n')
     words = ["test_profile:Unruly", "--job", str(job), "-o", str(tmp_path / "c.json"), *COMMON]
     assert main(words) == 1
-    assert "error: layer 'table' cannot be run alone at 1 samples" in capsys.readouterr().err
+    assert "error: layer 'table' cannot be run alone at 1 sample:" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
