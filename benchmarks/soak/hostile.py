@@ -30,9 +30,10 @@ MOST_MORE_MB = 200
 _AT_A_TIME = 500
 KEY = b"the key of a training"
 TESTS = {
-    "plans": "tests/verifier/test_edited_plans.py",
-    "messages": "tests/coordinator/test_hostile_messages.py",
+    "plans": ("tests/verifier/test_edited_plans.py", 10),
+    "messages": ("tests/coordinator/test_hostile_messages.py", 1),
 }
+"""The file of property tests, and how many edits or sequences of messages an example tries."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", choices=[*TESTS, "files", "callers"])
     options = parser.parse_args(argv)
     statuses = [
-        _tested(name, path, options.number)
-        for name, path in TESTS.items()
+        _tested(name, *TESTS[name], options.number)
+        for name in TESTS
         if options.only in (None, name)
     ]
     if options.only in (None, "files"):
@@ -70,14 +71,14 @@ def _fuzzed(number: int) -> int:
     return int(failed)
 
 
-def _tested(name: str, path: str, number: int) -> int:
-    """Try so many examples of each property test of a file, and tell of each part of them."""
+def _tested(name: str, path: str, of_each: int, number: int) -> int:
+    """Try so many edits or sequences in each property test of a file; tell of each part of them."""
     words = ["-q", "-n", "0", "--timeout", "0", "--show-capture", "no"]
     words += ["--hypothesis-profile", "soak", path]
     worst = 0
     for first in range(0, number, _AT_A_TIME):
         count = min(_AT_A_TIME, number - first)
-        env = {**os.environ, "PIPEPLAN_SOAK_EXAMPLES": str(count)}
+        env = {**os.environ, "PIPEPLAN_SOAK_EXAMPLES": str(-(-count // of_each))}
         command = [sys.executable, "-m", "pytest", *words]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         worst = max(worst, abs(done.returncode))
