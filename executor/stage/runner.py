@@ -95,9 +95,6 @@ class StageRunner:
         self.microbatches = microbatches
         self.split = frozenset(split)
         self.offloaded = frozenset(offloaded)
-        self._offload = StashOffload(
-            device, lambda: (*stage.parameters.values(), *stage.buffers.values())
-        )
         self.device = device
         self.autocast = autocast
         # Of the stage's boundaries, which are the same for every microbatch.
@@ -112,6 +109,8 @@ class StageRunner:
         self._loss_scale = 1.0
         self._added = added
         statistics = Statistics(microbatches, stage.buffers)
+        held = (*stage.parameters.values(), *stage.buffers.values())
+        self._offload = StashOffload(device, lambda: (*held, *statistics.tables))
         self._queue = Queue()
         self._in_flight: dict[int, _InFlight] = {}
         self._left: dict[int, WeightGradients] = {}

@@ -85,6 +85,11 @@ class Statistics:
             self._observed[name] = buffer.new_zeros(shape)
         return self._observed[name]
 
+    @property
+    def tables(self) -> tuple[Tensor, ...]:
+        """The rows of all microbatches that there are so far, by buffer."""
+        return tuple(self._observed.values())
+
     def observed(self) -> Tensor | None:
         """All rows of this iteration as one vector: zeros for microbatches of other replicas.
 

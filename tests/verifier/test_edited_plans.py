@@ -71,7 +71,10 @@ def keep(data: dict[str, Any], rng: random.Random) -> None:
 
 
 def exchange_operations(data: dict[str, Any], rng: random.Random) -> None:
-    device = rng.choice(sorted(name for name, words in data["orders"].items() if words))
+    busy = sorted(name for name, words in data["orders"].items() if words)
+    if not busy:  # Another edit dropped all operations.
+        return
+    device = rng.choice(busy)
     words = data["orders"][device].split()
     first, second = rng.randrange(len(words)), rng.randrange(len(words))
     words[first], words[second] = words[second], words[first]
@@ -81,8 +84,10 @@ def exchange_operations(data: dict[str, Any], rng: random.Random) -> None:
 def hand_over(data: dict[str, Any], rng: random.Random) -> None:
     """Give an operation, or all of a microbatch, to another device; or drop it, or repeat it."""
     orders = {device: words.split() for device, words in data["orders"].items()}
-    source = rng.choice(sorted(device for device, words in orders.items() if words))
-    target = rng.choice(sorted(orders))
+    busy = sorted(device for device, words in orders.items() if words)
+    if not busy:
+        return
+    source, target = rng.choice(busy), rng.choice(sorted(orders))
     word = rng.choice(orders[source])
     stage, number = re.split("[FBIW]", word)
     alike = [w for w in orders[source] if re.split("[FBIW]", w) == [stage, number]]
