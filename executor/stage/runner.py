@@ -109,8 +109,10 @@ class StageRunner:
         self._loss_scale = 1.0
         self._added = added
         statistics = Statistics(microbatches, stage.buffers)
-        held = (*stage.parameters.values(), *stage.buffers.values())
-        self._offload = StashOffload(device, lambda: (*held, *statistics.tables))
+        self._offload = StashOffload(
+            device,
+            lambda: (*stage.parameters.values(), *stage.buffers.values(), *statistics.tables),
+        )
         self._queue = Queue()
         self._in_flight: dict[int, _InFlight] = {}
         self._left: dict[int, WeightGradients] = {}

@@ -112,7 +112,8 @@ def run(plan: Plan, model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> t
 
 
 EVERY = set(range(100))
-MOST_MORE = 1.25
+MOST_MORE = {"llama_tiny": 1.01, "t5_tiny": 1.25}
+"""How many times as much is copied at most where the trace counts tensors otherwise, see check."""
 CASES = {
     "all in one stage": ((), EVERY),
     "two stages": ((4,), EVERY),
@@ -132,7 +133,7 @@ def test_stages_that_offload_compute_the_same_and_copy_what_the_plan_says(case: 
 @pytest.mark.parametrize("away", [EVERY, set(range(0, 100, 2)), {1, 2, 3}])
 def test_the_zoo_offloads_its_stashes(name: str, away: set[int]) -> None:
     job = Job(samples_per_microbatch=2)
-    check(import_factory(ZOO[name]), job, (2, 4), away, is_exact=False)
+    check(import_factory(ZOO[name]), job, (2, 4), away, MOST_MORE.get(name, 1.0))
 
 
 def check(
@@ -140,15 +141,14 @@ def check(
     job: Job,
     cuts: Sequence[int],
     away: set[int],
-    *,
-    is_exact: bool = True,
+    most_more: float = 1.0,
 ) -> None:
     """Compare with the same stages that offload nothing, bit by bit.
 
-    What is copied is what the plan says, or more: where a layer reads of the batch what it does not
-    save, and in models whose tensors the trace counts otherwise. Tables that several layers save
-    (LLaMA's rotary embedding) are counted in one, and a tensor behind a dropout of nothing (T5) is
-    taken off as if it were two.
+    What is copied is what the plan says, or more in models whose tensors the trace counts
+    otherwise. Tables that several layers save (LLaMA's rotary embedding) are counted in the first
+    of them. Of T5, a tensor behind a dropout of nothing is taken off as if it were two, and the
+    trace counts what fused attention saves, which CPUs do not have for a mask that is trained.
     """
     torch.manual_seed(3)
     model = factory().train()
@@ -165,8 +165,5 @@ def check(
         assert gradient is None or torch.equal(found, gradient), name
     expected = [row.offload for row in stage_bytes(plan.problem.graph, plan.stages)]
     assert any(expected)
-    if is_exact:
-        assert offloaded[2] == [[bytes_, bytes_] for bytes_ in expected]
-    read = sum(layer.batch_bytes for layer in plan.model.graph.layers)
     for (first, second), bytes_ in zip(offloaded[2], expected, strict=True):
-        assert bytes_ <= first == second <= (bytes_ + read) * (1 if is_exact else MOST_MORE)
+        assert bytes_ <= first == second <= bytes_ * most_more

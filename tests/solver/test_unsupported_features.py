@@ -1,0 +1,139 @@
+"""Jobs with features that something does not take yet are refused by name, with the remedy."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+from builders import graph, layer, parameter, star
+from measured_runs import run_of
+from unequal_graphs import SHARES, TOKENS, unequal
+
+from executor.launch.prepare import require_possible_lengths
+from executor.launch.run import RunSettings
+from planner import Job, Problem, calibrate, replan, solve
+from planner.analysis.comparison import compare
+from planner.analysis.what_if.search import what_if
+from planner.errors import PipeplanError
+from planner.interop.export.exported import export_plan
+from planner.plan.plan import Plan, Sync
+from planner.plan.runtimes import for_runtime
+from planner.plan.unsupported import FEATURES, require_decided, require_without
+from planner.search.data_parallel import solve_data_parallel
+from planner.sync.simulation.planned import from_plan
+
+WORDS = {
+    "tensor_parallel": "tensor_parallel = 2: {} supports single .* with tensor_parallel = 1",
+    "shard_optimizer": "shard_optimizer = true: {} supports .* with shard_optimizer = false",
+    "offload": "offload = true: {} supports .* with offload = false",
+    "lengths": "lengths: microbatches of 3 lengths, but {} supports one .* without lengths",
+}
+VALUES: dict[str, Any] = {
+    "tensor_parallel": 2,
+    "shard_optimizer": True,
+    "offload": True,
+    "lengths": {"tokens": TOKENS, "shares": SHARES},
+}
+
+
+@cache
+def planned(feature: str) -> Plan:
+    """A plan of two layers whose job has a feature, or none; its stages need not use it."""
+    times = [(1.0, 2.0), (2.0, 4.0), (4.0, 8.0)]
+    has_lengths = feature == "lengths"
+    plain = graph([layer("l0", parameters=["w"]), layer("l1")], parameters=[parameter("w")])
+    the_graph = unequal([times, times], [0.1, 0.2, 0.4]) if has_lengths else plain
+    asked = {"microbatches": 2, "optimizer": "sgd"}
+    job = Job.model_validate(asked | ({"lengths": VALUES["lengths"]} if has_lengths else {}))
+    plan = solve(Problem(the_graph, star(2), job), time_limit_s=1, deterministic=True).plan
+    if feature not in VALUES or has_lengths:
+        return plan
+    return plan.model_copy(update={"job": Job.model_validate(asked | {feature: VALUES[feature]})})
+
+
+def problem(feature: str) -> Problem:
+    plan = planned(feature)
+    return Problem(plan.problem.graph, plan.cluster, plan.job)
+
+
+WITH_PLAN: dict[str, Callable[[Plan], object]] = {
+    "replan": lambda plan: replan(plan, lost=["d1"]),
+    "calibrate": lambda plan: calibrate(plan, run_of(planned("none"))),
+    "simulate --sync": from_plan,
+    **{
+        f"export --to {name}": lambda plan, name=name: export_plan(plan, name)
+        for name in ("torch-csv", "torchtitan", "megatron", "deepspeed")
+    },
+}
+WITH_PROBLEM: dict[str, Callable[[Problem], object]] = {
+    "a plan of data-parallel pipelines": solve_data_parallel,
+    "a plan for torch": lambda problem: for_runtime(problem, "torch"),
+    "a plan for deepspeed": lambda problem: for_runtime(problem, "deepspeed"),
+    "compare": lambda problem: compare(problem, time_limit_s=1),
+    "robust = True": lambda problem: solve(problem, robust=True),
+    'prefer = "simple"': lambda problem: solve(problem, prefer="simple"),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_the_field_its_value_and_the_remedy_are_named(feature: str) -> None:
+    job = planned(feature).job
+    with pytest.raises(PipeplanError, match=WORDS[feature].format("this")):
+        require_without(job, "this")
+    require_without(job, "this", [name for name in FEATURES if name != feature])
+    require_without(planned("none").job, "this")
+
+
+def test_every_feature_is_named_at_once() -> None:
+    values = {**VALUES, "tensor_parallel": 1}
+    with pytest.raises(PipeplanError) as raised:
+        require_without(Job.model_validate(values), "this", degree=2)
+    assert [problem.split()[0] for problem in raised.value.problems] == [
+        *FEATURES[:-1],
+        "lengths:",
+    ]
+
+
+@pytest.mark.parametrize("name", ["shard_optimizer", "offload"])
+def test_what_is_left_open_is_refused(name: str) -> None:
+    with pytest.raises(PipeplanError, match=f'{name} = "if_needed": this does not decide that'):
+        require_decided(Job.model_validate({name: "if_needed"}), "this")
+
+
+@pytest.mark.parametrize("feature", ["offload", "lengths"])
+@pytest.mark.parametrize("what", [name for name in WITH_PLAN if name != "simulate --sync"])
+def test_plans_are_refused(what: str, feature: str) -> None:
+    with pytest.raises(PipeplanError, match=WORDS[feature].format(what)):
+        WITH_PLAN[what](planned(feature))
+
+
+@pytest.mark.parametrize("what", [name for name in WITH_PROBLEM if name != "compare"])
+@pytest.mark.parametrize("feature", ["offload", "lengths"])
+def test_problems_are_refused(what: str, feature: str) -> None:
+    with pytest.raises(PipeplanError, match=WORDS[feature].format(what)):
+        WITH_PROBLEM[what](problem(feature))
+
+
+def test_what_takes_lengths_but_no_offload_says_so() -> None:
+    with pytest.raises(PipeplanError, match=WORDS["offload"].format("compare")):
+        WITH_PROBLEM["compare"](problem("offload"))
+    with pytest.raises(PipeplanError, match=WORDS["offload"].format("explain --what-if")):
+        what_if(planned("offload"), time_limit_s=1)
+    with pytest.raises(PipeplanError, match=WORDS["lengths"].format("simulate --sync")):
+        WITH_PLAN["simulate --sync"](planned("lengths"))
+
+
+@pytest.mark.parametrize(
+    ("what", "fields", "sync", "emulated"),
+    [
+        ("--emulate", {}, "all_reduce", True),
+        ("--emulate-speed", {"pace": object()}, "all_reduce", False),
+        ("sync.strategy = ad_psgd", {}, "ad_psgd", False),
+    ],
+)
+def test_ranks_refuse_what_they_do_not_do_with_lengths(
+    what: str, fields: dict, sync: str, emulated: bool
+) -> None:
+    plan = planned("lengths").model_copy(update={"sync": Sync(strategy=sync)})
+    with pytest.raises(PipeplanError, match=WORDS["lengths"].format(what)):
+        require_possible_lengths(plan, RunSettings(**fields), emulated=emulated)
