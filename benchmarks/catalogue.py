@@ -58,6 +58,13 @@ BENCHMARKS = (
         takes_data=True,
     ),
     Benchmark(
+        "unequal",
+        "How much faster are microbatches of several lengths than all padded to the longest?",
+        "benchmarks.unequal",
+        "benchmarks.unequal --short",
+        "UNEQUAL.md",
+    ),
+    Benchmark(
         "proofs",
         "How much of the bounds of plans can anyone check, and how long does that take?",
         "benchmarks.proofs --full",

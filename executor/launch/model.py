@@ -125,7 +125,8 @@ def export_planned_model(
     differences = structure_differences(plan.model.graph, exported, layers)
     if differences:
         raise PipeplanError(
-            [f"the model is not the one the plan was made for: {line}" for line in differences]
+            f"the model is not the one the plan was made for: {line}; plan again with this model"
+            for line in differences
         )
     if autocast is not None:
         with torch.autocast("cpu", autocast, cache_enabled=False):
@@ -174,7 +175,7 @@ def _require_sizes(graph: GraphRecord, layers: LayerAssignment, place: int, toke
     if tuple(layer.name for layer in graph.layers) != layers.names or found != expected:
         raise PipeplanError(
             f"the model is not the one the plan was made for: at {tokens} tokens it has other "
-            "layers, or other tensors between them; plan again"
+            "layers, or other tensors between them; plan again with this model"
         )
 
 
@@ -220,10 +221,7 @@ def structure_differences(
     """
     names = tuple(layer.name for layer in expected.layers)
     if names != layers.names:
-        pairs = zip(names, layers.names, strict=False)
-        first = next((f"{a!r} against {b!r}" for a, b in pairs if a != b), "at the end")
-        count = plural(len(layers.names), "layer")
-        return [f"it has {count}, the plan {len(names)}; they differ {first}"]
+        return [_layer_difference(names, layers.names)]
     gradients = nodes_with_gradient(exported)
     found = parameters_of(exported, layers, gradients)
     problems = [
@@ -231,6 +229,20 @@ def structure_differences(
         *_boundary_differences(expected.boundaries, layers, gradients),
     ]
     return problems[:10]
+
+
+def _layer_difference(planned: Sequence[str], found: Sequence[str]) -> str:
+    """Tell how the layers of a model are others than those of its plan."""
+    if len(planned) != len(found):
+        only = set(planned) ^ set(found)
+        first = next(name for name in (*planned, *found) if name in only)
+        where = "the plan" if first in planned else "the model"
+        return (
+            f"it has {plural(len(found), 'layer')}, the plan {len(planned)}; layer {first!r} is "
+            f"only in {where}"
+        )
+    old, new = next(pair for pair in zip(planned, found, strict=True) if pair[0] != pair[1])
+    return f"layer {old!r} of the plan is {new!r} in the model; give a renamed module its old name"
 
 
 def _parameter_differences(

@@ -219,6 +219,20 @@ RIVALS = (
     "On # pairs of a public profile and a cluster, the best baseline of all takes # times as "
     "long as Pipeplan in the geometric mean [(]# to #[)](, and is faster on none)?"
 )
+
+
+def unequal_microbatches() -> list[float]:
+    """Return the numbers of microbatches and tokens, and times padded over times of lengths."""
+    told = report("UNEQUAL")
+    sizes = told.said(r"(\d+) microbatches of (\d+), \d+, \d+, (\d+) tokens")
+    gains = partial(told.column, "Unequal microbatches", "padded over planned")
+    one = {"cluster": "single_node"}
+    padded = told.column("Unequal microbatches", "padded to the longest", one)
+    unpadded = told.column("Unequal microbatches", "the same plan, unpadded: expected, 95th", one)
+    shares = [long / short for long, short in zip(padded, unpadded, strict=True)]
+    return [*sizes, *gains(one), *gains({"cluster": "two_nodes"}), *shares]
+
+
 QUOTED = (
     *(
         Quoted(
@@ -273,6 +287,12 @@ QUOTED = (
     Quoted("docs/limits.md", "four ranks on two cores were off by # to # %", four_ranks),
     Quoted("docs/published_run.md", "does the same with # rows", published_rows),
     Quoted("docs/published_run.md", "predicts # published layouts", published_layouts),
+    Quoted(
+        "docs/unequal_microbatches.md",
+        "with # microbatches of # to # tokens, .* #, # and # times as fast as .*, #, # and # times "
+        ".* is #, # and # times as fast on the node",
+        unequal_microbatches,
+    ),
     Quoted(
         "docs/synchronisation.md",
         "the simulator with # to # pipelines, and its own speed with #",

@@ -15,7 +15,10 @@ from launch import ROOT
 import executor.__main__
 import executor.distributed.process_group
 from executor.__main__ import main
+from executor.launch.model import structure_differences
 from models import ZOO
+from planner.job import Job
+from planner.model.tracing.trace import trace_step
 from planner.plan.plan import Plan
 
 GPT = ZOO["gpt_tiny"]
@@ -290,6 +293,17 @@ def test_a_model_that_has_changed_since_is_refused(run_alone: Run) -> None:
     status, lines = run_alone(plan.model_copy(update={"model": model}))
     assert status == 1
     assert lines[0].startswith("error: the model is not the one the plan was made for: ")
+    assert lines[0].endswith("layer 'h.4' is only in the model; plan again with this model")
+
+
+def test_a_renamed_module_is_named() -> None:
+    step = trace_step(ZOO["gpt_tiny"], Job())
+    layers = list(step.graph.layers)
+    layers[2] = layers[2].model_copy(update={"name": "blocks.1"})
+    renamed = step.graph.model_copy(update={"layers": tuple(layers)})
+    [line] = structure_differences(renamed, step.exported, step.layers)
+    assert line.startswith("layer 'blocks.1' of the plan is ")
+    assert line.endswith(" in the model; give a renamed module its old name")
 
 
 # --- what is not needed to run a plan -----------------------------------------------------------
