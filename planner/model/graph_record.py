@@ -103,10 +103,7 @@ class WorkAtLength(Record):
 
     @model_serializer(mode="wrap")
     def _without_missing_times(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if not self.measured:
-            fields.pop("measured", None)
-        return fields
+        return without_defaults(self, dump(self), "measured")
 
 
 class BytesAtLength(Record):

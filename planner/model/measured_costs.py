@@ -12,7 +12,7 @@ from planner.errors import PipeplanError
 from planner.job import Optimizer, Precision
 from planner.model.figures import Name
 from planner.model.graph_record import MeasuredTimes, Seconds
-from planner.records.document import MOST_ENTRIES, Count, Record
+from planner.records.document import MOST_ENTRIES, Count, Record, without_defaults
 from planner.records.formats import JsonFile
 from planner.units import plural
 
@@ -89,10 +89,7 @@ class SizedCosts(Record):
 
     @model_serializer(mode="wrap")
     def _without_missing_tokens(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields: dict[str, Any] = dump(self)
-        if self.tokens is None:
-            fields.pop("tokens", None)
-        return fields
+        return without_defaults(self, dump(self), "tokens")
 
     @property
     def size(self) -> Size:
