@@ -15,7 +15,6 @@ from planner.errors import PipeplanError
 from planner.lengths import require_one_length
 from planner.plan.optimizer_state import require_whole_state
 from planner.plan.plan import Plan
-from planner.plan.tensor_parallel import require_single_devices
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import OperationEvent, Timeline
 from planner.sync.pipeline_replicas import (
@@ -31,7 +30,8 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     """Return the world of a plan.
 
     The times are those of the first pipeline in the simulator's replay; the links join devices of
-    the same pipeline rank, or any two of the cluster if the plan has one pipeline.
+    the same pipeline rank, or any two of the cluster if the plan has one pipeline. Tensor-parallel
+    groups are devices here: what two of them exchange goes in parts over the links of all members.
 
     Args:
         plan: the plan, whose replicas form pipelines
@@ -42,9 +42,9 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     Raises:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
-    require_single_devices(plan.degree, "simulate --sync")
     require_whole_state(plan.job, "simulate --sync")
     require_one_length(plan.job.lengths, "simulate --sync")
+    plan = plan.on_groups
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
     replicas = pipeline_replicas_of(plan, otherwise="")
     # The strategy's own traffic is simulated apart, so none of the plan's slows its messages here.
