@@ -77,7 +77,12 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
         require_one_length(problem.job.lengths, f"a plan for {rules.expresses}")
         able = _EXPRESSIBLE[rules.expresses]
         if not able.has_groups:
-            require_single_devices(problem.job.tensor_parallel, f"a plan for {rules.expresses}")
+            others = sorted(name for name, row in _EXPRESSIBLE.items() if row.has_groups)
+            require_single_devices(
+                problem.job.tensor_parallel,
+                f"a plan for {rules.expresses}",
+                f"plan for {', '.join(others)}, which run groups, or",
+            )
         require_whole_state(problem.job, f"a plan for {rules.expresses}")
         require_no_offload(problem.job, f"a plan for {rules.expresses}")
         fields |= _narrowed(problem, rules.expresses, able)
@@ -224,7 +229,9 @@ _OF_ITS_OWN_ORDER = {
 }
 _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
     "torch": Expressible(
-        {"replication": False, "recompute": False, "overlap_reduction": False}, _apart_from_loss
+        {"replication": False, "recompute": False, "overlap_reduction": False},
+        _apart_from_loss,
+        has_groups=True,
     ),
     "torchtitan": Expressible(
         {

@@ -32,20 +32,21 @@ class TensorParallel(Record):
     groups: Annotated[tuple[TensorGroup, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
 
 
-def require_single_devices(degree: int | str, what: str) -> None:
+def require_single_devices(degree: int | str, what: str, instead: str = "plan") -> None:
     """Refuse tensor-parallel groups where only single devices are supported.
 
     Args:
         degree: devices of a group, of a plan or allowed by a job.
-        what: what does not support them, such as ``replan``.
+        what: what does not support them, such as ``a plan for deepspeed``.
+        instead: the remedy, up to ``with tensor_parallel = 1``.
 
     Raises:
         PipeplanError: if they are not 1.
     """
     if degree != 1:
         raise PipeplanError(
-            f"tensor_parallel = {degree}: {what} supports single devices only so far; use a plan, "
-            "or a job, with tensor_parallel = 1"
+            f"tensor_parallel = {degree}: {what} supports single devices only; {instead} with "
+            "tensor_parallel = 1 in the job"
         )
 
 

@@ -70,7 +70,11 @@ def solve_data_parallel(
         PipeplanError: if a setting is out of range.
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
-    require_single_devices(problem.job.tensor_parallel, "a plan of data-parallel pipelines")
+    require_single_devices(
+        problem.job.tensor_parallel,
+        "a strategy between pipelines",
+        "plan with equal_pipelines = true and a synchronous strategy, or",
+    )
     require_whole_state(problem.job, "a plan of data-parallel pipelines")
     require_no_offload(problem.job, "a plan of data-parallel pipelines")
     require_one_length(problem.job.lengths, "a plan of data-parallel pipelines")

@@ -132,7 +132,11 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
             "calibrate links only with --links-only, or "
             "run the plan without emulation"
         )
-    require_single_devices(plan.degree, "calibrate")
+    require_single_devices(
+        plan.degree,
+        "calibrate",
+        "it derives times of whole layers, not of shares, so calibrate a run planned",
+    )
     require_whole_state(plan.job, "calibrate")
     require_one_length(plan.job.lengths, "calibrate")
     timeline = replay(plan)

@@ -111,7 +111,7 @@ TARGETS = {
     "deepspeed": "planner.interop.export.deepspeed",
 }
 """Modules with a function ``export(plan) -> Exported``."""
-WITH_GROUPS = frozenset(("torchtitan", "megatron"))
+WITH_GROUPS = frozenset(("torch-csv", "torchtitan", "megatron"))
 """Targets that run tensor-parallel groups."""
 
 
@@ -171,7 +171,11 @@ def export_plan(plan: Plan, target: str) -> Exported:
     if target not in TARGETS:
         raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
     if target not in WITH_GROUPS:
-        require_single_devices(plan.degree, f"export --to {target}")
+        require_single_devices(
+            plan.degree,
+            f"export --to {target}",
+            f"export --to {', '.join(sorted(WITH_GROUPS))}, which run groups, or plan",
+        )
     require_whole_state(plan.job, f"export --to {target}")
     require_no_offload(plan.job, f"export --to {target}")
     require_one_length(plan.job.lengths, f"export --to {target}")
