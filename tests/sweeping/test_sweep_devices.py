@@ -5,8 +5,8 @@ from itertools import combinations
 import pytest
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 from small_sweeps import JOB, QUICK, chain, ring
-from transformers_by_hand import transformer
 from transformers_by_hand import problem as of_transformer
+from transformers_by_hand import transformer
 
 from planner.analysis.sweep.work import Task, device_choices, solve_task
 from planner.cluster.cluster import Cluster
