@@ -152,9 +152,9 @@ def _grid_section(rows: Sequence[PairRow]) -> Iterator[str]:
     yield "## Against the best even layout\n"
     yield (
         "Layouts are tensor x pipeline x data parallelism, then samples of a microbatch, ZeRO "
-        "where replicas share the optimizer's state, and how many layers run again in the backward. The "
-        "even layout is the best of every number of devices in a group (1, 2, 4, 8), of stages "
-        "that divides the blocks and of replicas, at each microbatch size (1, 2, 4; GPT-2 also "
+        "where replicas share the optimizer's state, and how many layers run again in the "
+        "backward. The even layout is the best of every number of devices in a group (1, 2, 4, "
+        "8), of stages that divides the blocks and of replicas, at each microbatch size (1, 2, 4; GPT-2 also "
         "8), with and without ZeRO, in every published schedule, microbatches in flight limited "
         "and layers recomputed only as memory requires; where types of devices differ, also on "
         "the fastest types alone. Ours is `plan --tensor-parallel any` at that microbatch size, "
