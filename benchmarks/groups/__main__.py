@@ -1,15 +1,15 @@
 """Plans of tensor-parallel groups: against the best even layout, and how near their bounds are.
 
 Usage:
-    python -m benchmarks.groups [--rows grid,gaps] [--time-limit S] [--pairs N] [--keep FOLDER]
-        [--output FILE]
+    python -m benchmarks.groups [--rows grid,gaps] [--time-limit S] [--keep FOLDER]
+        [--only-kept] [--output FILE]
     python -m benchmarks.groups --short [--json] [--claims FILE]
 
 The grid that people try by hand has every even number of devices in a group, of stages and of
 replicas, in every published schedule, at every microbatch size, with and without shared optimizer
 state. Our search has the grid's best microbatch size. With --keep, layer graphs and rows are kept
-in a folder, and a run that was stopped goes on from there; --pairs stops after so many pairs. With
---short it plans the smallest model on two clusters.
+in a folder, and a run that was stopped goes on from there; --only-kept makes the page of what is in
+the folder, and names what is missing. With --short it plans the smallest model on two clusters.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.catalogue import GROUPS_UNEVEN_BAR
 from benchmarks.groups.against_grid import PairRow, measured, read_rows
 from benchmarks.groups.cases import EVEN, MODELS, UNEVEN, Graphs, pairs
-from benchmarks.groups.gaps import GAP_COLUMNS, GapRow, gap_rows
+from benchmarks.groups.gaps import CASES, GAP_COLUMNS, GapRow, gap_rows
 from benchmarks.reporting.claims import (
     Claim,
     Entry,
@@ -50,13 +50,13 @@ COLUMNS = (
 )
 
 
-def grid_rows(kept: Path | None, limit_s: float, most: int | None) -> list[PairRow]:
-    """Return the rows of pairs, those of the file first.
+def grid_rows(kept: Path | None, limit_s: float, *, plans: bool) -> list[PairRow]:
+    """Return the rows of pairs, those that an earlier run kept and others as they are planned.
 
     Args:
         kept: folder of graphs and rows; None: nothing is kept.
         limit_s: of each of our searches, in deterministic seconds.
-        most: pairs that are planned in this run; None: all.
+        plans: whether pairs that are not kept are planned, or left out.
     """
     path, graphs = kept and kept / "pairs.jsonl", Graphs(kept)
     known = {
@@ -66,10 +66,9 @@ def grid_rows(kept: Path | None, limit_s: float, most: int | None) -> list[PairR
     for model, machines in pairs():
         row = known.get((model.name, machines.name))
         if row is None:
-            if most is not None and most <= 0:
+            if not plans:
                 continue
             row = measured(model, machines, graphs, limit_s)
-            most = None if most is None else most - 1
             if path is not None:
                 with path.open("a") as file:
                     print(row.model_dump_json(), file=file)
@@ -140,10 +139,11 @@ def report(arguments: argparse.Namespace, sections: Sequence[str]) -> str:
     """Run the sections and return the page."""
     command = f"python -m benchmarks.groups --time-limit {arguments.time_limit:g}"
     parts = [heading("Plans of tensor-parallel groups", command)]
+    kept, plans = arguments.keep, not arguments.only_kept
     if "grid" in sections:
-        parts += _grid_section(grid_rows(arguments.keep, arguments.time_limit, arguments.pairs))
+        parts += _grid_section(grid_rows(kept, arguments.time_limit, plans=plans))
     if "gaps" in sections:
-        parts += _gap_section(gap_rows(Graphs(arguments.keep), arguments.keep))
+        parts += _gap_section(gap_rows(Graphs(kept), kept, plans=plans))
     return "\n".join(parts)
 
 
@@ -154,13 +154,13 @@ def _grid_section(rows: Sequence[PairRow]) -> Iterator[str]:
         "Layouts are tensor x pipeline x data parallelism, then samples of a microbatch, ZeRO "
         "where replicas share the optimizer's state, and how many layers run again in the "
         "backward. The even layout is the best of every number of devices in a group (1, 2, 4, "
-        "8), of stages that divides the blocks and of replicas, at each microbatch size (1, 2, 4; GPT-2 also "
-        "8), with and without ZeRO, in every published schedule, microbatches in flight limited "
-        "and layers recomputed only as memory requires; where types of devices differ, also on "
-        "the fastest types alone. Ours is `plan --tensor-parallel any` at that microbatch size, "
-        f"for {limit_s:g} deterministic seconds on one thread, without being told that layout. An "
-        "iteration has 64 samples, 128 on more than 24 devices; float16, sequence parallelism "
-        "inside groups, one stage a device. One simulator.\n"
+        "8), of stages that divides the blocks and of replicas, at each microbatch size (1, 2, "
+        "4; GPT-2 also 8), with and without ZeRO, in every published schedule, microbatches in "
+        "flight limited and layers recomputed only as memory requires; where types of devices "
+        "differ, also on the fastest types alone. Ours is `plan --tensor-parallel any` at that "
+        f"microbatch size, for {limit_s:g} deterministic seconds on one thread, without being "
+        "told that layout. An iteration has 64 samples, 128 on more than 24 devices; float16, "
+        "sequence parallelism inside groups, one stage a device. One simulator.\n"
     )
     yield _told(grid_claims(rows, limit_s))
     yield table(COLUMNS, [cells(row) for row in rows])
@@ -180,6 +180,9 @@ def _gap_section(rows: Sequence[GapRow]) -> Iterator[str]:
     )
     yield _told(gap_claims(rows))
     yield table(GAP_COLUMNS, [row.cells for row in rows])
+    missing = [f"{model} on {where}" for model, where, *_ in CASES[len(rows) :]]
+    if missing:
+        yield f"Not run: {'; '.join(missing)}.\n"
 
 
 def _told(claims: Iterator[Claim]) -> str:
@@ -199,8 +202,8 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--rows", help="sections to run: " + ", ".join(SECTIONS))
     found.add_argument("--time-limit", type=float, default=LIMIT_S, metavar="S")
-    found.add_argument("--pairs", type=int, metavar="N", help="plan so many pairs in this run")
     found.add_argument("--keep", type=Path, metavar="FOLDER", help="keep graphs and rows there")
+    found.add_argument("--only-kept", action="store_true", help="plan nothing that is not kept")
     found.add_argument("--output", type=Path, metavar="FILE", help="write the page to this file")
     found.add_argument("--json", action="store_true", help="print claims as JSON lines")
     add_short_options(found)

@@ -146,9 +146,12 @@ def measured(model: Model, machines: Machines, graphs: Graphs, limit_s: float) -
         PipeplanError: if our plan does not hold.
     """
     rows = [*problems_of(model, machines, graphs)]
-    grid, problem = best_even(rows)
     begin = time.process_time()
-    ours, gap = _ours(problem, limit_s)
+    grid, ours, gap = None, None, None
+    if _may_fit(rows[-1][1]):
+        grid, problem = best_even(rows)
+        begin = time.process_time()
+        ours, gap = _ours(problem, limit_s)
     return PairRow(
         model=model.name,
         cluster=machines.name,
@@ -160,6 +163,17 @@ def measured(model: Model, machines: Machines, graphs: Graphs, limit_s: float) -
         gap=gap,
         cpu_s=time.process_time() - begin,
     )
+
+
+def _may_fit(problem: Problem) -> bool:
+    """Return whether all devices together have room for weights, gradients and optimizer state.
+
+    Args:
+        problem: whose replicas do not share the state; shared state is as large in all.
+    """
+    cluster = problem.cluster
+    room = sum(cluster.device_type(name).capacity_bytes for name in cluster.device_names)
+    return float(Chain(problem).least_bytes[-1]) <= room
 
 
 def _ours(problem: Problem, limit_s: float) -> tuple[Layout | None, float | None]:

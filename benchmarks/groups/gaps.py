@@ -64,8 +64,14 @@ class GapRow(Record):
         ]
 
 
-def gap_rows(graphs: Graphs, kept: Path | None) -> list[GapRow]:
-    """Return a row a case, those first that an earlier run left in a folder."""
+def gap_rows(graphs: Graphs, kept: Path | None, *, plans: bool) -> list[GapRow]:
+    """Return a row a case, those that an earlier run kept and others as they are planned.
+
+    Args:
+        graphs: of the models.
+        kept: folder of rows; None: nothing is kept.
+        plans: whether cases that are not kept are planned, or left out with all that follow.
+    """
     path = kept and kept / "gaps.jsonl"
     lines = path.read_text().splitlines() if path is not None and path.exists() else []
     known = {(row.model, row.cluster): row for row in map(GapRow.model_validate_json, lines)}
@@ -73,6 +79,8 @@ def gap_rows(graphs: Graphs, kept: Path | None) -> list[GapRow]:
     for model, begins, samples, limit_s, bar in CASES:
         machines = next(c for c in (*CLUSTERS, MANY_NODES) if c.name.startswith(begins))
         row = known.get((model, machines.name))
+        if row is None and not plans:
+            break
         if row is None:
             row = _planned(graphs, model, machines, samples, limit_s, bar)
             if path is not None:
