@@ -104,15 +104,21 @@ def best_even(problems: Sequence[tuple[Setting, Problem]]) -> tuple[Layout | Non
     each, with fewer microbatches in flight and layers recomputed where memory is short. Where
     nothing fits, the problem is the first one.
     """
+    rows = [
+        (variant, setting, problem)
+        for setting, problem in problems
+        for variant in variants_of(problem)
+    ]
     best: Layout | None = None
     of_best = problems[0][1]
-    for setting, problem in problems:
-        for variant in variants_of(problem):
-            found = _even_schedule(variant, math.inf if best is None else best.time_s)
-            if found is not None:
-                stages = [stage.spec for stage in found.timeline.pipeline.stages]
-                best = _layout(variant, stages, setting, found.method, found.iteration_time_s)
-                of_best = problem
+    # A fast layout soon: slower ones are not scheduled then.
+    for variant, setting, problem in sorted(rows, key=lambda row: row[0].work_s):
+        below_s = math.inf if best is None else best.time_s
+        found = _even_schedule(variant, below_s) if variant.work_s < below_s else None
+        if found is not None:
+            stages = [stage.spec for stage in found.timeline.pipeline.stages]
+            best = _layout(variant, stages, setting, found.method, found.iteration_time_s)
+            of_best = problem
     return best, of_best
 
 
