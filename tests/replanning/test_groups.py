@@ -117,3 +117,15 @@ def test_where_no_group_is_left_the_remedy_is_told(old: Plan) -> None:
         replan(
             old, lost=[*lost, *(set(old.cluster.device_names) - set(lost) - {"n0/gpu1"})], **QUICK
         )
+
+
+def test_a_plan_of_any_size_that_has_no_groups_stays_one_of_single_devices() -> None:
+    job = {"max_stages_per_device": 1, "tensor_parallel": 1}
+    told = problem(transformer(4, degrees=(2,)), machines(2, 2), **job)
+    plan = solve(told, time_limit_s=0.2, deterministic=True).plan
+    fields = {"tensor_parallel": "any", "sequence_parallel": True}
+    again = plan.model_copy(update={"job": plan.job.model_copy(update=fields)})
+    made = replan(again, lost=["n0/gpu1"], **QUICK).plan
+    assert (made.job.tensor_parallel, made.job.sequence_parallel) == (1, False)
+    assert made.tensor_parallel is None
+    assert verify(made) == []
