@@ -65,6 +65,13 @@ BENCHMARKS = (
         "UNEQUAL.md",
     ),
     Benchmark(
+        "groups",
+        "How much faster are plans of tensor-parallel groups than the best even layout?",
+        "benchmarks.groups",
+        "benchmarks.groups --short",
+        "GROUPS.md",
+    ),
+    Benchmark(
         "proofs",
         "How much of the bounds of plans can anyone check, and how long does that take?",
         "benchmarks.proofs --full",
@@ -151,6 +158,8 @@ BENCHMARKS = (
 
 RIVALS_BAR, RIVALS_BASELINES_BAR, RIVALS_SPP_BAR = 1.10, 1.15, 1.05
 """Baselines' iteration time over ours, geometric mean: the best, the best but SPP, and SPP."""
+GROUPS_UNEVEN_BAR = 1.10
+"""Time of the best even layout over ours on uneven clusters, geometric mean."""
 PROOFS_ALONE_BAR, PROOFS_CHECK_BAR_S = 0.8, 5.0
 """Share of plans whose certificate alone proves the bound, and the time to check one."""
 REPLAN_COMMAND_BAR_S = 5.0

@@ -237,22 +237,26 @@ def _best_of_sizes(sizes: Sequence[_Size], planner: Baseline) -> _Answer:
     Raises:
         InfeasibleError: if it finds no stages for any of them.
     """
-    found: list[_Answer] = []
+    best: _Answer | None = None
     reasons: list[str] = []
     for size in sizes:
         try:
-            answer = _classic(size.schedules, planner)
+            answer = _classic(size.schedules, planner, _answered_s(best))
         except InfeasibleError as error:
             reasons += error.problems
-        else:
-            found.append(answer._replace(parallel=size.parallel))
-    if not found:
+            continue
+        if answer is not None and (best is None or _answered_s(answer) < _answered_s(best)):
+            best = answer._replace(parallel=size.parallel)
+    if best is None:
         raise InfeasibleError(reasons)
-    return min(found, key=lambda row: math.inf if row.timeline is None else _time_s(row.timeline))
+    return best
 
 
-def _time_s(timeline: Timeline) -> float:
-    return timeline.iteration_time_s
+def _answered_s(answer: _Answer | None) -> float:
+    """Return the time of an answer; infinity without a schedule."""
+    if answer is None or answer.timeline is None:
+        return math.inf
+    return answer.timeline.iteration_time_s
 
 
 def _found(result: Result) -> _Answer:
@@ -329,11 +333,14 @@ def _timed(plan: Callable[[], _Answer]) -> tuple[_Answer, float]:
     return answer, time.perf_counter() - start
 
 
-def _classic(schedules: BaselineSchedules, planner: Baseline) -> _Answer:
+def _classic(schedules: BaselineSchedules, planner: Baseline, below_s: float) -> _Answer | None:
+    """Return a planner's answer; None if it is not faster than ``below_s``."""
     try:
-        schedule = schedules.best(planner)
+        schedule = schedules.best(planner, below_s)
     except UnscheduledError as error:
         return _Answer(error.stages, reason="; ".join(error.problems))
+    if schedule is None:
+        return None
     return _answer(schedule.timeline, schedule.orders, schedule.method, 0.0)
 
 

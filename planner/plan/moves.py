@@ -19,8 +19,9 @@ class Move(Record):
     """State that one device lacks and one source has.
 
     Attributes:
-        source: Device, or null for the checkpoint.
-        target: Device that lacks the state.
+        source: Device, or null for the checkpoint; in plans of tensor-parallel groups a group, each
+            of whose devices sends its share.
+        target: Device or group that lacks the state.
         bytes: Bytes of the parameters and their state.
         layers: Layers on the target that use the parameters.
         parameters: FQNs; optimizer state and float32 masters move with them.

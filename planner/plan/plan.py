@@ -344,10 +344,15 @@ class Plan(ShownInNotebooks, JsonFile):
             runtime=self.runtime,
         )
 
-    @cached_property
+    @property
     def on_groups(self) -> Plan:
         """The plan on a cluster whose devices are its groups; itself if it has none."""
-        return self if self.tensor_parallel is None else self.of_problem(self.problem, None)
+        # Plans that kept themselves could not be compared.
+        return self if self.tensor_parallel is None else self._on_groups
+
+    @cached_property
+    def _on_groups(self) -> Plan:
+        return self.of_problem(self.problem, None)
 
     def of_problem(self, problem: Problem, parallel: TensorParallel | None) -> Plan:
         """Return the plan with the graph, the cluster and the job of a problem.

@@ -74,7 +74,9 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
         able = _EXPRESSIBLE[rules.expresses]
         taken = {"tensor_parallel"} if able.has_groups else set()
         features = [feature for feature in FEATURES if feature not in taken]
-        require_without(problem.job, f"a plan for {rules.expresses}", features)
+        others = sorted(name for name, row in _EXPRESSIBLE.items() if row.has_groups)
+        instead = f"plan for {', '.join(others)}, which run groups"
+        require_without(problem.job, f"a plan for {rules.expresses}", features, instead=instead)
         fields |= _narrowed(problem, rules.expresses, able)
     return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 
@@ -219,7 +221,9 @@ _OF_ITS_OWN_ORDER = {
 }
 _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
     "torch": Expressible(
-        {"replication": False, "recompute": False, "overlap_reduction": False}, _apart_from_loss
+        {"replication": False, "recompute": False, "overlap_reduction": False},
+        _apart_from_loss,
+        has_groups=True,
     ),
     "torchtitan": Expressible(
         {

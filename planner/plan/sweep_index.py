@@ -13,6 +13,7 @@ from planner.job import MAX_MICROBATCHES, Job, JsonValue
 from planner.plan.runtime_rules import RuntimeRules
 from planner.records.document import Count, Record
 from planner.records.formats import JsonFile
+from planner.space import MOST_TENSOR_PARALLEL
 
 INDEX_NAME = "sweep.json"
 """File name of the index in its folder."""
@@ -97,6 +98,8 @@ class SweptPoint(Record):
         lower_bound_s: Lower bound on the chosen devices, for plans named in the plan file.
         chosen: Devices available to the search.
         used: Devices that the plan uses.
+        degree: Devices of each tensor-parallel group of the plan; null: there is no plan, or an
+            older sweep did not say.
         reason: Why there is no plan.
     """
 
@@ -109,6 +112,7 @@ class SweptPoint(Record):
     lower_bound_s: NonNegative | None = None
     chosen: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
+    degree: Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)] | None = None
     reason: str | None = None
 
     @property

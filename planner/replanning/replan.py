@@ -86,7 +86,8 @@ def replan(
 ) -> Replanned:
     """Find a plan of the same training for the machines that are left or came.
 
-    Model and job stay, so an iteration is the same samples and the same mathematics. Of the plans
+    Model and job stay, so an iteration is the same samples and the same mathematics; of a plan of
+    tensor-parallel groups their size stays too. Of the plans
     found that are at most ``slack`` slower than the fastest found, the one is taken whose devices
     lack the fewest bytes of parameters and optimizer state.
 
@@ -112,15 +113,16 @@ def replan(
         KeyboardInterrupt: on Ctrl-C before any plan was found.
     """
     check_settings(time_limit_s, GAP_LIMIT, seed, workers)
-    require_without(plan.job, "replan")
+    require_without(plan.job, "replan", ("shard_optimizer", "offload", "lengths"))
     _require_slack(slack)
     _require_stages(plan)
     machines = new_machines(plan, _changes(cluster, lost, slow, added))
-    state = State(plan, machines.survivors)
+    state = State(plan.on_groups, machines.survivors)
     task = SearchTask(machines.problem, Settings(seed, workers, deterministic), GAP_LIMIT)
     search = Search(task, Clock(time_limit_s, deterministic), progress)
     run_until_stopped(search, (_repairs(plan, machines, state), *STEPS))
-    return _replanned(search, plan, state, slack, limit_text(time_limit_s, deterministic))
+    limit = limit_text(time_limit_s, deterministic)
+    return _replanned(search, plan, machines, state, slack, limit)
 
 
 def _changes(
@@ -134,11 +136,15 @@ def _changes(
     return MachineChanges(cluster, tuple(lost), came, _slow(slow))
 
 
-def _replanned(search: Search, plan: Plan, state: State, slack: float, limit: str) -> Replanned:
+def _replanned(
+    search: Search, plan: Plan, machines: NewMachines, state: State, slack: float, limit: str
+) -> Replanned:
     """Return the choice among the plans of a search that is over."""
     best_of(search)
     found = choose(search, state, slack)
     made = _plan(search, plan, found[0], limit)
+    if machines.parallel is not None:
+        made = made.of_problem(machines.single, machines.parallel)
     return Replanned(
         plan=made,
         moves=moves_between(plan, made, state),
@@ -155,7 +161,7 @@ def _repairs(plan: Plan, machines: NewMachines, state: State) -> SearchStep:
     """Return the step that comes first: all later steps start from the repaired plans."""
 
     def run(search: Search, time: TimeSlice) -> None:
-        repair(search, plan, machines, state, time)
+        repair(search, plan.on_groups, machines, state, time)
 
     return SearchStep("repairs of the old plan", run, Share(0.5, "whole"))
 
@@ -176,7 +182,7 @@ def _require_slack(slack: float) -> None:
 
 def _require_stages(plan: Plan) -> None:
     """Check that the plan is of its model, and that its pipelines train in step."""
-    problems = list(stage_problems(plan))
+    problems = list(stage_problems(plan.on_groups))
     if problems:
         raise PipeplanError(f"plan: {problem}" for problem in problems)
     options_of(plan.sync)

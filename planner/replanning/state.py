@@ -27,7 +27,7 @@ class State:
     float32 master of a low-precision weight; gradients are made in each iteration.
 
     Args:
-        plan: that training ran by.
+        plan: that training ran by; if it has tensor-parallel groups, with these as devices.
         survivors: its devices that are still there.
 
     Attributes:
@@ -100,14 +100,17 @@ class State:
 def moves_between(old: Plan, new: Plan, state: State) -> Moves:
     """Return what the devices of a new plan lack, each part from its soonest sender.
 
+    Tensor-parallel groups send to groups: each device its own share to that of the same place.
+
     Args:
         old: plan that training ran by.
         new: plan of the same model.
         state: what the devices that are left hold under the old one.
     """
-    rows = list(_Moving(new, state).rows())
-    wanted = _wanted(new, state)
-    seconds = _together_s(new.cluster, rows)
+    placed = new.on_groups
+    rows = list(_Moving(placed, state).rows())
+    wanted = _wanted(placed, state)
+    seconds = _together_s(placed.cluster, rows)
     from_devices = sum(row.bytes for row in rows if row.source is not None)
     return Moves(
         old_plan=old.execution_digest,

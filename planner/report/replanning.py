@@ -32,7 +32,7 @@ def alternatives_table(found: Replanned) -> Table:
             f"{row.iteration_time_s / fastest_s - 1:+.1%}",
             format_bytes(row.moved_bytes),
             str(len(row.schedule.timeline.pipeline.stages)),
-            str(len(row.schedule.timeline.pipeline.devices)),
+            str(found.plan.degree * len(row.schedule.timeline.pipeline.devices)),
         )
     return table
 
@@ -77,7 +77,7 @@ def replanned_lines(found: Replanned) -> Iterator[str]:
     )
     yield _bound(found)
     yield _moved(moves)
-    used = set(plan.ranks)
+    used = set(plan.rank_devices)
     idle = [name for name in plan.cluster.device_names if name not in used]
     if idle:
         yield f"left unused: {compress_devices(idle)}"
@@ -127,7 +127,7 @@ def replanned_data(found: Replanned) -> dict[str, Any]:
                 "iteration_time_s": row.iteration_time_s,
                 "moved_bytes": row.moved_bytes,
                 "stages": len(row.schedule.timeline.pipeline.stages),
-                "devices": len(row.schedule.timeline.pipeline.devices),
+                "devices": plan.degree * len(row.schedule.timeline.pipeline.devices),
             }
             for row in found.alternatives
         ],

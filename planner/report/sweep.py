@@ -39,13 +39,21 @@ def sweep_table(result: SweepResult) -> Table:
     """Return a table with one row per point; those on the Pareto front are marked."""
     rates = _rates(result)
     headings = (plain(rate.heading) for rate in rates)
-    numbers = ["devices", "microbatches", "iteration", "per sample", *headings, "gap"]
+    group = ["group"] if _has_groups(result) else []
+    numbers = ["devices", *group, "microbatches", "iteration", "per sample", *headings, "gap"]
     title = plain(f"{result.model}: {plural(len(result.rows), 'point')}")
     table = new_table(title, ("", "cluster"), numbers)
     for row in result.rows:
         mark = FRONT_MARK if row.on_front else ""
-        table.add_row(mark, plain(row.point.cluster), *_numbers(row, rates))
+        devices, *others = _numbers(row, rates)
+        degree = ["-" if row.degree is None else str(row.degree)] if group else []
+        table.add_row(mark, plain(row.point.cluster), devices, *degree, *others)
     return table
+
+
+def _has_groups(result: SweepResult) -> bool:
+    """Return whether any plan has tensor-parallel groups."""
+    return any((row.degree or 1) > 1 for row in result.rows)
 
 
 def sweep_lines(result: SweepResult) -> list[str]:

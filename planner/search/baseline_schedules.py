@@ -10,6 +10,7 @@ stays balanced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -50,25 +51,50 @@ class BaselineSchedules:
         self._chain = chain
         self._recomputed = RecomputedSchedules(chain, best_classic_schedule)
 
-    def best(self, planner: Baseline) -> Schedule:
+    def best(self, planner: Baseline, below_s: float = math.inf) -> Schedule | None:
         """Return the fastest schedule of a planner's stages, as they are or in two chunks each.
 
         Layers are recomputed and microbatches in flight limited as memory requires.
 
+        Args:
+            planner: whose stages.
+            below_s: slower schedules are of no interest.
+
+        Returns:
+            The schedule; None if every one takes ``below_s`` or longer.
+
         Raises:
-            UnscheduledError: if no schedule of its stages fits memory, or links do not join them.
+            UnscheduledError: if no schedule of its stages fits memory, or links do not join them;
+                only where any time is of interest.
             InfeasibleError: if the planner finds no stages.
         """
         partitions = self._partitions(planner)
-        rows = (
-            row
-            for partition in partitions
-            for row in (partition, *chunked_partitions(self._chain, partition))
-        )
-        found = [schedule for schedule in map(self._scheduled, rows) if schedule is not None]
-        if not found:
+        rows = [
+            (self._promise_s(row), number, row)
+            for number, row in enumerate(
+                row
+                for partition in partitions
+                for row in (partition, *chunked_partitions(self._chain, partition))
+            )
+        ]
+        found: Schedule | None = None
+        for promise_s, _, row in sorted(rows, key=lambda row: row[:2]):
+            most_s = below_s if found is None else found.iteration_time_s
+            if promise_s >= most_s:
+                break
+            schedule = self._scheduled(row)
+            if schedule is not None and schedule.iteration_time_s < most_s:
+                found = schedule
+        if found is None and math.isinf(below_s):
             raise self._unscheduled(partitions[-1])
-        return min(found, key=lambda schedule: schedule.iteration_time_s)
+        return found
+
+    def _promise_s(self, partition: Partition) -> float:
+        """Return a time that no schedule of the stages beats; infinity if they cannot run."""
+        pipeline = self._placed(partition)
+        if not is_connected(pipeline):
+            return math.inf
+        return self._recomputed.promise_s(partition, pipeline)
 
     def _partitions(self, planner: Baseline) -> list[Partition]:
         """Return a planner's stages; groups of devices cannot divide what they split.
@@ -87,8 +113,7 @@ class BaselineSchedules:
         return partitions
 
     def _scheduled(self, partition: Partition) -> Schedule | None:
-        pipeline = self._placed(partition)
-        return self._recomputed.best(partition, pipeline) if is_connected(pipeline) else None
+        return self._recomputed.best(partition, self._placed(partition))
 
     def _placed(self, partition: Partition) -> PlacedPipeline:
         return place(self._chain.problem, self._chain.specs(partition))

@@ -67,7 +67,11 @@ def solve_data_parallel(
         PipeplanError: if a setting is out of range.
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
-    require_without(problem.job, "a plan of data-parallel pipelines")
+    require_without(
+        problem.job,
+        "a plan of data-parallel pipelines",
+        instead="plan with equal_pipelines = true and a synchronous strategy",
+    )
     require_possible(problem)
     settings = {"seed": seed, "workers": workers, "deterministic": deterministic}
     search = _Search(

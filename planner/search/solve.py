@@ -326,13 +326,14 @@ def solve(
         limit_s: float,
         progress: Progress | None,
         first: Sequence[SearchStep] = (),
+        known: Sequence[Plan] = (),
     ) -> Search:
         task = SearchTask(problem, settings, gap_limit, constrain)
         search = Search(task, Clock(limit_s, deterministic), progress)
-        known = _partitions(search.chain, warm_starts)
+        partitions = _partitions(search.chain, [*warm_starts, *known])
         search.found.is_infeasible = form_problem(search.chain) is not None
         if not search.found.is_infeasible:
-            run_until_stopped(search, (_warm_starts(known), *first, OVERLAPPED, *STEPS))
+            run_until_stopped(search, (_warm_starts(partitions), *first, OVERLAPPED, *STEPS))
         return search
 
     def solve_one(
@@ -341,11 +342,12 @@ def solve(
         time_limit_s: float,
         progress: Progress | None,
         first: Sequence[SearchStep] = (),
+        known: Sequence[Plan] = (),
     ) -> Result:
         noise = Noise(seed=seed) if robust is True else robust
         choose = _choose(noise, prefer, prefer_within, problem.job.lengths)
         limit_s = time_limit_s * (1 - SHARE if choose else 1)
-        return _result(search_of(problem, limit_s, progress, first), limit, choose)
+        return _result(search_of(problem, limit_s, progress, first, known), limit, choose)
 
     def on_groups(problem: Problem) -> Result:
         if problem.job.offload:

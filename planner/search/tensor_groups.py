@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -23,15 +24,22 @@ from planner.verification import require_valid
 
 _NO_TIME_S = 0.05
 """A search that begins after the limit still gives the plan that it tries first."""
+FIRST_SHARE = 0.5
+"""Share of the time for all sizes in turn; what they leave is for the sizes that count then."""
 
 
 class SolveOne(Protocol):
     """The search for a plan of one problem, whatever its devices are."""
 
     def __call__(
-        self, problem: Problem, *, time_limit_s: float, progress: Progress | None
+        self,
+        problem: Problem,
+        *,
+        time_limit_s: float,
+        progress: Progress | None,
+        known: Sequence[Plan] = (),
     ) -> Result:
-        """Return the best plan of the problem found within a limit."""
+        """Return the best plan of the problem found within a limit; it starts from known ones."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,8 @@ def solve_on_groups(
 ) -> Result:
     """Find the fastest plan over the sizes of groups that a job allows.
 
-    Sizes share the time. The bound is the least of theirs, so it covers plans with one size of
+    All sizes share one half of the time, and the size of the fastest plan then and that of the
+    least bound the other. The bound is the least of theirs, so it covers plans with one size of
     groups, packed as :func:`planner.cluster.group_packing.packed` does.
 
     Args:
@@ -147,8 +156,9 @@ class _Search:
         clock: of all searches together.
         report: called with every row of the history.
         bounds: what is proved for each size so far.
-        found: results so far, with their variants.
-        reasons: why sizes gave no plan.
+        found: the last result of each size that has a plan, by its number.
+        reasons: why sizes gave no plan, by their numbers.
+        tried: number of partitions that were scheduled.
         history: of the search.
     """
 
@@ -157,8 +167,9 @@ class _Search:
     clock: Clock
     report: Progress
     bounds: list[float] = field(init=False)
-    found: list[tuple[Result, Variant]] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    found: dict[int, Result] = field(default_factory=dict)
+    reasons: dict[int, list[str]] = field(default_factory=dict)
+    tried: int = 0
     history: list[HistoryRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -167,39 +178,76 @@ class _Search:
     @property
     def best_s(self) -> float:
         """The time of the fastest plan so far."""
-        return min((row.iteration_time_s for row, _ in self.found), default=float("inf"))
+        return min((row.iteration_time_s for row in self.found.values()), default=math.inf)
 
     def best(self, solve_one: SolveOne) -> Result:
         """Search every size and return the fastest plan with the bound over all."""
-        for number, variant in enumerate(self.variants):
-            if variant.work_s >= self.best_s:
+        later_s = (1 - FIRST_SHARE) * self.clock.left_s
+        self._try_in_turn(range(len(self.variants)), solve_one, later_s)
+        self._try_in_turn(self._open(), solve_one)
+        if not self.found:
+            raise InfeasibleError(reason for rows in self.reasons.values() for reason in rows)
+        return self._result()
+
+    def _open(self) -> list[int]:
+        """Return the sizes to search again.
+
+        That of the fastest plan and, if it is another, that of the least bound among those with
+        plans; where no plan was found, all for which none is ruled out.
+        """
+        if not self.found:
+            return [n for n, bound_s in enumerate(self.bounds) if math.isfinite(bound_s)]
+        if self._is_proved:
+            return []
+        fastest = min(self.found, key=lambda number: self.found[number].iteration_time_s)
+        weakest = min(self.found, key=self.bounds.__getitem__)
+        return [fastest] if fastest == weakest else [fastest, weakest]
+
+    @property
+    def _is_proved(self) -> bool:
+        return self.best_s <= min(self.bounds) * (1 + OPTIMALITY_TOLERANCE)
+
+    def _try_in_turn(
+        self, numbers: Sequence[int], solve_one: SolveOne, later_s: float = 0.0
+    ) -> None:
+        """Search some sizes, which share the time but for what is kept for later."""
+        for place, number in enumerate(numbers):
+            if self.clock.is_stopped:
+                return
+            if self.bounds[number] >= self.best_s:
                 continue
-            limit_s = self.clock.left_s / (len(self.variants) - number)
+            limit_s = (self.clock.left_s - later_s) / (len(numbers) - place)
+            if number in self.found and limit_s <= 0:
+                continue
             try:
-                self._search(number, variant, solve_one, max(limit_s, _NO_TIME_S))
+                self._search(number, solve_one, max(limit_s, _NO_TIME_S))
             except KeyboardInterrupt:
                 if not self.found:
                     raise
                 self.clock.stop()
-            if self.clock.is_stopped:
-                break
-        if not self.found:
-            raise InfeasibleError(self.reasons)
-        return self._result()
 
-    def _search(self, number: int, variant: Variant, solve_one: SolveOne, limit_s: float) -> None:
-        progress = self._progress(number, variant)
+    def _search(self, number: int, solve_one: SolveOne, limit_s: float) -> None:
+        known = [self.found[number].plan] if number in self.found else []
+        progress = self._progress(number, self.variants[number])
+        problem = self.variants[number].problem
         try:
-            result = solve_one(variant.problem, time_limit_s=limit_s, progress=progress)
+            result = solve_one(problem, time_limit_s=limit_s, progress=progress, known=known)
         except InfeasibleError as error:
-            self.reasons += [f"{variant.words}: {problem}" for problem in error.problems]
+            words = self.variants[number].words
+            self.reasons[number] = [f"{words}: {problem}" for problem in error.problems]
             self.clock.spend(limit_s)
             if error.is_proved:
-                self.bounds[number] = float("inf")
+                self.bounds[number] = math.inf
             return
         self.clock.spend(result.search_s)
+        self.tried += result.tried
         self.bounds[number] = max(self.bounds[number], result.lower_bound_s)
-        self.found.append((result, variant))
+        before = self.found.get(number)
+        if before is not None and before.iteration_time_s <= result.iteration_time_s:
+            # Only its stages were known to the other search.
+            self.found[number] = replace(before, ended=result.ended)
+        else:
+            self.found[number] = result
         if result.ended == "interrupted":
             self.clock.stop()
 
@@ -220,7 +268,8 @@ class _Search:
         self.report(row)
 
     def _result(self) -> Result:
-        best, variant = min(self.found, key=lambda row: row[0].iteration_time_s)
+        number = min(self.found, key=lambda number: self.found[number].iteration_time_s)
+        best, variant = self.found[number], self.variants[number]
         bound_s = min(*self.bounds, best.iteration_time_s)
         status, ended = self._end(best, bound_s)
         return replace(
@@ -229,7 +278,7 @@ class _Search:
             plan=self._bounded(best.plan.of_problem(self.problem, variant.parallel), bound_s),
             lower_bound_s=bound_s,
             history=tuple(self.history),
-            tried=sum(row.tried for row, _ in self.found),
+            tried=self.tried,
             ended=ended,
             search_s=self.clock.elapsed_s,
         )
@@ -239,7 +288,7 @@ class _Search:
             return "optimal", "proved"
         if self.clock.is_stopped:
             return "interrupted", "interrupted"
-        ends = {row.ended for row, _ in self.found}
+        ends = {row.ended for row in self.found.values()}
         reasons: tuple[Ended, ...] = ("time limit", "gap limit")
         return "feasible", next((end for end in reasons if end in ends), "nothing left to try")
 

@@ -13,9 +13,12 @@ from planner.cluster.cluster import Cluster, node_name
 from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, near, shorten
+from planner.job import Job
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.variants.clusters import hosts_of, with_copies, with_file, without
+from planner.variants.group_changes import kept_groups, regrouped
 from planner.variants.problems import with_device_type
 
 MOST_FACTOR = 1e3
@@ -169,19 +172,28 @@ def _nodes(cluster: Cluster) -> Sequence[str]:
 class NewMachines:
     """A plan's problem on the machines that are left or came.
 
+    The devices of a plan of tensor-parallel groups are its groups.
+
     Attributes:
         problem: the same model and job there.
         survivors: devices of the plan that are still there, with what they hold.
         slowed: devices that became slower.
+        single: the same problem of single devices.
+        parallel: the groups; None: single devices.
     """
 
     problem: Problem
     survivors: frozenset[str]
     slowed: frozenset[str]
+    single: Problem
+    parallel: TensorParallel | None = None
 
 
 def new_machines(plan: Plan, changes: MachineChanges) -> NewMachines:
     """Return the problem of a plan after some changes of its machines.
+
+    A tensor-parallel group stays if all its devices are left, and is as slow as the slowest of
+    them; other devices form new groups of that size (:mod:`planner.variants.group_changes`).
 
     Raises:
         PipeplanError: naming an unknown device, a clash of names, or that nothing is left.
@@ -194,8 +206,33 @@ def new_machines(plan: Plan, changes: MachineChanges) -> NewMachines:
     for addition in changes.added:
         with _about("added"):
             cluster = _with(cluster, addition, plan.cluster)
-    problem, slowed = _slowed(replace(plan.problem, cluster=cluster), changes.slow)
-    return NewMachines(problem, frozenset(survivors.difference(lost)), slowed)
+    left = frozenset(survivors.difference(lost))
+    single = replace(plan.single_device_problem, cluster=cluster, job=_of_one_size(plan))
+    if plan.tensor_parallel is None:
+        single, slowed = _slowed(single, changes.slow)
+        return NewMachines(single, left, slowed, single)
+    kept = kept_groups(plan.tensor_parallel.groups, left)
+    single, slowed = _slowed(single, changes.slow, [group.devices for group in kept])
+    parallel = regrouped(plan.tensor_parallel, kept, single.cluster)
+    return NewMachines(
+        problem=grouped_problem(single, parallel),
+        survivors=frozenset(group.name for group in kept),
+        slowed=frozenset(g.name for g in parallel.groups if not slowed.isdisjoint(g.devices)),
+        single=single,
+        parallel=parallel,
+    )
+
+
+def _of_one_size(plan: Plan) -> Job:
+    """Return the plan's job, with the size of its groups where the job allows any."""
+    if plan.job.tensor_parallel != "any":
+        return plan.job
+    parallel = plan.tensor_parallel
+    fields = {
+        "tensor_parallel": plan.degree,
+        "sequence_parallel": parallel is not None and parallel.sequence,
+    }
+    return plan.job.model_copy(update=fields)
 
 
 @contextmanager
@@ -300,14 +337,27 @@ def _checked(cluster: Cluster) -> Cluster:
 # --- slower devices -------------------------------------------------------------------------------
 
 
-def _slowed(problem: Problem, slow: Sequence[SlowedDevice]) -> tuple[Problem, frozenset[str]]:
-    """Make a device type for each type and factor, so that equally slow devices stay equal."""
+def _slowed(
+    problem: Problem, slow: Sequence[SlowedDevice], together: Iterable[Sequence[str]] = ()
+) -> tuple[Problem, frozenset[str]]:
+    """Make a device type for each type and factor, so that equally slow devices stay equal.
+
+    Args:
+        problem: of single devices.
+        slow: which are slower, and by how much.
+        together: devices that wait for each other, each as slow as the slowest of them.
+    """
     with _about("slow"):
-        factors = {row.name: row.factor for row in slow}
-        named = dict(named_devices(problem.cluster, [row.name for row in slow]))
+        of_name = {row.name: row.factor for row in slow}
+        named = named_devices(problem.cluster, [row.name for row in slow])
+        factor_of = {device: of_name[name] for device, name in named}
+    for devices in together:
+        factor = max(factor_of.get(device, 1.0) for device in devices)
+        if factor > 1:
+            factor_of.update(dict.fromkeys(devices, factor))
     groups: dict[tuple[str, float], list[str]] = {}
-    for device, name in named.items():
-        groups.setdefault((problem.cluster.type_of(device), factors[name]), []).append(device)
+    for device, factor in factor_of.items():
+        groups.setdefault((problem.cluster.type_of(device), factor), []).append(device)
     for (kind, factor), devices in groups.items():
         types = problem.cluster.device_types
         figures = slower(types[kind], factor)
@@ -315,7 +365,7 @@ def _slowed(problem: Problem, slow: Sequence[SlowedDevice]) -> tuple[Problem, fr
         while name in types and types[name] != figures:
             name += "'"
         problem = with_device_type(problem, kind, name, figures, devices=devices, speed=1 / factor)
-    return problem, frozenset(named)
+    return problem, frozenset(factor_of)
 
 
 def slower(kind: DeviceType, factor: float) -> DeviceType:

@@ -76,19 +76,26 @@ def test_commands_take_a_plan_of_groups(
         assert pipeplan("verify", path).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("replan", "--lost", "ws0", "-o", "new.json"),
-        ("export", "--to", "torch-csv"),
-    ],
-)
-def test_commands_for_single_devices_say_so(planned: Path, command: tuple[str, ...]) -> None:
-    name, *options = command
-    result = pipeplan(name, planned, *options)
+def test_commands_for_single_devices_say_so(planned: Path) -> None:
+    result = pipeplan("export", planned, "--to", "deepspeed")
     assert result.exit_code == 1
     assert "tensor_parallel = 2" in result.output
-    assert "supports single devices only so far" in result.output
+    assert "supports single devices only so far; export --to megatron" in result.output
+
+
+def test_a_lost_device_takes_its_group_along(planned: Path, tmp_path: Path) -> None:
+    new, moves = tmp_path / "new.json", tmp_path / "moves.json"
+    limits = ("--deterministic", "--time-limit", 0.2)
+    command = ("replan", planned, "--lost", "big/gpu1", "-o", new, "--moves", moves, *limits)
+    result = pipeplan(*command)
+    assert result.exit_code == 0, result.output
+    plan = Plan.load(new)
+    assert verify(plan) == []
+    assert plan.tensor_parallel is not None
+    before, after = Plan.load(planned).tensor_parallel, plan.tensor_parallel.groups
+    assert before is not None
+    assert set(after) == {group for group in before.groups if "big/gpu1" not in group.devices}
+    assert {move["target"] for move in json.loads(moves.read_text())["moves"]} <= set(plan.ranks)
 
 
 def test_microbatches_of_another_size_are_planned_again(planned: Path, tmp_path: Path) -> None:
@@ -123,9 +130,16 @@ def test_a_sweep_keeps_the_batch_and_plans_groups(tmp_path: Path) -> None:
     for row in rows:
         plan = Plan.load(tmp_path / "sweep" / row["plan"])
         assert plan.degree == 2
+        assert row["degree"] == 2
         assert row["devices_used"] == plan.world_size
         assert row["iteration_time_s"] == plan.predicted.iteration_time_s
         assert verify(plan) == []
+    # The same command solves nothing again and shows the groups beside the devices.
+    shown = pipeplan(*command, "-o", tmp_path / "sweep").output.splitlines()
+    title = next(line.split() for line in shown if "microbatches" in line)
+    assert title[1:4] == ["devices", "group", "microbatches"]
+    degrees = [line.partition(" of 9 ")[2].split()[0] for line in shown if " of 9 " in line]
+    assert degrees == ["2", "2"]
 
 
 @pytest.mark.parametrize(

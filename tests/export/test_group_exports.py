@@ -1,10 +1,14 @@
 """Plans of tensor-parallel groups as Megatron-LM's and torchtitan's options, and back."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import boundary, graph, layer, parameter
+from export_plans import torchrun
+from group_problems import split
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers_by_hand import machines, problem, transformer
@@ -126,13 +130,13 @@ def test_plans_of_groups_for_a_runtime_are_what_it_can_run(runtime: str, tmp_pat
         )
 
 
-def with_reason(layer: str, reason: str) -> LayerGraph:
+def with_reason(name: str, reason: str) -> LayerGraph:
     """A transformer of which a weight of a layer is not split over two."""
     data = transformer(2, degrees=(2,)).record.model_dump(mode="json")
-    for split in data["splits"]:
-        for row in split["layers"]:
-            if row["name"] == layer:
-                row["unsplit"] = {f"{layer}.weight": reason}
+    for of_degree in data["splits"]:
+        for row in of_degree["layers"]:
+            if row["name"] == name:
+                row["unsplit"] = {f"{name}.weight": reason}
     return LayerGraph.parse(data)
 
 
@@ -157,8 +161,57 @@ def test_a_vocabulary_that_is_whole_is_noted(reason: str, is_noted: bool) -> Non
     assert any("'lm_head.weight' whole on every device" in note for note in notes) == is_noted
 
 
-@pytest.mark.parametrize("target", ["torch-csv", "deepspeed"])
-def test_tools_without_groups_say_so(target: str) -> None:
+def test_tools_without_groups_name_those_that_run_them() -> None:
     told = problem(transformer(2, degrees=(2,)), machines(4), tensor_parallel=2)
-    with pytest.raises(PipeplanError, match=f"export --to {target} supports single devices only"):
-        export_plan(adopt(told, "Et|tL"), target)
+    with pytest.raises(PipeplanError, match=r"single devices only so far; export --to megatron, torch"):
+        export_plan(adopt(told, "Et|tL"), "deepspeed")
+    with pytest.raises(PipeplanError, match=r"for deepspeed supports .* plan for megatron, torch"):
+        for_runtime(told, "deepspeed")
+
+
+CHAIN = ("tok_embeddings", *(f"layers.{i}" for i in range(5)), "lm_head", "loss")
+
+
+def chain_plan(way: tuple[int, ...], order: str) -> Plan:
+    """A chain on two groups of two devices, by the numbers of the stages' groups."""
+    rows = [layer(name, 1, 2, parameters=[f"{name}.weight"]) for name in CHAIN[:-1]]
+    rows.append(layer("loss", 1, 2))
+    tensors = [boundary(*pair, bytes_=1000) for pair in pairwise(CHAIN)]
+    weights = [f"{name}.weight" for name in CHAIN[:-1]]
+    graph_ = graph(
+        rows, tensors, [*map(parameter, weights)], splits=[split(rows, tensors, parameters=weights)]
+    )
+    told = problem(graph_, machines(2, 2), tensor_parallel=2)
+    size = len(CHAIN) // len(way)
+    stages = [list(CHAIN[size * s : size * (s + 1)]) for s in range(len(way))]
+    return adopt(told, stages, schedule=order, pipeline_size=2)
+
+
+@pytest.mark.extensive
+def test_torch_runs_groups_and_gets_the_gradients_of_one_process(tmp_path: Path) -> None:
+    """One stage a group, interleaved ones and a V; whole and split backwards."""
+    cases = [
+        ((0, 1), "1f1b"),
+        ((0, 1), "zb-h1"),
+        ((0, 1, 0, 1), "interleaved-1f1b"),
+        ((0, 1, 1, 0), "zb-v"),
+    ]
+    for number, (way, order) in enumerate(cases):
+        plan = chain_plan(way, order)
+        assert [plan.ranks.index(stage.devices[0]) for stage in plan.stages] == list(way)
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        for name, text in export_plan(plan, "torch-csv").files.items():
+            (folder / name).write_text(text)
+    worker = Path(__file__).parent / "torch_worker.py"
+    assert "4 schedules agree with a single process" in torchrun(4, worker, tmp_path)
+
+
+def test_a_row_of_the_schedule_is_a_group_and_ranks_are_devices() -> None:
+    plan = chain_plan((0, 1, 1, 0), "zb-v")
+    exported = export_plan(plan, "torch-csv")
+    assert len(exported.files["schedule.csv"].splitlines()) == len(plan.ranks) == 2
+    table = json.loads(exported.files["stages.json"])
+    assert table["ranks"] == list(plan.rank_devices)
+    assert [stage["ranks"] for stage in table["stages"]] == [[0, 1], [2, 3], [2, 3], [0, 1]]
+    assert any("for ranks 2r to 2r + 1" in line for line in exported.use)

@@ -1,6 +1,7 @@
 """A rank that runs exported schedules in torch's own pipeline runtime, and compares gradients.
 
-``torchrun torch_worker.py FOLDER``: each folder in it has a schedule.csv and a stages.json.
+``torchrun torch_worker.py FOLDER``: each folder in it has a schedule.csv and a stages.json. Stages
+of tensor-parallel groups are split by torch's own ``parallelize_module``.
 """
 
 import json
@@ -10,17 +11,35 @@ import torch
 import torch.distributed as dist
 from folders import check_each
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 WIDTH = 6
 SAMPLES = 2
 
 
+class Block(nn.Module):
+    """Two products beside a residual stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(torch.tanh(self.first(x)))
+
+
 def module_of(name: str) -> nn.Module:
     """Weights that depend on the layer's name alone."""
     torch.manual_seed(sum(map(ord, name)))
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    return Block()
 
 
 def stage_module(layers: list[str]) -> nn.Module:
@@ -42,12 +61,24 @@ def expected_gradients(table: dict, inputs: Tensor, target: Tensor) -> dict[int,
     return {s: [p.grad for p in stage.parameters()] for s, stage in enumerate(stages)}
 
 
-def stage_of(row: dict, count: int, group: dist.ProcessGroup) -> PipelineStage:
+def shared(module: nn.Module, mesh: DeviceMesh | None) -> nn.Module:
+    """The first product of each block split by columns, the second by rows, if there is a mesh."""
+    if mesh is not None:
+        for block in module:
+            parallelize_module(
+                block, mesh, {"first": ColwiseParallel(), "second": RowwiseParallel()}
+            )
+    return module
+
+
+def stage_of(
+    row: dict, count: int, group: dist.ProcessGroup, mesh: DeviceMesh | None
+) -> PipelineStage:
     """With shapes told, so that torch runs no forward to find them."""
     first, last = row["stage"] == 0, row["stage"] == count - 1
     sample = torch.zeros(SAMPLES, WIDTH)
     return PipelineStage(
-        stage_module(row["layers"]),
+        shared(stage_module(row["layers"]), mesh),
         row["stage"],
         count,
         torch.device("cpu"),
@@ -62,11 +93,17 @@ def stage_of(row: dict, count: int, group: dist.ProcessGroup) -> PipelineStage:
 def check(folder: Path) -> None:
     table = json.loads((folder / "stages.json").read_text())
     rank, count = dist.get_rank(), table["microbatches"]
-    group = dist.new_group(list(range(len(table["ranks"]))))
-    if rank >= len(table["ranks"]):
-        return
-    rows = [row for row in table["stages"] if row["ranks"] == [rank]]
-    stages = [stage_of(row, len(table["stages"]), group) for row in rows]
+    degree, ranks = table.get("tensor_parallel", 1), len(table["ranks"])
+    mesh = None
+    if degree == 1:
+        group = dist.new_group(list(range(ranks)))
+        if rank >= ranks:
+            return
+    else:
+        both = init_device_mesh("cpu", (ranks // degree, degree), mesh_dim_names=("pp", "tp"))
+        group, mesh = both.get_group("pp"), both["tp"]
+    rows = [row for row in table["stages"] if rank in row["ranks"]]
+    stages = [stage_of(row, len(table["stages"]), group, mesh) for row in rows]
     schedule = _PipelineScheduleRuntime(stages, n_microbatches=count, loss_fn=loss_of)
     schedule._load_csv(str(folder / "schedule.csv"), format="compute_only")
     torch.manual_seed(0)
@@ -79,7 +116,8 @@ def check(folder: Path) -> None:
         for found, wanted in zip(
             stage.submod.parameters(), expected[stage.stage_index], strict=True
         ):
-            torch.testing.assert_close(found.grad, wanted, rtol=1e-5, atol=1e-7)
+            grad = found.grad.full_tensor() if isinstance(found.grad, DTensor) else found.grad
+            torch.testing.assert_close(grad, wanted, rtol=1e-5, atol=1e-7)
 
 
 if __name__ == "__main__":

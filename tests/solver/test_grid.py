@@ -4,16 +4,21 @@ import math
 from itertools import product
 
 import pytest
-from builders import device_type
+from builders import cluster, device_type, link
 from group_problems import tiny_problem
 from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Problem, adopt, compare, solve, verify
 from planner.analysis.comparison import OURS, plan_of_row
+from planner.costs.placement import place
 from planner.interop.adopt.orders import SCHEDULES
 from planner.prediction import replay
+from planner.search.baseline_schedules import BaselineSchedules, chunked_partitions
 from planner.search.partition.baselines import GRID
 from planner.search.partition.chain import Chain
+from planner.search.recomputed import RecomputedSchedules
+from planner.search.schedule.heuristic import best_classic_schedule
+from planner.variants.problems import restricted_to
 
 
 def shapes(told: Problem) -> list[tuple[int, int, list[int]]]:
@@ -44,6 +49,48 @@ def test_the_grid_has_every_number_of_stages_that_divides_the_blocks(
 def test_without_replication_the_grid_has_pipelines_alone() -> None:
     told = problem(transformer(4), machines(4), replication=False)
     assert [row[:2] for row in shapes(told)] == [(1, 1), (2, 1), (4, 1)]
+
+
+def test_where_types_differ_the_grid_of_the_fastest_ones_is_there() -> None:
+    """A slow device in between; neither it nor its place among the ranks counts."""
+    kinds = {"a": "fast", "b": "slow", "c": "fast", "d": "fast", "e": "slow", "f": "fast"}
+    types = {
+        "fast": device_type(peak_tflop_per_s={"float32": 2}),
+        "slow": device_type(peak_tflop_per_s={"float32": 0.25}),
+    }
+    mixed = cluster(kinds, [link(name, "hub", 1000) for name in kinds], ["hub"], types)
+    told = problem(transformer(4), mixed, max_stages_per_device=1)
+    found = [tuple(stage.devices for stage in row) for row in GRID.partitions(Chain(told))]
+    assert found == [
+        (("a", "b", "c", "d"),),
+        (("a", "b"), ("c", "d")),
+        (("a",), ("b",), ("c",), ("d",)),
+        (("a", "c", "d", "f"),),
+        (("a", "c"), ("d", "f")),
+        (("a",), ("c",), ("d",), ("f",)),
+    ]
+    grid = compare(told, ["grid"], time_limit_s=0.1, deterministic=True)[1]
+    alone = restricted_to(told, ("a", "c", "d", "f"))
+    assert grid.time_s == compare(alone, ["grid"], time_limit_s=0.1, deterministic=True)[1].time_s
+
+
+@pytest.mark.parametrize("memory_gib", [1024, 7])
+def test_layouts_that_are_left_out_are_not_the_fastest(memory_gib: float) -> None:
+    types = {"unit": device_type(memory_gib=memory_gib)}
+    told = problem(transformer(4, stash_bytes=2**30), machines(4, 2, **types), microbatches=8)
+    chain = Chain(told)
+    every = [
+        RecomputedSchedules(chain, best_classic_schedule).best(row, place(told, chain.specs(row)))
+        for one in GRID.partitions(chain)
+        for row in (one, *chunked_partitions(chain, one))
+    ]
+    fastest_s = min(schedule.iteration_time_s for schedule in every if schedule is not None)
+    schedules = BaselineSchedules(chain)
+    found = schedules.best(GRID)
+    assert found is not None
+    assert found.iteration_time_s == fastest_s
+    assert schedules.best(GRID, fastest_s) is None
+    assert schedules.best(GRID, fastest_s * (1 + 1e-9)) is not None
 
 
 def by_hand_s(told: Problem, blocks: int, devices: int) -> float:

@@ -5,6 +5,8 @@ from itertools import combinations
 import pytest
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 from small_sweeps import JOB, QUICK, chain, ring
+from transformers_by_hand import problem as of_transformer
+from transformers_by_hand import transformer
 
 from planner.analysis.sweep.work import Task, device_choices, solve_task
 from planner.cluster.cluster import Cluster
@@ -103,3 +105,18 @@ def test_devices_that_may_not_run_a_layer_are_no_choice() -> None:
 def test_more_devices_than_there_are_is_a_reason() -> None:
     task = Task(Point("ring", 9, 1, 2), Problem(chain(), ring(3), JOB), SweepSettings(**QUICK), 1)
     assert solve_task(task).found.reason == "the cluster has only 3 devices"
+
+
+def test_devices_that_form_no_group_are_no_choice() -> None:
+    """The fastest and the best joined device are of two types; groups need two of one type."""
+    kinds = dict(
+        zip(["a", "b", "c", "d", "e"], ["fast", "slow", "slow", "fast", "slow"], strict=True)
+    )
+    links = [link(name, "hub", 1e-3 if name == "d" else 100) for name in kinds]
+    mixed = cluster(kinds, links, ["hub"], TYPES)
+    whole = of_transformer(transformer(2, degrees=(2,)), mixed, tensor_parallel=2)
+    assert ("a", "b") in device_choices(whole, 2)
+    found = solve_task(Task(Point("mixed", 2, 1, 2), whole, SweepSettings(**QUICK), 1)).found
+    assert found.reason is None
+    assert len({kinds[name] for name in found.used}) == 1
+    assert (found.degree, len(found.used)) == (2, 2)

@@ -57,6 +57,7 @@ class SweepRow:
         lower_bound_s: no plan on the point's devices takes less.
         gap: iteration time / lower bound - 1.
         devices_used: how many; the plan may leave some of the point's devices idle.
+        degree: devices of each tensor-parallel group; None also where an older sweep did not say.
         chosen: the devices that the search could use.
         chooses: whether the cluster has more.
         price_per_hour: of what is paid for, in the cluster's currency.
@@ -72,6 +73,7 @@ class SweepRow:
     lower_bound_s: float | None = None
     gap: float | None = None
     devices_used: int | None = None
+    degree: int | None = None
     chosen: tuple[str, ...] = ()
     chooses: bool = False
     price_per_hour: float | None = None
@@ -157,6 +159,7 @@ def _row(found: SweptPoint, problem: Problem, bill: Bill) -> SweepRow:
         lower_bound_s=found.lower_bound_s,
         gap=gap(time_s, found.lower_bound_s),
         devices_used=len(found.used),
+        degree=found.degree,
         chosen=found.chosen,
         chooses=len(found.chosen) < len(cluster.devices),
         price_per_hour=price_per_hour(cluster, paid),

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.cluster.group_packing import packed
 from planner.costs.roofline import layer_times
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
@@ -72,6 +73,7 @@ def solve_task(task: Task) -> PointOutcome:
         lower_bound_s=result.lower_bound_s,
         chosen=plan.cluster.device_names,
         used=plan.rank_devices,
+        degree=plan.degree,
     )
     return PointOutcome(found, plan)
 
@@ -104,13 +106,18 @@ def _solve(task: Task) -> Result:
 
 
 def _possible(task: Task) -> list[Problem]:
-    """Return the restricted problems whose devices can run every layer."""
+    """Return the restricted problems whose devices can run every layer and form its groups."""
     found, reasons = [], []
+    degree = task.problem.job.tensor_parallel
     for devices in device_choices(task.problem, task.point.devices):
         try:
-            found.append(restricted_to(task.problem, devices))
+            problem = restricted_to(task.problem, devices)
+            if degree not in (1, "any"):
+                packed(problem.cluster, int(degree))
         except PipeplanError as error:
             reasons.append(error)
+        else:
+            found.append(problem)
     if not found:
         raise reasons[-1]
     return found

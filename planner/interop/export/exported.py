@@ -108,7 +108,7 @@ TARGETS = {
     "deepspeed": "planner.interop.export.deepspeed",
 }
 """Modules with a function ``export(plan) -> Exported``."""
-WITH_GROUPS = frozenset(("torchtitan", "megatron"))
+WITH_GROUPS = frozenset(("torch-csv", "torchtitan", "megatron"))
 """Targets that run tensor-parallel groups."""
 
 
@@ -169,6 +169,9 @@ def export_plan(plan: Plan, target: str) -> Exported:
         raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
     taken = {"tensor_parallel"} if target in WITH_GROUPS else set()
     features = [feature for feature in FEATURES if feature not in taken]
-    require_without(plan.job, f"export --to {target}", features, degree=plan.degree)
+    instead = f"export --to {', '.join(sorted(WITH_GROUPS))}, which run groups"
+    require_without(
+        plan.job, f"export --to {target}", features, degree=plan.degree, instead=instead
+    )
     exported: Exported = import_module(TARGETS[target]).export(plan)
     return exported

@@ -66,6 +66,11 @@ in your script, on every rank, with the PipelineStages that FOLDER/stages.json g
   schedule = _PipelineScheduleRuntime(my_stages, n_microbatches={microbatches}, loss_fn=loss_fn)
   schedule._load_csv(folder + "/schedule.csv", format="compute_only")
   schedule.step(batch, target=target)  # batch only with stage 0, target only with the last stage"""
+GROUPS_USE = """\
+row r of schedule.csv is for ranks {degree}r to {degree}r + {last}, a tensor-parallel group
+  mesh = init_device_mesh(device, ({rows}, {degree}), mesh_dim_names=("pp", "tp"))
+  parallelize_module(my_module, mesh["tp"], my_plan)  # as pipeplan trace --split {degree} says
+  PipelineStage(my_module, …, group=mesh.get_group("pp"))"""
 
 
 def export(plan: Plan) -> Exported:
@@ -88,11 +93,19 @@ def export(plan: Plan) -> Exported:
     return Exported(
         files={
             "schedule.csv": schedule_csv(orders[device] for device in plan.ranks),
-            "stages.json": stage_table(plan, plan.ranks),
+            "stages.json": stage_table(plan, plan.rank_devices),
         },
-        use=tuple(USE.format(microbatches=plan.microbatches).splitlines()),
+        use=tuple(_use(plan)),
         notes=tuple(_notes(plan)),
     )
+
+
+def _use(plan: Plan) -> list[str]:
+    lines = USE.format(microbatches=plan.microbatches).splitlines()
+    if plan.degree > 1:
+        sizes = {"degree": plan.degree, "last": plan.degree - 1, "rows": len(plan.ranks)}
+        lines += GROUPS_USE.format(**sizes).splitlines()
+    return lines
 
 
 def _notes(plan: Plan) -> list[str]:

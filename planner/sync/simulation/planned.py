@@ -13,7 +13,7 @@ from planner.costs.layer_moments import LayerMoments
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
-from planner.plan.unsupported import Feature, require_without
+from planner.plan.unsupported import require_without
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import OperationEvent, Timeline
 from planner.sync.pipeline_replicas import (
@@ -29,7 +29,8 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     """Return the world of a plan.
 
     The times are those of the first pipeline in the simulator's replay; the links join devices of
-    the same pipeline rank, or any two of the cluster if the plan has one pipeline.
+    the same pipeline rank, or any two of the cluster if the plan has one pipeline. Tensor-parallel
+    groups are devices here: what two of them exchange goes in parts over the links of all members.
 
     Args:
         plan: the plan, whose replicas form pipelines
@@ -40,8 +41,8 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     Raises:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
-    refused: tuple[Feature, ...] = ("tensor_parallel", "shard_optimizer", "lengths")
-    require_without(plan.job, "simulate --sync", refused, degree=plan.degree)
+    require_without(plan.job, "simulate --sync", ("shard_optimizer", "lengths"))
+    plan = plan.on_groups
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
     replicas = pipeline_replicas_of(plan, otherwise="")
     # The strategy's own traffic is simulated apart, so none of the plan's slows its messages here.

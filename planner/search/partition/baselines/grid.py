@@ -8,7 +8,7 @@ one the embedding and the last one the head; replicas are neighbours in the orde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from planner.errors import PipeplanError
 from planner.model.blocks import block_stack
@@ -24,23 +24,40 @@ def partitions(chain: Chain) -> Iterator[Partition]:
 
     A number of stages has as many replicas as there are devices for, fewer where they could not
     share the microbatches equally. The layers of a model without a stack of blocks are divided as
-    evenly as they go, into any number of stages.
+    evenly as they go, into any number of stages. Where types of devices differ in speed, the grid
+    of the fastest ones alone is there as well: a slow device holds up every even layout.
     """
-    job, names = chain.problem.job, chain.problem.cluster.device_names
-    for stages in range(job.min_stages, chain.max_stages + 1):
-        cuts = _cuts(chain, stages)
-        if cuts is None:
-            continue
-        most = len(names) // stages if job.replication else 1
-        replicas = next(r for r in range(most, 0, -1) if job.microbatches % r == 0)
-        found = chain.at_cuts(
-            tuple(
-                StageChoice(cuts[s], cuts[s + 1], names[s * replicas : (s + 1) * replicas])
-                for s in range(stages)
-            )
+    found: dict[Partition, None] = {}
+    for names in _device_choices(chain):
+        for stages in range(chain.problem.job.min_stages, min(chain.max_stages, len(names)) + 1):
+            partition = _partition(chain, names, stages)
+            if partition is not None:
+                found.setdefault(partition)
+    yield from found
+
+
+def _device_choices(chain: Chain) -> Iterator[tuple[str, ...]]:
+    """Yield all devices, then those of the fastest types without the slower ones."""
+    cluster = chain.problem.cluster
+    work_s = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
+    speeds = sorted(set(work_s.values()), reverse=True)
+    for most_s in speeds:
+        yield tuple(n for n in cluster.device_names if work_s[cluster.type_of(n)] <= most_s)
+
+
+def _partition(chain: Chain, names: Sequence[str], stages: int) -> Partition | None:
+    """Return equal stages on devices; None if the blocks cannot be shared equally."""
+    job, cuts = chain.problem.job, _cuts(chain, stages)
+    if cuts is None:
+        return None
+    most = len(names) // stages if job.replication else 1
+    replicas = next(r for r in range(most, 0, -1) if job.microbatches % r == 0)
+    return chain.at_cuts(
+        tuple(
+            StageChoice(cuts[s], cuts[s + 1], tuple(names[s * replicas : (s + 1) * replicas]))
+            for s in range(stages)
         )
-        if found is not None:
-            yield found
+    )
 
 
 def _cuts(chain: Chain, stages: int) -> list[int] | None:
