@@ -33,6 +33,11 @@ class WorkerFlow:
     bytes: float
     fixed_s: float
 
+    @cached_property
+    def crossed(self) -> Mapping[Link, int]:
+        """How often it crosses each of its links."""
+        return Counter(self.links)
+
 
 Route = tuple[tuple[Link, ...], float]
 """The links of a route and the bandwidth of its narrowest one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -14,19 +14,21 @@ from planner.simulation.network import Link, fair_rates
 from planner.sync.simulation.links import WorkerFlow
 
 _ROUNDING_S = 1e-12
+_ROUNDING = 1e-9
+"""Share of a link's bandwidth by which its demand may be off."""
 _MOST_GB_PER_S = 1e12
 """A flow without links takes no time."""
 
 _Name = tuple[tuple[Link, ...], float]
-"""Links that flows share with others, and the most that the links of their own let through."""
+"""Links that flows compete for with others, and their rate without these."""
 
 
 @dataclass
 class _Alike:
-    """Flows under way that have one rate, as they cross the same shared links.
+    """Flows under way that have one rate, as they compete for the same links.
 
     Attributes:
-        links, most_gb_per_s: shared links, and the rate that the others allow.
+        links, most_gb_per_s: contested links, and the rate without others.
         order: number of the first of them.
         moved: gigabytes that each of them has moved at the last change, had it been there before.
         since_s: time of the last change.
@@ -58,33 +60,43 @@ class _Moving:
 
     Attributes:
         crossed: how often it crosses each link.
-        most_gb_per_s: bandwidth of its narrowest route.
+        alone_gb_per_s: its rate without others.
         what: what the caller knows it by.
         name: of the flows like it.
         end: what each of these will have been moved at its end.
     """
 
     crossed: Mapping[Link, int]
-    most_gb_per_s: float
+    alone_gb_per_s: float
     what: Any
     name: _Name
     end: float
 
 
 class WorkerTransfers:
-    """Flows under way. Each that begins or ends changes the rates of those it shares links with.
+    """Flows under way. Each that begins or ends changes the rates of those it competes with.
 
-    A link that only one flow crosses does no more than limit it. Flows that cross the same shared
-    links have one rate, so that a thousand workers at one server take little more than one.
+    A link is contested while the flows over it would take more than its bandwidth if each had the
+    rate that it has without others. No other link can give a flow less than that, so that flows are
+    told apart by contested links alone. Flows that compete for the same ones have one rate: a
+    thousand workers at one server take little more than one.
 
     Args:
         capacity_gb_per_s: bandwidths of links.
+
+    Attributes:
+        divisions: classes of flows of equal rates among which links were divided, so far: the
+            deterministic measure of the work.
     """
 
     def __init__(self, capacity_gb_per_s: Mapping[Link, float]) -> None:
+        self.divisions = 0
         self._capacity = capacity_gb_per_s
         self._moving: dict[int, _Moving] = {}
         self._users: defaultdict[Link, set[int]] = defaultdict(set)
+        self._wanted: defaultdict[Link, float] = defaultdict(float)
+        """GB/s that the flows over a link would take without others."""
+        self._contested: set[Link] = set()
         self._alike: dict[_Name, _Alike] = {}
         self._on: defaultdict[Link, set[_Name]] = defaultdict(set)
         self._next: list[tuple[float, int, int, _Name]] = []
@@ -99,17 +111,46 @@ class WorkerTransfers:
             self._settle()
         self._begun_s = now_s
         number = next(self._numbers)
-        others = set[int]()
-        crossed = Counter(flow.links)
-        for link in crossed:
-            users = self._users[link]
-            if len(users) == 1:
-                others |= users
-            users.add(number)
-        nothing: _Name = ((), 0.0)
-        self._moving[number] = _Moving(crossed, flow.most_gb_per_s, what, nothing, 0.0)
+        crossed, alone = flow.crossed, self._alone_gb_per_s(flow)
+        others = self._users_of(self._want(number, crossed, alone))
+        self._moving[number] = _Moving(crossed, alone, what, ((), 0.0), 0.0)
         self._begun.add(self._place(now_s, number, flow.bytes / 1e9))
-        self._begun |= self._moved(now_s, others)
+        self._begun |= self._moved(now_s, others - {number})
+
+    def _alone_gb_per_s(self, flow: WorkerFlow) -> float:
+        """Return the rate of a flow without others."""
+        rates = [self._capacity[link] / times for link, times in flow.crossed.items()]
+        return min([flow.most_gb_per_s, _MOST_GB_PER_S, *rates])
+
+    def _want(self, number: int, crossed: Mapping[Link, int], alone: float) -> list[Link]:
+        """Add a flow to the users of its links; return those that become contested."""
+        found = []
+        for link, times in crossed.items():
+            self._users[link].add(number)
+            self._wanted[link] += times * alone
+            if link not in self._contested and self._is_contested(link):
+                found.append(link)
+        self._contested.update(found)
+        return found
+
+    def _want_no_more(self, number: int) -> list[Link]:
+        """Remove a flow from the users of its links; return those that are contested no more."""
+        moving, found = self._moving[number], []
+        for link, times in moving.crossed.items():
+            users = self._users[link]
+            users.remove(number)
+            # Exactly nothing when nobody is left, however often it was added to.
+            self._wanted[link] = self._wanted[link] - times * moving.alone_gb_per_s if users else 0
+            if link in self._contested and not self._is_contested(link):
+                found.append(link)
+        self._contested.difference_update(found)
+        return found
+
+    def _is_contested(self, link: Link) -> bool:
+        return self._wanted[link] > self._capacity[link] * (1 + _ROUNDING)
+
+    def _users_of(self, links: Iterable[Link]) -> set[int]:
+        return {number for link in links for number in self._users[link]}
 
     def _settle(self) -> None:
         """Share the links among flows that have just begun and all others."""
@@ -132,20 +173,17 @@ class WorkerTransfers:
     def ended(self, now_s: float) -> list[Any]:
         """Remove the flows that have ended by now, and return what the caller knows them by."""
         found, changed = [], set[_Name]()
-        links = set[Link]()
+        links, freed = set[Link](), set[Link]()
         while self.next_end_s <= now_s + _ROUNDING_S:
             name = heapq.heappop(self._next)[3]
             number = self._first(self._alike[name])
-            moving = self._moving.pop(number)
-            found.append(moving.what)
+            freed.update(self._want_no_more(number))
+            found.append(self._moving.pop(number).what)
             self._take_out(number, name)
             changed.add(name)
-            for link in moving.crossed:
-                self._users[link].discard(number)
-                links.add(link)
+            links.update(name[0])
             self._expect(name)
-        alone = {next(iter(self._users[link])) for link in links if len(self._users[link]) == 1}
-        self._share(now_s, changed | self._moved(now_s, alone), links)
+        self._share(now_s, changed | self._moved(now_s, self._users_of(freed)), links)
         return found
 
     def _first(self, alike: _Alike) -> int:
@@ -158,15 +196,11 @@ class WorkerTransfers:
             heapq.heappop(alike.ends)
 
     def _name_of(self, number: int) -> _Name:
-        moving, users, capacity = self._moving[number], self._users, self._capacity
-        shared: list[Link] = []
-        most = min(moving.most_gb_per_s, _MOST_GB_PER_S)
-        for link, times in moving.crossed.items():
-            if len(users[link]) > 1:
-                shared += [link] * times
-            else:
-                most = min(most, capacity[link] / times)
-        return tuple(shared), most
+        moving, contested = self._moving[number], self._contested
+        crossed = moving.crossed
+        links = [link for link in crossed if link in contested] if contested else []
+        competed_for = tuple(link for link in links for _ in range(crossed[link]))
+        return competed_for, moving.alone_gb_per_s
 
     def _place(self, now_s: float, number: int, gigabytes: float) -> _Name:
         """Add a flow to those that it is like."""
@@ -191,7 +225,7 @@ class WorkerTransfers:
                 self._on[link].discard(name)
 
     def _moved(self, now_s: float, numbers: Iterable[int]) -> set[_Name]:
-        """Place flows anew whose links have become shared or their own; return both their names."""
+        """Place flows anew whose links are contested now, or no more; return both their names."""
         changed = set[_Name]()
         for number in sorted(numbers):
             moving = self._moving[number]
@@ -210,6 +244,7 @@ class WorkerTransfers:
         rows = sorted((self._alike[name] for name in reached), key=lambda alike: alike.order)
         capacity = {link: self._capacity[link] for alike in rows for link in alike.links}
         flows = [(alike.links, alike.most_gb_per_s) for alike in rows]
+        self.divisions += len(rows)
         rates = fair_rates(flows, capacity, [len(alike.flows) for alike in rows])
         for alike, flow, rate in zip(rows, flows, rates, strict=True):
             alike.advance(now_s)
