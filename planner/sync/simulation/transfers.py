@@ -7,7 +7,7 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from planner.simulation.network import Link, fair_rates
@@ -63,7 +63,8 @@ class _Moving:
         alone_gb_per_s: its rate without others.
         what: what the caller knows it by.
         name: of the flows like it.
-        end: what each of these will have been moved at its end.
+        end: what each of these will have been moved at its next mark, or else its end.
+        marks: gigabytes from each mark to the next, and from the last one to its end; latest first.
     """
 
     crossed: Mapping[Link, int]
@@ -71,6 +72,7 @@ class _Moving:
     what: Any
     name: _Name
     end: float
+    marks: list[float]
 
 
 class WorkerTransfers:
@@ -92,6 +94,7 @@ class WorkerTransfers:
     def __init__(self, capacity_gb_per_s: Mapping[Link, float]) -> None:
         self.divisions = 0
         self._capacity = capacity_gb_per_s
+        self._most = {link: rate * (1 + _ROUNDING) for link, rate in capacity_gb_per_s.items()}
         self._moving: dict[int, _Moving] = {}
         self._users: defaultdict[Link, set[int]] = defaultdict(set)
         self._wanted: defaultdict[Link, float] = defaultdict(float)
@@ -113,9 +116,12 @@ class WorkerTransfers:
         number = next(self._numbers)
         crossed, alone = flow.crossed, self._alone_gb_per_s(flow)
         others = self._users_of(self._want(number, crossed, alone))
-        self._moving[number] = _Moving(crossed, alone, what, ((), 0.0), 0.0)
-        self._begun.add(self._place(now_s, number, flow.bytes / 1e9))
-        self._begun |= self._moved(now_s, others - {number})
+        ends = [0.0, *(mark / 1e9 for mark in flow.marks), flow.bytes / 1e9]
+        pieces = [after - before for before, after in pairwise(ends)]
+        self._moving[number] = _Moving(crossed, alone, what, ((), 0.0), 0.0, pieces[:0:-1])
+        self._begun.add(self._place(now_s, number, pieces[0]))
+        if others:
+            self._begun |= self._moved(now_s, others - {number})
 
     def _alone_gb_per_s(self, flow: WorkerFlow) -> float:
         """Return the rate of a flow without others."""
@@ -124,30 +130,31 @@ class WorkerTransfers:
 
     def _want(self, number: int, crossed: Mapping[Link, int], alone: float) -> list[Link]:
         """Add a flow to the users of its links; return those that become contested."""
+        users, wanted, most = self._users, self._wanted, self._most
         found = []
         for link, times in crossed.items():
-            self._users[link].add(number)
-            self._wanted[link] += times * alone
-            if link not in self._contested and self._is_contested(link):
+            users[link].add(number)
+            before = wanted[link]
+            wanted[link] = after = before + times * alone
+            if after > most[link] >= before:
                 found.append(link)
         self._contested.update(found)
         return found
 
     def _want_no_more(self, number: int) -> list[Link]:
         """Remove a flow from the users of its links; return those that are contested no more."""
+        users, wanted, most = self._users, self._wanted, self._most
         moving, found = self._moving[number], []
+        alone = moving.alone_gb_per_s
         for link, times in moving.crossed.items():
-            users = self._users[link]
-            users.remove(number)
+            users[link].remove(number)
+            before = wanted[link]
             # Exactly nothing when nobody is left, however often it was added to.
-            self._wanted[link] = self._wanted[link] - times * moving.alone_gb_per_s if users else 0
-            if link in self._contested and not self._is_contested(link):
+            wanted[link] = after = before - times * alone if users[link] else 0.0
+            if before > most[link] >= after:
                 found.append(link)
         self._contested.difference_update(found)
         return found
-
-    def _is_contested(self, link: Link) -> bool:
-        return self._wanted[link] > self._capacity[link] * (1 + _ROUNDING)
 
     def _users_of(self, links: Iterable[Link]) -> set[int]:
         return {number for link in links for number in self._users[link]}
@@ -171,19 +178,30 @@ class WorkerTransfers:
         return math.inf
 
     def ended(self, now_s: float) -> list[Any]:
-        """Remove the flows that have ended by now, and return what the caller knows them by."""
+        """Return what the caller knows the flows by that have come to a mark or their end by now.
+
+        Those at their end are removed.
+        """
         found, changed = [], set[_Name]()
         links, freed = set[Link](), set[Link]()
         while self.next_end_s <= now_s + _ROUNDING_S:
             name = heapq.heappop(self._next)[3]
-            number = self._first(self._alike[name])
-            freed.update(self._want_no_more(number))
-            found.append(self._moving.pop(number).what)
-            self._take_out(number, name)
-            changed.add(name)
-            links.update(name[0])
+            alike = self._alike[name]
+            number = self._first(alike)
+            moving = self._moving[number]
+            found.append(moving.what)
+            if moving.marks:
+                moving.end += moving.marks.pop()
+                heapq.heappush(alike.ends, (moving.end, number))
+            else:
+                freed.update(self._want_no_more(number))
+                del self._moving[number]
+                self._take_out(number, name)
+                changed.add(name)
+                links.update(name[0])
             self._expect(name)
-        self._share(now_s, changed | self._moved(now_s, self._users_of(freed)), links)
+        if changed:
+            self._share(now_s, changed | self._moved(now_s, self._users_of(freed)), links)
         return found
 
     def _first(self, alike: _Alike) -> int:
@@ -242,15 +260,21 @@ class WorkerTransfers:
         """Update the rates of all flows that a change can affect."""
         reached = self._reached(names, links)
         rows = sorted((self._alike[name] for name in reached), key=lambda alike: alike.order)
-        capacity = {link: self._capacity[link] for alike in rows for link in alike.links}
-        flows = [(alike.links, alike.most_gb_per_s) for alike in rows]
-        self.divisions += len(rows)
-        rates = fair_rates(flows, capacity, [len(alike.flows) for alike in rows])
-        for alike, flow, rate in zip(rows, flows, rates, strict=True):
+        for alike, rate in zip(rows, self._rates(rows), strict=True):
             alike.advance(now_s)
-            if rate != alike.rate or flow in names:
+            name = alike.links, alike.most_gb_per_s
+            if rate != alike.rate or name in names:
                 alike.rate = rate
-                self._expect(flow)
+                self._expect(name)
+
+    def _rates(self, rows: Sequence[_Alike]) -> Sequence[float]:
+        """Return the rate of each class; only those that compete for links have to be divided."""
+        flows = [(alike.links, alike.most_gb_per_s) for alike in rows]
+        capacity = {link: self._capacity[link] for links, _ in flows for link in links}
+        if not capacity:
+            return [most for _, most in flows]
+        self.divisions += len(rows)
+        return fair_rates(flows, capacity, [len(alike.flows) for alike in rows])
 
     def _expect(self, name: _Name) -> None:
         """Note when the next of the flows ends."""
