@@ -17,7 +17,13 @@ from planner.sync.simulation.links import Ring, WorkerFlow, WorkerLinks
 from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.simulation.timings import buckets_of
 from planner.sync.simulation.transfers import WorkerTransfers, ends_s
-from planner.sync.simulation.world import LayerParameters, LinkCost, World, uniform_world
+from planner.sync.simulation.world import (
+    LayerParameters,
+    LinkCost,
+    World,
+    transfers_of,
+    uniform_world,
+)
 from planner.sync.strategies import parse_sync
 
 BYTES = 10_000_000
@@ -73,6 +79,50 @@ def test_flows_share_a_link_and_leave_the_rest_to_others() -> None:
     assert ends_s(transfers, [halves[0], late]) == pytest.approx([1.0, 2.5])
     # The flows of a lane wait for each other.
     assert ends_s(transfers, [halves[0], halves[0]]) == pytest.approx([1.0, 2.0])
+
+
+def test_a_flow_tells_its_marks_on_the_way() -> None:
+    """By itself until 0.5 s, then beside another of the same size: the end is 0.5 s late."""
+    link = (0, 1)
+    transfers = WorkerTransfers({link: 1.0})
+    transfers.begin(0.0, WorkerFlow((link,), 1.0, 1e9, 0.0, marks=(2.5e8, 7.5e8)), "ours")
+    told = []
+    while (now_s := transfers.next_end_s) < math.inf:
+        if now_s > 0.5 and len(told) == 1:
+            transfers.begin(0.5, WorkerFlow((link,), 1.0, 1e9, 0.0), "other")
+            now_s = transfers.next_end_s
+        told += [(round(now_s, 9), what) for what in transfers.ended(now_s)]
+    assert told == [(0.25, "ours"), (1.0, "ours"), (1.5, "ours"), (2.0, "other")]
+
+
+def test_links_that_can_slow_nothing_are_never_divided() -> None:
+    """Cards of 10 GB/s, for eight devices of 1 GB/s each: more than a thousand rings are free."""
+    links = replace(
+        uniform_world(1024, COMPUTE_S, BYTES, LinkCost(0.0, 10.0)), pipelines_per_node=8
+    )
+    world = replace(links, within=LinkCost(0.0, 1.0))
+    transfers = transfers_of(world)
+    groups = [(n, n + 341, n + 682) for n in range(341)]
+    requests = [
+        (n / 1000, members, world.all_reduce(members, BYTES).flows[0])
+        for n, members in enumerate(groups)
+    ]
+    found = ends_s(transfers, requests)
+    assert found == pytest.approx([n / 1000 + 4 / 3 * WITHIN_S for n in range(len(groups))])
+    assert transfers.divisions == 0
+
+
+def test_flows_to_one_server_are_divided_as_one() -> None:
+    """Each of a thousand begins and ends by itself, and each time there is one rate to find."""
+    world = uniform_world(1000, COMPUTE_S, BYTES, LinkCost(0.0, 1.0))
+    transfers = transfers_of(world)
+    requests = [
+        (worker / 10_000, worker, world.server_messages(worker, 1, 0, is_push=True)[0])
+        for worker in range(1, 1000)
+    ]
+    # All of the server's link from first to last.
+    assert max(ends_s(transfers, requests)) == pytest.approx(1e-4 + 999 * WITHIN_S)
+    assert 0 < transfers.divisions <= 2 * len(requests)
 
 
 def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
