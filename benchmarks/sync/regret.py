@@ -41,7 +41,7 @@ ASYNCHRONOUS = (ASYNC, EAGER, WAVES)
 is that of all others here; tuned real rows have them slower to the loss than all-reduce."""
 COLUMNS = (
     *("setting", "chosen", "fastest", "regret", "with asynchronous servers"),
-    *("fastest by measured rows", "regret by these"),
+    "by measured rows, against their fastest",
 )
 
 
@@ -70,10 +70,10 @@ class Regret:
     def row(self) -> list[str]:
         """The row of the table."""
         told = [f"{100 * value:.1f}%" for value in (self.simulated, self.of_all)]
-        real = ["", ""]
+        real = ""
         if self.measured is not None:
-            real = [f"`{self.measured_fastest}`", f"{100 * self.measured:.1f}%"]
-        return [self.setting, f"`{self.chosen}`", f"`{self.fastest}`", *told, *real]
+            real = f"{100 * self.measured:.1f}% (`{self.measured_fastest}`)"
+        return [self.setting, f"`{self.chosen}`", f"`{self.fastest}`", *told, real]
 
     def line(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
@@ -94,7 +94,7 @@ def choice_section(seeds: int, report: Path = REPORT) -> Outcome:
     found = simulate_all(settings, strategies_of(short=False), seeds, first_seed=SEEDS)
     measured = _measured_gains(report)
     rows = [
-        _regret(name, chosen[name], _simulated_gains(runs), measured.get(name, {}))
+        regret_of(name, chosen[name], _simulated_gains(runs), measured.get(name, {}))
         for name, runs in found.items()
     ]
     lines = [row.line() for row in rows]
@@ -123,9 +123,19 @@ def _measured_gains(report: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def _regret(
+def regret_of(
     setting: str, chosen: str, gains: Mapping[str, float], measured: Mapping[str, float]
 ) -> Regret:
+    """Return what a choice costs.
+
+    Args:
+        setting: its name.
+        chosen: strategy.
+        gains: by strategy, how much sooner than overlapped all-reduce it comes to the loss; 0:
+            never.
+        measured: the same of real rows, if there are any.
+    """
+
     def against(gains: Mapping[str, float], *, servers: bool = False) -> tuple[str, float]:
         names = [name for name in gains if servers or name not in ASYNCHRONOUS]
         fastest = max(names, key=lambda name: gains[name])
