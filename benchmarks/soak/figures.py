@@ -313,7 +313,8 @@ def _members(history: History, hit: Hit, until_s: float, strategy: str) -> Itera
     name = strategy.partition(":")[0]
     if hit.kind == "coordinator":
         return
-    if name.endswith("parameter_server") or "schedule=static" in strategy:
+    calls_servers = name.endswith("parameter_server") or name == "wave_synchronous"
+    if calls_servers or "schedule=static" in strategy:
         # All call the server, or wait for all of them in step; a fixed schedule's groups of a node
         # are of all every second iteration.
         yield from _pipelines(history)

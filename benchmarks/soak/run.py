@@ -32,6 +32,7 @@ STRATEGIES = (
     "parameter_server",
     "parameter_server:mode=async",
     "eager_parameter_server",
+    "wave_synchronous",
 )
 ITERATION_S = 0.04
 SHORT = (

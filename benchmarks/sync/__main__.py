@@ -9,9 +9,9 @@ Usage:
 Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
 the clock, whatever the machine, and the model learns for real. The rows ``shaped``, ``legs`` and
 ``pipelines`` need root on Linux and are told as skipped elsewhere; --short leaves these,
-``predicted`` and ``asynchronous`` out unless --rows names them. ``predicted`` compares the
-simulator with the measured rows in benchmarks/SYNC.md and needs no real run. Progress goes to
-standard error.
+``predicted``, ``asynchronous`` and ``choice`` out unless --rows names them. ``predicted`` compares
+the simulator with the measured rows in benchmarks/SYNC.md and needs no real run, nor does
+``choice``. Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from benchmarks.reporting.report import heading
 from benchmarks.sync import asynchronous as sync_asynchronous
 from benchmarks.sync import pipelines as sync_pipelines
 from benchmarks.sync import predicted as sync_predicted
+from benchmarks.sync import regret as sync_regret
 from benchmarks.sync import rivals as sync_rivals
 from benchmarks.sync import sections
 from benchmarks.sync import servers as sync_servers
@@ -39,7 +40,7 @@ from benchmarks.sync.loopback import SETTINGS, Loopback, accuracy_section, loopb
 from planner import PipeplanError
 
 SHORT_STEPS, STEPS = 30, 100
-ONLY_LONG = ("shaped", "legs", "predicted", "pipelines", "asynchronous")
+ONLY_LONG = ("shaped", "legs", "predicted", "pipelines", "asynchronous", "choice")
 ABOUT = """\
 A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
 without each pipeline's first steps and without what follows the first pipeline's last step; of
@@ -164,6 +165,15 @@ def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
             "initiator's alone (`filter_between=initiator`), beside ours, which divides by bands. "
             "16 workers in 4 nodes; one learning rate for all.",
             lambda: sync_rivals.rivals_section(seeds, short=short),
+        ),
+        "choice": Section(
+            "What the choice costs",
+            "Simulated: the strategy that `--sync choose` takes, by 200 iterations with three "
+            "seeds, against the fastest of every strategy in 400 iterations with others. The "
+            "regret is by how much more time the chosen one needs to the held-out loss that "
+            "overlapped all-reduce has after half of its work, at one learning rate for all. Real "
+            "rows of the same settings tell it again; those of slow legs have throughput alone.",
+            lambda: sync_regret.choice_section(seeds),
         ),
         "overlap": Section(
             "Behind the next iteration",

@@ -113,13 +113,7 @@ def measured_rows(report: Path = REPORT) -> Rows:
     Raises:
         PipeplanError: if one of those that calibrate is missing.
     """
-    settings = {*SETTINGS, *map(setting_of, BETWEEN_GB_PER_S), *LEGS}
-    lengths = {len(RUN_COLUMNS), len(THROUGHPUT_COLUMNS)}
-    found = {}
-    for line in report.read_text().splitlines():
-        cells = [cell.strip(" `") for cell in line.split("|")[1:-1]]
-        if len(cells) in lengths and cells[0] in settings:
-            found[cells[0], cells[1]] = float(cells[2])
+    found = {row: float(cells[2]) for row, cells in measured_cells(report).items()}
     for setting, strategy in CALIBRATING:
         if (setting, strategy) not in found:
             raise PipeplanError(
@@ -127,6 +121,21 @@ def measured_rows(report: Path = REPORT) -> Rows:
                 "prediction; run `python -m benchmarks.sync --rows loopback --report` first"
             )
     return found
+
+
+def measured_cells(report: Path = REPORT) -> dict[tuple[str, str], list[str]]:
+    """Return the cells of a report's measured rows, by setting and strategy."""
+    settings = {*SETTINGS, *map(setting_of, BETWEEN_GB_PER_S), *LEGS}
+    lengths = {len(RUN_COLUMNS), len(THROUGHPUT_COLUMNS)}
+    rows = [
+        [cell.strip(" `") for cell in line.split("|")[1:-1]]
+        for line in report.read_text().splitlines()
+    ]
+    return {
+        (cells[0], cells[1]): cells
+        for cells in rows
+        if len(cells) in lengths and cells[0] in settings
+    }
 
 
 def host_of(rows: Rows, seeds: int = 3) -> Host:

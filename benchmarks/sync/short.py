@@ -29,6 +29,7 @@ SOURCES = {
     "slow": "Ripples: 2x all-reduce, 3x parameter server; Prague: 4.4x all-reduce; with slow ones",
     "sleeps": SDPIPE,
     "servers": SERVERS,
+    "choice": SIMULATOR,
     "overlap": JIN,
     "scale": SIMULATOR,
 }

@@ -55,7 +55,10 @@ SlownessOption = Annotated[
     ),
 ]
 SeedsOption = Annotated[
-    int | None, typer.Option("--seeds", metavar="N", help="seeds to average over (default: 1)")
+    int | None,
+    typer.Option(
+        "--seeds", metavar="N", help="seeds to average over (default: 1; with --sync choose 3)"
+    ),
 ]
 JobsOption = Annotated[
     int | None,
@@ -239,13 +242,13 @@ def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
 
 def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> Sync:
     from planner.report.comparison import sync_data
-    from planner.sync.choice import choose
+    from planner.sync.choice import SEEDS, choose
     from planner.sync.strategies import sync_name
 
     with _progress() as progress:
         choice = choose(
             scenario,
-            seeds=_or(request.seeds, 1),
+            seeds=_or(request.seeds, SEEDS),
             jobs=_or(request.jobs, os.cpu_count() or 1),
             least_gain=0.1 if request.least_gain is None else request.least_gain,
             progress=progress,

@@ -8,12 +8,19 @@ import pytest
 
 from benchmarks.soak import hostile
 from benchmarks.soak.figures import History, Hit, Life, figures_of
-from benchmarks.soak.run import run_cases
+from benchmarks.soak.run import STRATEGIES, run_cases
 from benchmarks.soak.world import Case
+from planner.sync.simulation.comparison import ALL_STRATEGIES
+from planner.sync.strategies import SYNCHRONOUS, sync_name
 
-pytestmark = pytest.mark.extensive
+
+def test_every_strategy_whose_pipelines_train_by_themselves_is_tried() -> None:
+    """Of the rest, whose ranks are one job, a lost rank ends the training."""
+    names = {sync_name(sync) for sync in ALL_STRATEGIES if sync.strategy not in SYNCHRONOUS}
+    assert set(STRATEGIES) == names
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize(
     ("strategy", "pipelines", "places"),
     [("semi_decentralized", 4, 1), ("parameter_server", 2, 2)],
@@ -43,5 +50,6 @@ def test_gaps_count_for_a_hit_only_if_nothing_else_was_hit_meanwhile() -> None:
     assert [figures.is_alone for figures in found] == [False, False, True, True]
 
 
+@pytest.mark.extensive
 def test_hostile_callers_end_no_server_and_take_little_memory() -> None:
     assert hostile.main(["--only", "callers", "--number", "60"]) == 0

@@ -24,6 +24,7 @@ from benchmarks.sync.figures import (
 from benchmarks.sync.loopback import SETTINGS
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import CALIBRATING, Host, host_of, measured_rows, predicted
+from benchmarks.sync.regret import regret_of, settings_of
 from benchmarks.sync.settings import DRAWN, MATCHING, PAIRS, PARTIAL, STATIC, best_rates
 from benchmarks.sync.shaped import LEGS, shaped_plan
 from benchmarks.sync.short import claim_of
@@ -211,6 +212,26 @@ def test_a_host_is_derived_from_a_trace_of_groups() -> None:
     assert found.message_s == pytest.approx(host.message_s, rel=0.3)
     assert found.jitter_s == pytest.approx(host.jitter_s, rel=0.3)
     assert found.round_trip_s == pytest.approx(host.round_trip_s, rel=0.3)
+
+
+def test_a_choice_costs_what_the_fastest_one_saves() -> None:
+    """Asynchronous servers count apart; of the rows by measurement the fastest one is their own."""
+    gains = {"all_reduce": 1.0, PAIRS: 1.5, DRAWN: 1.2, "eager_parameter_server": 1.8}
+    found = regret_of("here", DRAWN, gains, {"all_reduce": 1.1, DRAWN: 1.0, PAIRS: 0.0})
+    assert found.fastest == PAIRS
+    assert found.simulated == pytest.approx(0.25)
+    assert found.of_all == pytest.approx(0.5)
+    assert found.measured_fastest == "all_reduce"
+    assert found.measured == pytest.approx(0.1)
+    assert regret_of("here", PAIRS, gains, {}).simulated == 0
+    never = regret_of("here", PAIRS, {**gains, PAIRS: 0.0}, {})
+    assert never.simulated == float("inf")
+
+
+def test_the_choice_is_tried_in_at_least_twenty_settings() -> None:
+    names = [setting.name for setting in settings_of()]
+    assert len(set(names)) == len(names) >= 20
+    assert {*SETTINGS, *LEGS} < set(names)
 
 
 def test_a_plan_takes_the_time_that_was_asked_for() -> None:

@@ -13,11 +13,17 @@ from planner.errors import PipeplanError
 from planner.simulation.network import fair_rates
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.comparison import compare_syncs
-from planner.sync.simulation.links import WorkerFlow, WorkerLinks, ring, ring_ends
+from planner.sync.simulation.links import Ring, WorkerFlow, WorkerLinks
 from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.simulation.timings import buckets_of
 from planner.sync.simulation.transfers import WorkerTransfers, ends_s
-from planner.sync.simulation.world import LayerParameters, LinkCost, World, uniform_world
+from planner.sync.simulation.world import (
+    LayerParameters,
+    LinkCost,
+    World,
+    transfers_of,
+    uniform_world,
+)
 from planner.sync.strategies import parse_sync
 
 BYTES = 10_000_000
@@ -75,10 +81,54 @@ def test_flows_share_a_link_and_leave_the_rest_to_others() -> None:
     assert ends_s(transfers, [halves[0], halves[0]]) == pytest.approx([1.0, 2.0])
 
 
+def test_a_flow_tells_its_marks_on_the_way() -> None:
+    """By itself until 0.5 s, then beside another of the same size: the end is 0.5 s late."""
+    link = (0, 1)
+    transfers = WorkerTransfers({link: 1.0})
+    transfers.begin(0.0, WorkerFlow((link,), 1.0, 1e9, 0.0, marks=(2.5e8, 7.5e8)), "ours")
+    told = []
+    while (now_s := transfers.next_end_s) < math.inf:
+        if now_s > 0.5 and len(told) == 1:
+            transfers.begin(0.5, WorkerFlow((link,), 1.0, 1e9, 0.0), "other")
+            now_s = transfers.next_end_s
+        told += [(round(now_s, 9), what) for what in transfers.ended(now_s)]
+    assert told == [(0.25, "ours"), (1.0, "ours"), (1.5, "ours"), (2.0, "other")]
+
+
+def test_links_that_can_slow_nothing_are_never_divided() -> None:
+    """Cards of 10 GB/s, for eight devices of 1 GB/s each: more than a thousand rings are free."""
+    links = replace(
+        uniform_world(1024, COMPUTE_S, BYTES, LinkCost(0.0, 10.0)), pipelines_per_node=8
+    )
+    world = replace(links, within=LinkCost(0.0, 1.0))
+    transfers = transfers_of(world)
+    groups = [(n, n + 341, n + 682) for n in range(341)]
+    requests = [
+        (n / 1000, members, world.all_reduce(members, BYTES).flows[0])
+        for n, members in enumerate(groups)
+    ]
+    found = ends_s(transfers, requests)
+    assert found == pytest.approx([n / 1000 + 4 / 3 * WITHIN_S for n in range(len(groups))])
+    assert transfers.divisions == 0
+
+
+def test_flows_to_one_server_are_divided_as_one() -> None:
+    """Each of a thousand begins and ends by itself, and each time there is one rate to find."""
+    world = uniform_world(1000, COMPUTE_S, BYTES, LinkCost(0.0, 1.0))
+    transfers = transfers_of(world)
+    requests = [
+        (worker / 10_000, worker, world.server_messages(worker, 1, 0, is_push=True)[0])
+        for worker in range(1, 1000)
+    ]
+    # All of the server's link from first to last.
+    assert max(ends_s(transfers, requests)) == pytest.approx(1e-4 + 999 * WITHIN_S)
+    assert 0 < transfers.divisions <= 2 * len(requests)
+
+
 def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
     links = linked_world().links
     assert links is not None
-    neighbours = ring(links, (0, 1, 2, 3), 0, BYTES, 0.0)
+    neighbours = Ring.of(links, (0, 1, 2, 3), 0).flow(BYTES, 0.0)
     between = len(links.cluster.links) - 1
     assert sorted(link for link in neighbours.links if link[0] == between) == [
         (between, -1),
@@ -87,7 +137,7 @@ def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
     ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, neighbours)])
     assert ends == pytest.approx([BETWEEN_S])
     # In the order 0, 2, 1, 3 every hop crosses the link, two in each direction.
-    zigzag = ring(links, (0, 2, 1, 3), 0, BYTES, 0.0)
+    zigzag = Ring.of(links, (0, 2, 1, 3), 0).flow(BYTES, 0.0)
     ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, zigzag)])
     assert ends == pytest.approx([2 * BETWEEN_S])
 
@@ -105,7 +155,8 @@ def test_members_behind_fast_hops_are_done_before_the_ring_is() -> None:
     ===== ============ ============= ============
     """
     world = linked_world()
-    assert ring_ends(world.routes, (0, 1, 2), 0, 4) == pytest.approx([1, 3.1 / 4, 1])
+    ends = Ring.of(world.routes, (0, 1, 2), 0).ends(world.routes.capacity_gb_per_s, 4)
+    assert ends == ((3.1 / 4, (1,)), (1.0, (0, 2)))
     found = world.group_all_reduce((0, 1, 2), 0)
     assert found.done == ((1,), (0, 2))
     assert sum(flow.bytes for flow in found.flows) == pytest.approx(4 / 3 * BYTES)

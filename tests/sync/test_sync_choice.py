@@ -32,9 +32,10 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
     assert "best loose one" in choice.reason
     assert choice.sync not in [row.sync for row in choice.alternatives]
     assert choice.reason.endswith(
-        ". Candidates were all_reduce, fused, decoupled, cross_iteration and partial_all_reduce; "
-        "servers and pairs of pipelines are compared by --sync all and never chosen, since their "
-        "training differs most from that of one process"
+        ". Candidates were all_reduce, fused, decoupled, cross_iteration, "
+        "partial_all_reduce:schedule=static, ad_psgd and partial_all_reduce; servers are compared "
+        "by --sync all and never chosen, since how soon they learn depends on a learning rate "
+        "tuned for them"
     )
 
 
@@ -49,7 +50,7 @@ def test_slow_workers_are_averaged_when_ready(trace: Trace, found: str) -> None:
     choice = chosen(quick_network(), trace)
     assert choice.sync.strategy == "semi_decentralized"
     assert choice.reason.startswith(found)
-    assert "cross_iteration and semi_decentralized:overlap=true; servers" in choice.reason
+    assert "ad_psgd and semi_decentralized:overlap=true; servers" in choice.reason
     rows = {row.sync.strategy: row for row in choice.comparison.results}
     assert rows["semi_decentralized"].target_speedup > 1.1
 
@@ -61,7 +62,9 @@ def test_a_loose_strategy_must_gain_as_much_as_asked() -> None:
 def test_a_slow_network_is_overlapped() -> None:
     place = replace(small_world().ranks[0], parameter_bytes=60_000_000)
     choice = chosen(small_world(ranks=(place,)))
-    assert choice.sync.strategy in ("cross_iteration", "partial_all_reduce")
+    assert choice.sync not in EXACT
+    known = [row for row in choice.comparison.results if row.target_s is not None]
+    assert choice.sync == min(known, key=lambda row: row.target_s).sync
 
 
 def test_choices_that_make_no_sense_are_refused() -> None:

@@ -6,7 +6,10 @@ half of the workers ask, the other half answers at any time.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import count
 
 import numpy as np
 
@@ -46,7 +49,7 @@ class GroupAveraging:
         self.delay_s = self._half_s
         self.staleness = 0
         self._groups: list[list[tuple[int, ...]]] = [[] for _ in engine.keys]
-        self._reductions: dict[tuple[int, ...], StageReduction] = {}
+        self._all_reduce = lru_cache(MOST_KEPT)(engine.world.group_all_reduce)
         self._armed_s = float("inf")
 
     def begun(self, worker: int, now_s: float) -> None:
@@ -97,29 +100,19 @@ class GroupAveraging:
         """Send the decision to the members, who begin at once."""
         reduction = self._reduction(group)
         self._engine.sent_bytes += reduction.sent_bytes
-        self._move(now_s + self._half_s, group, 0)
+        then = (self._moved, group, count())
+        self._engine.transfer(now_s + self._half_s, reduction.flows, then)
 
     def _reduction(self, group: Group) -> StageReduction:
-        name = (group.key, *group.members)
-        if name not in self._reductions:
-            if len(self._reductions) >= MOST_KEPT:
-                self._reductions.clear()
-            world = self._engine.world
-            self._reductions[name] = world.group_all_reduce(group.members, group.key)
-        return self._reductions[name]
+        return self._all_reduce(group.members, group.key)
 
-    def _move(self, now_s: float, group: Group, part: int) -> None:
-        """Move the next part of a ring, after which some of its members are done."""
-        flows = self._reduction(group).flows[part : part + 1]
-        self._engine.transfer(now_s, flows, (self._moved, group, part))
-
-    def _moved(self, now_s: float, group: Group, part: int) -> None:
-        reduction = self._reduction(group)
-        if not part:
+    def _moved(self, now_s: float, group: Group, marks: Iterator[int]) -> None:
+        """Let members go on that are done at the next mark of a ring, or at its end."""
+        mark = next(marks)
+        if not mark:
             self._average(group)
-        self._end(now_s, group, [group.members[place] for place in reduction.done[part]])
-        if part + 1 < len(reduction.flows):
-            self._move(now_s, group, part + 1)
+        done = self._reduction(group).done[mark]
+        self._end(now_s, group, [group.members[place] for place in done])
 
     def _average(self, group: Group) -> None:
         """Average the weights of members that still wait, as soon as the first has the mean."""

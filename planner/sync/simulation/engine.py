@@ -158,7 +158,10 @@ class EventLoop:
         self.transfer(now_s, reduction.flows, then)
 
     def transfer(self, now_s: float, flows: Sequence[WorkerFlow], then: Then) -> None:
-        """Run flows one after the other over the world's links."""
+        """Run flows one after the other over the world's links.
+
+        The handler is also called at each mark of the last one.
+        """
         now_s = max(now_s, self.now_s)
         if flows:
             self.at(now_s + flows[0].fixed_s, self._move, flows, then)

@@ -6,13 +6,12 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
 
 from planner.cluster.cluster import Cluster, node_of
-from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.simulation.network import Link
 
@@ -26,12 +25,19 @@ class WorkerFlow:
         most_gb_per_s: bandwidth of its narrowest route.
         bytes: bytes over each crossing.
         fixed_s: latencies and overheads, before the bytes.
+        marks: bytes after which somebody waits for it, ascending, besides all of them.
     """
 
     links: tuple[Link, ...]
     most_gb_per_s: float
     bytes: float
     fixed_s: float
+    marks: tuple[float, ...] = ()
+
+    @cached_property
+    def crossed(self) -> Mapping[Link, int]:
+        """How often it crosses each of its links."""
+        return Counter(self.links)
 
 
 Route = tuple[tuple[Link, ...], float]
@@ -57,44 +63,73 @@ def message(
     return WorkerFlow(links, most, bytes_, fixed_s)
 
 
-def ring(
-    routes: Routes, members: Sequence[int], key: int, bytes_: float, fixed_s: float
-) -> WorkerFlow:
-    """Return the flow of a ring in which each member sends these bytes to the next one."""
-    found = _hops(routes, members, key)
-    links = tuple(link for row, _ in found for link in row)
-    return WorkerFlow(links, min(most for _, most in found), bytes_, fixed_s)
+@dataclass(frozen=True)
+class Ring:
+    """Members that each send to the next one, and the last to the first.
+
+    Attributes:
+        hops: the route from each member to the next.
+    """
+
+    hops: tuple[Route, ...]
+
+    @classmethod
+    def of(cls, routes: Routes, members: Sequence[int], key: int) -> Ring:
+        """Return the ring of workers' devices of a pipeline rank, in this order."""
+        pairs = zip(members, (*members[1:], members[0]), strict=True)
+        return cls(tuple(routes.route(key, *pair) for pair in pairs))
+
+    def flow(self, bytes_: float, fixed_s: float, marks: tuple[float, ...] = ()) -> WorkerFlow:
+        """Return the flow of a ring in which each member sends these bytes."""
+        links = tuple([link for row, _ in self.hops for link in row])
+        return WorkerFlow(links, min([most for _, most in self.hops]), bytes_, fixed_s, marks)
+
+    def ends(
+        self, capacity_gb_per_s: Mapping[Link, float], steps: int
+    ) -> tuple[tuple[float, tuple[int, ...]], ...]:
+        """Return when members are done, as fractions of the last one's time, and their places.
+
+        Args:
+            capacity_gb_per_s: of links, which carry nothing else.
+            steps: 2 (n - 1) of an all-reduce of n members.
+        """
+        crossed = Counter([link for links, _ in self.hops for link in links])
+        rates = [
+            min([most, *[capacity_gb_per_s[link] / crossed[link] for link in links]])
+            for links, most in self.hops
+        ]
+        return _ring_ends(tuple(rates), steps)
 
 
-def _hops(routes: Routes, members: Sequence[int], key: int) -> list[Route]:
-    """Return the route from each member of a ring to the next."""
-    following = (*members[1:], members[0])
-    return [routes.route(key, *pair) for pair in zip(members, following, strict=True)]
-
-
-def ring_ends(routes: Routes, members: Sequence[int], key: int, steps: int) -> FloatArray:
-    """Return when each member of a ring is done, as fractions of the last one's time.
+@lru_cache(10_000)
+def _ring_ends(rates: Sequence[float], steps: int) -> tuple[tuple[float, tuple[int, ...]], ...]:
+    """Return the ends of members, with their places, by the rate of the hop from each.
 
     In a step a member sends a part once it has received it, and receives another: with d the
     seconds of the hop to a member, ``T(member, step) = d + max(T(member, step - 1), T(previous,
     step - 1))``. Behind fast hops parts of the last steps are not waited for: of two members on one
     node and one on another, the second is done a step before the others.
 
-    Args:
-        routes: links, idle.
-        members: in the order of the ring.
-        key: the pipeline rank.
-        steps: 2 (n - 1) of an all-reduce of n members.
+    Unrolled, the last step of a member ends after the longest of all ways back through the steps,
+    each of which stays with a member or goes to the one before. A way that goes back k members
+    takes each of their hops once, and is longest if all other steps stay with the slowest of these.
+    Once the slowest hop of the ring is among them, going further back makes no way longer.
     """
-    found = _hops(routes, members, key)
-    crossed = Counter(link for links, _ in found for link in links)
-    capacity = routes.capacity_gb_per_s
-    rates = [min([most, *(capacity[n] / crossed[n] for n in links)]) for links, most in found]
-    incoming_s = np.roll(1 / np.array(rates), 1)
-    ends = np.zeros(len(members))
-    for _ in range(steps):
-        ends = np.maximum(ends, np.roll(ends, 1)) + incoming_s
-    return np.asarray(ends / ends.max())
+    count = len(rates)
+    # Two rounds of the hops to each member, so that the k-th before it is a slice.
+    incoming_s = np.tile(np.roll(1 / np.array(rates), 1), 2)
+    taken_s, slowest_s, ends_s = np.zeros(count), np.zeros(count), np.zeros(count)
+    for back in range(min(count, steps)):
+        before_s = incoming_s[count - back : 2 * count - back]
+        taken_s = taken_s + before_s
+        slowest_s = np.maximum(slowest_s, before_s)
+        ends_s = np.maximum(ends_s, taken_s + (steps - 1 - back) * slowest_s)
+        if slowest_s.min() == slowest_s.max():
+            break
+    places: defaultdict[float, list[int]] = defaultdict(list)
+    for place, end in enumerate((ends_s / ends_s.max()).round(3).tolist()):
+        places[end].append(place)
+    return tuple((end, tuple(places[end])) for end in sorted(places))
 
 
 @dataclass(frozen=True)
@@ -122,7 +157,7 @@ class NodeLinks:
         """Bandwidths of devices' links, then of cards'."""
         devices = self.workers * len(self.cards)
         nodes = -(-self.workers // self.pipelines_per_node)
-        number = devices + nodes * (max(self.cards) + 1)
+        number = devices + nodes * self._cards_of_node
         return {
             (index, direction): self.within_gb_per_s if index < devices else self.between_gb_per_s
             for index in range(number)
@@ -148,7 +183,11 @@ class NodeLinks:
 
     def _card(self, key: int, node: int) -> int:
         devices = self.workers * len(self.cards)
-        return devices + node * (max(self.cards) + 1) + self.cards[key]
+        return devices + node * self._cards_of_node + self.cards[key]
+
+    @cached_property
+    def _cards_of_node(self) -> int:
+        return max(self.cards) + 1
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,16 @@ world's links, but for those of a server to itself.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.sync.simulation.engine import EventLoop, Then
 from planner.sync.strategies import EagerParameterServerOptions
+
+MOST_KEPT = 10_000
+"""Calls whose messages are kept at a time."""
 
 
 class Server:
@@ -22,6 +27,7 @@ class Server:
 
     def __init__(self, engine: EventLoop, servers: int) -> None:
         self._engine, self._servers = engine, servers
+        self._messages = lru_cache(MOST_KEPT)(engine.world.server_messages)
         learning = engine.training.learning
         self._rate = learning.learning_rate / engine.world.workers
         self._momentum = learning.momentum
@@ -41,7 +47,7 @@ class Server:
         """Move the parts between the worker and the servers, one after the other."""
         world = self._engine.world
         self._engine.sent_bytes += world.ranks[key].parameter_bytes
-        flows = world.server_messages(worker, self._servers, key, is_push=is_push)
+        flows = self._messages(worker, self._servers, key, is_push=is_push)
         self._engine.transfer(now_s, flows, then)
 
     def apply(self, gradient: FloatArray, key: int, modulation: float = 1.0) -> None:

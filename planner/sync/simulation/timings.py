@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -24,6 +25,8 @@ from planner.sync.strategies import CrossIterationOptions
 
 MOST_BUCKETS = 256
 """Most buckets of a pipeline rank; larger models are divided into this many equal ones."""
+MOST_KEPT = 1024
+"""Collectives of a strategy that are kept at a time."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +124,19 @@ Collective = Callable[[tuple[int, ...], float, int], StageReduction]
 
 
 class _Buckets:
-    """Gradients of every pipeline rank in buckets, the last layers' first."""
+    """Gradients of every pipeline rank in buckets, the last layers' first.
 
-    def __init__(self, world: World, bucket_mib: float, *, overlap: bool) -> None:
+    Args:
+        world: pipelines and links.
+        bucket_mib: least bytes of a bucket.
+        collective: of the world, what reduces a bucket.
+        overlap: whether buckets are reduced during the backward.
+    """
+
+    def __init__(
+        self, world: World, bucket_mib: float, collective: Collective, *, overlap: bool
+    ) -> None:
+        self.collective = lru_cache(MOST_KEPT)(collective)
         self.network = WorkerNetwork(world)
         self.rows = [buckets_of(rank, bucket_mib) for rank in world.ranks]
         self._ready_s = [
@@ -132,13 +145,12 @@ class _Buckets:
         ]
 
     def reduce(
-        self, round_: Round, collective: Collective, earliest_s: FloatArray | None = None
+        self, round_: Round, earliest_s: FloatArray | None = None
     ) -> tuple[list[list[float]], float]:
         """Return the ends of all buckets' collectives by pipeline rank, and the bytes sent.
 
         Args:
             round_: the round of the workers.
-            collective: what reduces a bucket.
             earliest_s: before which no rank asks for any; None: as soon as gradients are there.
         """
         first_s = np.zeros(len(self.rows)) if earliest_s is None else earliest_s
@@ -146,7 +158,7 @@ class _Buckets:
             (
                 max(ready_s, float(first_s[key])),
                 key,
-                collective(round_.workers, self.rows[key][place].bytes, key),
+                self.collective(round_.workers, self.rows[key][place].bytes, key),
             )
             for ready_s, key, place in sorted(self._asked(round_))
         ]
@@ -188,11 +200,11 @@ class AllReduceTiming:
 
     def __init__(self, world: World, bucket_mib: float, *, overlap: bool = True) -> None:
         self._world = world
-        self._buckets = _Buckets(world, bucket_mib, overlap=overlap)
+        self._buckets = _Buckets(world, bucket_mib, world.all_reduce, overlap=overlap)
 
     def run(self, round_: Round) -> Rounded:
         """Run a round: no worker continues before the last bucket."""
-        ends_s, sent_bytes = self._buckets.reduce(round_, self._world.all_reduce)
+        ends_s, sent_bytes = self._buckets.reduce(round_)
         reduced_s = np.array([max(row) for row in ends_s])
         steps_s = np.array([rank.optimizer_s for rank in self._world.ranks])
         free_s = reduced_s + steps_s * round_.slowdown[:, None]
@@ -211,16 +223,16 @@ class DecoupledTiming:
 
     def __init__(self, world: World, bucket_mib: float) -> None:
         self._world = world
-        self._buckets = _Buckets(world, bucket_mib, overlap=True)
+        self._buckets = _Buckets(world, bucket_mib, world.half, overlap=True)
 
     def run(self, round_: Round) -> Rounded:
         """Run a round: the next iteration begins when no layer's parameters will come too late."""
         world, buckets = self._world, self._buckets
-        scattered_s, sent_bytes = buckets.reduce(round_, world.half)
+        scattered_s, sent_bytes = buckets.reduce(round_)
         starts_s = next_starts_s(round_, world.ranks, own_ends_s(round_, world.ranks))
         rows = [(key, bucket) for key, row in enumerate(buckets.rows) for bucket in reversed(row)]
         requests = [
-            (scattered_s[key][-1], key, world.half(round_.workers, bucket.bytes, key))
+            (scattered_s[key][-1], key, buckets.collective(round_.workers, bucket.bytes, key))
             for key, bucket in rows
         ]
         gathered_s = np.zeros(len(world.ranks))
@@ -242,12 +254,12 @@ class CrossIterationTiming:
 
     def __init__(self, world: World, fusion_mib: float) -> None:
         self._world = world
-        self._buckets = _Buckets(world, fusion_mib, overlap=False)
+        self._buckets = _Buckets(world, fusion_mib, world.all_reduce, overlap=False)
         self._last_s: FloatArray = np.zeros(len(world.ranks))
 
     def run(self, round_: Round) -> Rounded:
         """Run a round: the iteration after the next needs this one's mean."""
-        ends_s, sent_bytes = self._buckets.reduce(round_, self._world.all_reduce, self._last_s)
+        ends_s, sent_bytes = self._buckets.reduce(round_, self._last_s)
         steps_s = np.array([rank.optimizer_s for rank in self._world.ranks])
         own_s = own_ends_s(round_, self._world.ranks) + steps_s * round_.slowdown[:, None]
         starts_s = next_starts_s(round_, self._world.ranks, np.maximum(own_s, self._last_s))
@@ -265,6 +277,7 @@ class SynchronousServerTiming:
 
     def __init__(self, world: World, servers: int) -> None:
         self._world, self._servers = world, servers
+        self._messages = lru_cache(2 * world.workers * len(world.ranks))(world.server_messages)
         self._transfers = transfers_of(world)
 
     def run(self, round_: Round) -> Rounded:
@@ -285,7 +298,7 @@ class SynchronousServerTiming:
             (float(asked_s[row, key]), (row, key), flow)
             for row, worker in enumerate(round_.workers)
             for key in range(len(self._world.ranks))
-            for flow in self._world.server_messages(worker, self._servers, key, is_push=is_push)
+            for flow in self._messages(worker, self._servers, key, is_push=is_push)
         ]
         found = ends_s(self._transfers, requests)
         arrived_s: FloatArray = np.array(found).reshape(*asked_s.shape, self._servers).max(axis=2)

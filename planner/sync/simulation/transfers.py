@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from planner.simulation.network import Link, fair_rates
 from planner.sync.simulation.links import WorkerFlow
 
 _ROUNDING_S = 1e-12
+_ROUNDING = 1e-9
+"""Share of a link's bandwidth by which its demand may be off."""
 _MOST_GB_PER_S = 1e12
 """A flow without links takes no time."""
 
 _Name = tuple[tuple[Link, ...], float]
-"""Links that flows share with others, and the most that the links of their own let through."""
+"""Links that flows compete for with others, and their rate without these."""
 
 
 @dataclass
 class _Alike:
-    """Flows under way that have one rate, as they cross the same shared links.
+    """Flows under way that have one rate, as they compete for the same links.
 
     Attributes:
-        links, most_gb_per_s: shared links, and the rate that the others allow.
+        links, most_gb_per_s: contested links, and the rate without others.
         order: number of the first of them.
         moved: gigabytes that each of them has moved at the last change, had it been there before.
         since_s: time of the last change.
@@ -58,33 +60,46 @@ class _Moving:
 
     Attributes:
         crossed: how often it crosses each link.
-        most_gb_per_s: bandwidth of its narrowest route.
+        alone_gb_per_s: its rate without others.
         what: what the caller knows it by.
         name: of the flows like it.
-        end: what each of these will have been moved at its end.
+        end: what each of these will have been moved at its next mark, or else its end.
+        marks: gigabytes from each mark to the next, and from the last one to its end; latest first.
     """
 
     crossed: Mapping[Link, int]
-    most_gb_per_s: float
+    alone_gb_per_s: float
     what: Any
     name: _Name
     end: float
+    marks: list[float]
 
 
 class WorkerTransfers:
-    """Flows under way. Each that begins or ends changes the rates of those it shares links with.
+    """Flows under way. Each that begins or ends changes the rates of those it competes with.
 
-    A link that only one flow crosses does no more than limit it. Flows that cross the same shared
-    links have one rate, so that a thousand workers at one server take little more than one.
+    A link is contested while the flows over it would take more than its bandwidth if each had the
+    rate that it has without others. No other link can give a flow less than that, so that flows are
+    told apart by contested links alone. Flows that compete for the same ones have one rate: a
+    thousand workers at one server take little more than one.
 
     Args:
         capacity_gb_per_s: bandwidths of links.
+
+    Attributes:
+        divisions: classes of flows of equal rates among which links were divided, so far: the
+            deterministic measure of the work.
     """
 
     def __init__(self, capacity_gb_per_s: Mapping[Link, float]) -> None:
+        self.divisions = 0
         self._capacity = capacity_gb_per_s
+        self._most = {link: rate * (1 + _ROUNDING) for link, rate in capacity_gb_per_s.items()}
         self._moving: dict[int, _Moving] = {}
         self._users: defaultdict[Link, set[int]] = defaultdict(set)
+        self._wanted: defaultdict[Link, float] = defaultdict(float)
+        """GB/s that the flows over a link would take without others."""
+        self._contested: set[Link] = set()
         self._alike: dict[_Name, _Alike] = {}
         self._on: defaultdict[Link, set[_Name]] = defaultdict(set)
         self._next: list[tuple[float, int, int, _Name]] = []
@@ -99,17 +114,50 @@ class WorkerTransfers:
             self._settle()
         self._begun_s = now_s
         number = next(self._numbers)
-        others = set[int]()
-        crossed = Counter(flow.links)
-        for link in crossed:
-            users = self._users[link]
-            if len(users) == 1:
-                others |= users
-            users.add(number)
-        nothing: _Name = ((), 0.0)
-        self._moving[number] = _Moving(crossed, flow.most_gb_per_s, what, nothing, 0.0)
-        self._begun.add(self._place(now_s, number, flow.bytes / 1e9))
-        self._begun |= self._moved(now_s, others)
+        crossed, alone = flow.crossed, self._alone_gb_per_s(flow)
+        others = self._users_of(self._want(number, crossed, alone))
+        ends = [0.0, *(mark / 1e9 for mark in flow.marks), flow.bytes / 1e9]
+        pieces = [after - before for before, after in pairwise(ends)]
+        self._moving[number] = _Moving(crossed, alone, what, ((), 0.0), 0.0, pieces[:0:-1])
+        self._begun.add(self._place(now_s, number, pieces[0]))
+        if others:
+            self._begun |= self._moved(now_s, others - {number})
+
+    def _alone_gb_per_s(self, flow: WorkerFlow) -> float:
+        """Return the rate of a flow without others."""
+        rates = [self._capacity[link] / times for link, times in flow.crossed.items()]
+        return min([flow.most_gb_per_s, _MOST_GB_PER_S, *rates])
+
+    def _want(self, number: int, crossed: Mapping[Link, int], alone: float) -> list[Link]:
+        """Add a flow to the users of its links; return those that become contested."""
+        users, wanted, most = self._users, self._wanted, self._most
+        found = []
+        for link, times in crossed.items():
+            users[link].add(number)
+            before = wanted[link]
+            wanted[link] = after = before + times * alone
+            if after > most[link] >= before:
+                found.append(link)
+        self._contested.update(found)
+        return found
+
+    def _want_no_more(self, number: int) -> list[Link]:
+        """Remove a flow from the users of its links; return those that are contested no more."""
+        users, wanted, most = self._users, self._wanted, self._most
+        moving, found = self._moving[number], []
+        alone = moving.alone_gb_per_s
+        for link, times in moving.crossed.items():
+            users[link].remove(number)
+            before = wanted[link]
+            # Exactly nothing when nobody is left, however often it was added to.
+            wanted[link] = after = before - times * alone if users[link] else 0.0
+            if before > most[link] >= after:
+                found.append(link)
+        self._contested.difference_update(found)
+        return found
+
+    def _users_of(self, links: Iterable[Link]) -> set[int]:
+        return {number for link in links for number in self._users[link]}
 
     def _settle(self) -> None:
         """Share the links among flows that have just begun and all others."""
@@ -130,22 +178,30 @@ class WorkerTransfers:
         return math.inf
 
     def ended(self, now_s: float) -> list[Any]:
-        """Remove the flows that have ended by now, and return what the caller knows them by."""
+        """Return what the caller knows the flows by that have come to a mark or their end by now.
+
+        Those at their end are removed.
+        """
         found, changed = [], set[_Name]()
-        links = set[Link]()
+        links, freed = set[Link](), set[Link]()
         while self.next_end_s <= now_s + _ROUNDING_S:
             name = heapq.heappop(self._next)[3]
-            number = self._first(self._alike[name])
-            moving = self._moving.pop(number)
+            alike = self._alike[name]
+            number = self._first(alike)
+            moving = self._moving[number]
             found.append(moving.what)
-            self._take_out(number, name)
-            changed.add(name)
-            for link in moving.crossed:
-                self._users[link].discard(number)
-                links.add(link)
+            if moving.marks:
+                moving.end += moving.marks.pop()
+                heapq.heappush(alike.ends, (moving.end, number))
+            else:
+                freed.update(self._want_no_more(number))
+                del self._moving[number]
+                self._take_out(number, name)
+                changed.add(name)
+                links.update(name[0])
             self._expect(name)
-        alone = {next(iter(self._users[link])) for link in links if len(self._users[link]) == 1}
-        self._share(now_s, changed | self._moved(now_s, alone), links)
+        if changed:
+            self._share(now_s, changed | self._moved(now_s, self._users_of(freed)), links)
         return found
 
     def _first(self, alike: _Alike) -> int:
@@ -158,15 +214,11 @@ class WorkerTransfers:
             heapq.heappop(alike.ends)
 
     def _name_of(self, number: int) -> _Name:
-        moving, users, capacity = self._moving[number], self._users, self._capacity
-        shared: list[Link] = []
-        most = min(moving.most_gb_per_s, _MOST_GB_PER_S)
-        for link, times in moving.crossed.items():
-            if len(users[link]) > 1:
-                shared += [link] * times
-            else:
-                most = min(most, capacity[link] / times)
-        return tuple(shared), most
+        moving, contested = self._moving[number], self._contested
+        crossed = moving.crossed
+        links = [link for link in crossed if link in contested] if contested else []
+        competed_for = tuple(link for link in links for _ in range(crossed[link]))
+        return competed_for, moving.alone_gb_per_s
 
     def _place(self, now_s: float, number: int, gigabytes: float) -> _Name:
         """Add a flow to those that it is like."""
@@ -191,7 +243,7 @@ class WorkerTransfers:
                 self._on[link].discard(name)
 
     def _moved(self, now_s: float, numbers: Iterable[int]) -> set[_Name]:
-        """Place flows anew whose links have become shared or their own; return both their names."""
+        """Place flows anew whose links are contested now, or no more; return both their names."""
         changed = set[_Name]()
         for number in sorted(numbers):
             moving = self._moving[number]
@@ -208,14 +260,21 @@ class WorkerTransfers:
         """Update the rates of all flows that a change can affect."""
         reached = self._reached(names, links)
         rows = sorted((self._alike[name] for name in reached), key=lambda alike: alike.order)
-        capacity = {link: self._capacity[link] for alike in rows for link in alike.links}
-        flows = [(alike.links, alike.most_gb_per_s) for alike in rows]
-        rates = fair_rates(flows, capacity, [len(alike.flows) for alike in rows])
-        for alike, flow, rate in zip(rows, flows, rates, strict=True):
+        for alike, rate in zip(rows, self._rates(rows), strict=True):
             alike.advance(now_s)
-            if rate != alike.rate or flow in names:
+            name = alike.links, alike.most_gb_per_s
+            if rate != alike.rate or name in names:
                 alike.rate = rate
-                self._expect(flow)
+                self._expect(name)
+
+    def _rates(self, rows: Sequence[_Alike]) -> Sequence[float]:
+        """Return the rate of each class; only those that compete for links have to be divided."""
+        flows = [(alike.links, alike.most_gb_per_s) for alike in rows]
+        capacity = {link: self._capacity[link] for links, _ in flows for link in links}
+        if not capacity:
+            return [most for _, most in flows]
+        self.divisions += len(rows)
+        return fair_rates(flows, capacity, [len(alike.flows) for alike in rows])
 
     def _expect(self, name: _Name) -> None:
         """Note when the next of the flows ends."""

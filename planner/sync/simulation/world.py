@@ -9,12 +9,11 @@ from functools import cached_property
 from planner.errors import PipeplanError
 from planner.sync.simulation.links import (
     NodeLinks,
+    Ring,
     Routes,
     WorkerFlow,
     WorkerLinks,
     message,
-    ring,
-    ring_ends,
 )
 from planner.sync.simulation.transfers import WorkerTransfers
 
@@ -110,7 +109,8 @@ class StageReduction:
     Attributes:
         sent_bytes: bytes of all members together.
         flows: what it moves over the world's links, one after the other.
-        done: of an all-reduce, by flow, places of the members that have everything after it.
+        done: of an all-reduce, by mark of its flow and at its end, places of the members that have
+            everything then.
     """
 
     sent_bytes: float
@@ -244,23 +244,19 @@ class World:
         """Return the all-reduce of a rank's parameters, with what each member waits for.
 
         A ring's members are done one after the other
-        (:func:`~planner.sync.simulation.links.ring_ends`), which matters where they then go on by
+        (:meth:`~planner.sync.simulation.links.Ring.ends`), which matters where they then go on by
         themselves.
         """
-        whole = self.all_reduce(members, self.ranks[key].parameter_bytes, key)
-        if not whole.flows or not whole.flows[0].bytes:
+        bytes_, steps = self.ranks[key].parameter_bytes, 2 * (len(members) - 1)
+        if len(members) == 1 or not bytes_:
+            whole = self._ring(members, key, steps, bytes_)
             return replace(whole, done=(tuple(range(len(members))),))
-        ends = ring_ends(self.routes, members, key, 2 * (len(members) - 1)).round(3)
-        flows: list[WorkerFlow] = []
-        done: list[tuple[int, ...]] = []
-        before = 0.0
-        for end in sorted(set(ends.tolist())):
-            part = whole.flows[0]
-            fixed_s = 0.0 if flows else part.fixed_s
-            flows.append(replace(part, bytes=part.bytes * (end - before), fixed_s=fixed_s))
-            done.append(tuple(place for place, own in enumerate(ends) if own == end))
-            before = end
-        return replace(whole, flows=tuple(flows), done=tuple(done))
+        ring = Ring.of(self.routes, members, key)
+        ends = ring.ends(self.routes.capacity_gb_per_s, steps)
+        each_bytes, fixed_s = steps * bytes_ / len(members), self._ring_fixed_s(members, steps)
+        marks = tuple(each_bytes * end for end, _ in ends[:-1])
+        flow = ring.flow(each_bytes, fixed_s, marks)
+        return StageReduction(steps * bytes_, (flow,), tuple(places for _, places in ends))
 
     def exchange(self, pair: tuple[int, int], key: int) -> StageReduction:
         """Return a pair's exchange of weights: the first asks, the second answers."""
@@ -302,9 +298,11 @@ class World:
         count = len(members)
         if count == 1:
             return StageReduction(0.0)
-        fixed_s = self.collective_overhead_s + steps * self.link(members).latency_s
-        flow = ring(self.routes, members, key, steps * bytes_ / count, fixed_s)
-        return StageReduction(steps * bytes_, (flow,))
+        ring, fixed_s = Ring.of(self.routes, members, key), self._ring_fixed_s(members, steps)
+        return StageReduction(steps * bytes_, (ring.flow(steps * bytes_ / count, fixed_s),))
+
+    def _ring_fixed_s(self, members: tuple[int, ...], steps: int) -> float:
+        return self.collective_overhead_s + steps * self.link(members).latency_s
 
 
 def transfers_of(world: World) -> WorkerTransfers:

@@ -1,0 +1,234 @@
+"""What the choice of a strategy costs against the best one, simulated and by measured rows.
+
+A strategy is chosen as `--sync choose` does. Then every strategy is simulated with seeds that the
+choice has not seen, and for longer. The regret is by how much more time the chosen one needs to the
+held-out loss than the fastest.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome
+from benchmarks.sync.figures import Runs, Spread, compare
+from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS
+from benchmarks.sync.plans import pipelines_plan
+from benchmarks.sync.predicted import REPORT, Host, host_of, measured_cells, measured_rows
+from benchmarks.sync.settings import ASYNC, EAGER, OVERLAPPED, WAVES, strategies_of
+from benchmarks.sync.shaped import (
+    BETWEEN_GB_PER_S,
+    LEGS,
+    TRACE,
+    leg_plan,
+    setting_of,
+    shaped_plan,
+)
+from benchmarks.sync.simulated import Simulated, flat_world, pipeline_world, simulate_all
+from planner.measured.sync_trace import SyncTrace
+from planner.sync.choice import HORIZON, SEEDS, choose
+from planner.sync.strategies import sync_name
+
+MEAN, WORST = 0.03, 0.1
+ASYNCHRONOUS = (ASYNC, EAGER, WAVES)
+"""Servers that pipelines do not wait for. How soon they learn depends on their learning rate, which
+is that of all others here; tuned real rows have them slower to the loss than all-reduce."""
+COLUMNS = (
+    *("setting", "chosen", "fastest", "regret", "with asynchronous servers"),
+    "by measured rows, against their fastest",
+)
+
+
+@dataclass(frozen=True)
+class Regret:
+    """What a choice costs: seconds to the loss over those of the fastest strategy, less 1.
+
+    Attributes:
+        setting: its name.
+        chosen: strategy.
+        fastest: of all but asynchronous servers.
+        simulated: against that one.
+        of_all: against the fastest of all strategies.
+        measured_fastest: of real rows, but for asynchronous servers; None: there are none.
+        measured: against that one, by these rows.
+    """
+
+    setting: str
+    chosen: str
+    fastest: str
+    simulated: float
+    of_all: float
+    measured_fastest: str | None = None
+    measured: float | None = None
+
+    def row(self) -> list[str]:
+        """The row of the table."""
+        told = [f"{100 * value:.1f}%" for value in (self.simulated, self.of_all)]
+        real = ""
+        if self.measured is not None:
+            real = f"{100 * self.measured:.1f}% (`{self.measured_fastest}`)"
+        return [self.setting, f"`{self.chosen}`", f"`{self.fastest}`", *told, real]
+
+    def line(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
+        found = {"strategy": self.chosen, "setting": f"choice.{self.setting}"}
+        return {**found, "regret": round(self.simulated, 4), "fastest": self.fastest}
+
+
+def choice_section(seeds: int, report: Path = REPORT) -> Outcome:
+    """Return what the choice costs in every setting.
+
+    Args:
+        seeds: how many every strategy is simulated with; the choice has others.
+        report: whose measured rows count too.
+    """
+    settings = settings_of(report)
+    with get_context("spawn").Pool(os.cpu_count()) as pool:
+        chosen = dict(zip([s.name for s in settings], pool.map(_chosen, settings), strict=True))
+    found = simulate_all(settings, strategies_of(short=False), seeds, first_seed=SEEDS)
+    measured = _measured_gains(report)
+    rows = [
+        regret_of(name, chosen[name], _simulated_gains(runs), measured.get(name, {}))
+        for name, runs in found.items()
+    ]
+    lines = [row.line() for row in rows]
+    return Outcome(_claims(rows), COLUMNS, [row.row() for row in rows], lines)
+
+
+def _chosen(setting: Simulated) -> str:
+    scenario = replace(setting, iterations=HORIZON).scenario(0)
+    return sync_name(choose(scenario).sync)
+
+
+def _simulated_gains(runs: Runs) -> dict[str, float]:
+    """Return how much sooner than overlapped all-reduce strategies come to the loss."""
+    found = {name: compare(runs, name, OVERLAPPED).time_to_loss for name in runs}
+    return {name: 0.0 if gain is None else gain.mean for name, gain in found.items()}
+
+
+def _measured_gains(report: Path) -> dict[str, dict[str, float]]:
+    """Return the same of real rows, by setting; those of throughput alone have none."""
+    column = RUN_COLUMNS.index("to the loss, against overlapped")
+    found: dict[str, dict[str, float]] = {}
+    for (setting, strategy), cells in measured_cells(report).items():
+        if len(cells) == len(RUN_COLUMNS):
+            word = cells[column].partition(" ")[0]
+            found.setdefault(setting, {})[strategy] = 0.0 if word == "not" else float(word)
+    return found
+
+
+def regret_of(
+    setting: str, chosen: str, gains: Mapping[str, float], measured: Mapping[str, float]
+) -> Regret:
+    """Return what a choice costs.
+
+    Args:
+        setting: its name.
+        chosen: strategy.
+        gains: by strategy, how much sooner than overlapped all-reduce it comes to the loss; 0:
+            never.
+        measured: the same of real rows, if there are any.
+    """
+
+    def against(gains: Mapping[str, float], *, servers: bool = False) -> tuple[str, float]:
+        names = [name for name in gains if servers or name not in ASYNCHRONOUS]
+        fastest = max(names, key=lambda name: gains[name])
+        return fastest, gains[fastest] / gains[chosen] - 1 if gains[chosen] else math.inf
+
+    fastest, simulated = against(gains)
+    of_all = against(gains, servers=True)[1]
+    real = against(measured) if measured else (None, None)
+    return Regret(setting, chosen, fastest, simulated, of_all, *real)
+
+
+def _claims(rows: Sequence[Regret]) -> list[Claim]:
+    simulated = [(row.simulated, row.setting) for row in rows]
+    real = [(row.measured, row.setting) for row in rows if row.measured is not None]
+    kinds = [
+        ("against the fastest but asynchronous servers", False, simulated),
+        ("against the fastest of all", False, [(row.of_all, row.setting) for row in rows]),
+        ("by measured rows, against the fastest but asynchronous servers", True, real),
+    ]
+    claims = []
+    for told, is_real, found in kinds:
+        regime = f"{len(found)} settings"
+        mean, (worst, where) = fmean(value for value, _ in found), max(found)
+        for text, bar, value, note in (
+            (f"mean regret {told}", MEAN, mean, ""),
+            (f"largest regret {told}", WORST, worst, f"({where})"),
+        ):
+            spread = Spread((value,))
+            claims.append(Claim(text, regime, is_real, bar, spread, at_most=True, note=note))
+    return claims
+
+
+def settings_of(report: Path = REPORT, seeds: int = 1) -> list[Simulated]:
+    """Return the settings; those with measured rows have their names.
+
+    Args:
+        report: whose rows tell what the machine adds to a plan's costs.
+        seeds: with which the simulator takes it from them.
+    """
+    rows = measured_rows(report)
+    host = host_of(rows, seeds)
+    legs = Host.of(SyncTrace.load(TRACE), shaped_plan(BETWEEN_GB_PER_S[0]))
+    loopback = host.world(pipelines_plan(PIPELINES, ITERATION_S))
+    return [
+        *(Simulated(name, row.regime, loopback, _slowness(name)) for name, row in SETTINGS.items()),
+        *(
+            Simulated(setting_of(rate), "two nodes of 4 pipelines", host.world(shaped_plan(rate)))
+            for rate in BETWEEN_GB_PER_S
+        ),
+        *(Simulated(name, "one node's link is slow", legs.world(leg_plan(name))) for name in LEGS),
+        *_simulated_only(),
+    ]
+
+
+def _slowness(name: str) -> str:
+    pace = SETTINGS[name]
+    slow = ",".join(f"{rank}x{factor:g}" for rank, factor in pace.slow.items())
+    if slow:
+        return f"slow:{slow}"
+    if pace.sleep_probability:
+        return f"sleep:{pace.sleep_probability:g}:{pace.sleep_s:g}"
+    return "steady"
+
+
+def _simulated_only() -> list[Simulated]:
+    nodes = flat_world(16, 0.02, per_node=4)
+    found = [
+        Simulated(f"flat_{part:g}", f"8 workers, all-reduce {part:g}x", flat_world(8, part))
+        for part in (0.02, 0.3, 1.0, 3.0)
+    ]
+    found += [
+        Simulated(f"sixteen_{name}", "16 workers in 4 nodes", nodes, slowness)
+        for name, slowness in {
+            "one_2x_slow": "slow:0x2",
+            "one_4x_slow": "slow:0x4",
+            "a_node_4x_slow": "slow:0x4,1x4,2x4,3x4",
+            "sleeps": "sleep:0.1:0.3",
+            "drift": "drift:0.3",
+        }.items()
+    ]
+    shared = flat_world(16, 1.0, per_node=4)
+    found += [
+        Simulated("cards_steady", "16 workers in 4 nodes, all-reduce 1x", shared),
+        Simulated("cards_one_2x_slow", "the same", shared, "slow:0x2"),
+        Simulated("cards_sleeps", "the same", shared, "sleep:0.1:0.1"),
+    ]
+    found += [
+        Simulated(
+            f"sleeps_4x4_{1000 * sleep_s:g}ms",
+            "4 pipelines of 4 places",
+            pipeline_world(4, 4, 8, 0.02),
+            f"sleep:0.1:{sleep_s:g}",
+        )
+        for sleep_s in (0.01, 0.1)
+    ]
+    return found
