@@ -39,11 +39,11 @@ from planner.simulation.simulator import simulate
 
 TICK_S = 1e-9
 """Durations are rounded down to it, so that the optimum is not above the real one."""
-MOST_REPLAYS = 40
+MOST_REPLAYS = 100
 """Schedules that are replayed to find out whether one is faster than a plan."""
 ALONE, SEVERAL = (1, 0.3), (8, math.inf)
 """Workers of the solver, and their deterministic seconds."""
-MOST_WORK = 10.0
+MOST_WORK = 1.0
 """Deterministic seconds for the next schedule to replay."""
 Key = tuple[int, int]
 WHOLE: dict[str, Kind] = {"F": "F", "I": "B"}

@@ -163,7 +163,7 @@ def test_a_vocabulary_that_is_whole_is_noted(reason: str, is_noted: bool) -> Non
 
 def test_tools_without_groups_name_those_that_run_them() -> None:
     told = problem(transformer(2, degrees=(2,)), machines(4), tensor_parallel=2)
-    with pytest.raises(PipeplanError, match=r"single devices only so far; export --to megatron, torch"):
+    with pytest.raises(PipeplanError, match=r"only so far; export --to megatron, torch"):
         export_plan(adopt(told, "Et|tL"), "deepspeed")
     with pytest.raises(PipeplanError, match=r"for deepspeed supports .* plan for megatron, torch"):
         for_runtime(told, "deepspeed")
