@@ -317,26 +317,58 @@ def solve(
     if robust or prefer != "fast":
         what = "robust = True" if robust else 'prefer = "simple"'
         require_without(problem.job, what, ("offload", "lengths"))
-    problem = for_runtime(problem)
-    settings = Settings(seed, workers, deterministic)
-    limit = limit_text(time_limit_s, deterministic)
+    one = _OneCall(
+        settings=Settings(seed, workers, deterministic),
+        time_limit_s=time_limit_s,
+        gap_limit=gap_limit,
+        progress=progress or (lambda row: None),
+        warm_starts=warm_starts,
+        constrain=constrain,
+        noise=Noise(seed=seed) if robust is True else robust,
+        prefer=prefer,
+        prefer_within=prefer_within,
+    )
+    *tried, last = _decided(for_runtime(problem))
+    for variant in tried:
+        with suppress(InfeasibleError):
+            return one.solve(variant)
+    return one.solve(last)
 
-    def search_of(
-        problem: Problem,
-        limit_s: float,
-        progress: Progress | None,
-        first: Sequence[SearchStep] = (),
-        known: Sequence[Plan] = (),
-    ) -> Search:
-        task = SearchTask(problem, settings, gap_limit, constrain)
-        search = Search(task, Clock(limit_s, deterministic), progress)
-        partitions = _partitions(search.chain, [*warm_starts, *known])
-        search.found.is_infeasible = form_problem(search.chain) is not None
-        if not search.found.is_infeasible:
-            run_until_stopped(search, (_warm_starts(partitions), *first, OVERLAPPED, *STEPS))
-        return search
+
+@dataclass(frozen=True, kw_only=True)
+class _OneCall:
+    """What one call of :func:`solve` asks for, whatever problems it searches for that."""
+
+    settings: Settings
+    time_limit_s: float
+    gap_limit: float
+    progress: Progress
+    warm_starts: Sequence[Plan | Sequence[StageSpec]]
+    constrain: Constrain | None
+    noise: Noise | Literal[False]
+    prefer: Preference
+    prefer_within: float
+
+    def solve(self, problem: Problem) -> Result:
+        """Search a problem whose freedoms are decided, over sizes of groups if it has several."""
+        limit_s, deterministic = self.time_limit_s, self.settings.deterministic
+        if problem.job.offload:
+            return solve_with_offload(
+                problem,
+                self.search,
+                time_limit_s=limit_s,
+                deterministic=deterministic,
+                gap_limit=self.gap_limit,
+                progress=self.progress,
+                infeasible=_infeasible,
+            )
+        if problem.job.tensor_parallel == 1 or problem.has_groups:
+            return self.solve_one(problem, time_limit_s=limit_s, progress=self.progress)
+        of_size = partial(self.solve_one, first=(EVEN_GRID,))
+        return solve_on_groups(problem, of_size, Clock(limit_s, deterministic), self.progress)
 
     def solve_one(
+        self,
         problem: Problem,
         *,
         time_limit_s: float,
@@ -344,32 +376,36 @@ def solve(
         first: Sequence[SearchStep] = (),
         known: Sequence[Plan] = (),
     ) -> Result:
-        noise = Noise(seed=seed) if robust is True else robust
-        choose = _choose(noise, prefer, prefer_within, problem.job.lengths)
+        """Return the plan that one search finds, chosen as the caller prefers."""
+        choose = _choose(self.noise, self.prefer, self.prefer_within, problem.job.lengths)
         limit_s = time_limit_s * (1 - SHARE if choose else 1)
-        return _result(search_of(problem, limit_s, progress, first, known), limit, choose)
+        search = self.search(problem, limit_s, progress, first, known)
+        return _result(search, limit_text(self.time_limit_s, self.settings.deterministic), choose)
 
-    def on_groups(problem: Problem) -> Result:
-        if problem.job.offload:
-            return solve_with_offload(
-                problem,
-                search_of,
-                time_limit_s=time_limit_s,
-                deterministic=deterministic,
-                gap_limit=gap_limit,
-                progress=progress or (lambda row: None),
-                infeasible=_infeasible,
-            )
-        if problem.job.tensor_parallel == 1 or problem.has_groups:
-            return solve_one(problem, time_limit_s=time_limit_s, progress=progress)
-        of_size = partial(solve_one, first=(EVEN_GRID,))
-        return solve_on_groups(problem, of_size, Clock(time_limit_s, deterministic), progress)
+    def search(
+        self,
+        problem: Problem,
+        limit_s: float,
+        progress: Progress | None,
+        first: Sequence[SearchStep] = (),
+        known: Sequence[Plan] = (),
+    ) -> Search:
+        """Run one search to its end.
 
-    *tried, last = _decided(problem)
-    for variant in tried:
-        with suppress(InfeasibleError):
-            return on_groups(variant)
-    return on_groups(last)
+        Args:
+            problem: whose devices are what stages are placed on.
+            limit_s: for it.
+            progress: called with every new incumbent or bound.
+            first: steps before those of the table.
+            known: plans to start from, besides the caller's.
+        """
+        task = SearchTask(problem, self.settings, self.gap_limit, self.constrain)
+        search = Search(task, Clock(limit_s, self.settings.deterministic), progress)
+        partitions = _partitions(search.chain, [*self.warm_starts, *known])
+        search.found.is_infeasible = form_problem(search.chain) is not None
+        if not search.found.is_infeasible:
+            run_until_stopped(search, (_warm_starts(partitions), *first, OVERLAPPED, *STEPS))
+        return search
 
 
 def _decided(problem: Problem) -> list[Problem]:
