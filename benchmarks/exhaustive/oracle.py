@@ -41,8 +41,8 @@ TICK_S = 1e-9
 """Durations are rounded down to it, so that the optimum is not above the real one."""
 MOST_REPLAYS = 100
 """Schedules that are replayed to find out whether one is faster than a plan."""
-ALONE, SEVERAL = (1, 0.3), (8, math.inf)
-"""Workers of the solver, and their deterministic seconds."""
+LIMITS = (4.0, 40.0, 400.0, math.inf)
+"""Deterministic seconds of the solver, with one worker and then with several."""
 MOST_WORK = 1.0
 """Deterministic seconds for the next schedule to replay."""
 Key = tuple[int, int]
@@ -284,14 +284,14 @@ class _Schedule:
             limit = MOST_WORK
 
     def _solved(self, limit: float) -> tuple[cp_model.CpSolver, cp_model.CpSolverStatus]:
-        """Solve by one worker, which creeps on some of these, then by several that take turns."""
-        for workers, most in (ALONE, SEVERAL):
+        """Solve by one worker, or by several that take turns: each creeps on some of these."""
+        for most, workers in product(LIMITS, (1, 8)):
             solver = cp_model.CpSolver()
             solver.parameters.num_workers = workers
             solver.parameters.interleave_search = workers > 1
             solver.parameters.max_deterministic_time = min(limit, most)
             status = solver.solve(self._model)
-            if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE):
+            if status in (cp_model.OPTIMAL, cp_model.INFEASIBLE) or most >= limit:
                 break
         return solver, status
 
