@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.toml").write_text(training_file(folder / name, STEPS))
         (folder / f"{name}.run").write_text(json.dumps({"sync": sync}))
     plan_of("sgd").save(folder / "often.json")
-    (folder / "often.toml").write_text(training_file(folder / "often", every=2))
+    (folder / "often.toml").write_text(training_file(folder / "often", STEPS, every=2))
     (folder / "often.run").write_text(json.dumps({"sync": "semi_decentralized"}))
     done = forked(4, str(WORKER), str(folder))
     assert done.returncode == 0, done.stderr[-4000:]
