@@ -98,11 +98,9 @@ def _of_one_speed(problem: Problem, number: int) -> Grouping:
 def _by_speed(problem: Problem) -> list[list[str]]:
     """Return the devices of each type, the fastest type first."""
     chain, cluster = Chain(problem), problem.cluster
-    total_s = chain.work_s.sum(axis=1)
-    kinds = sorted(range(len(chain.types)), key=lambda kind: float(total_s[kind]))
+    kinds = sorted(chain.types, key=chain.model_s.__getitem__)
     return [
-        [name for name in cluster.device_names if cluster.type_of(name) == chain.types[kind]]
-        for kind in kinds
+        [name for name in cluster.device_names if cluster.type_of(name) == kind] for kind in kinds
     ]
 
 

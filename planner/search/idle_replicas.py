@@ -8,6 +8,9 @@ from planner.costs.placement import place
 from planner.search.schedule.heuristic import Schedule, fits_memory
 from planner.simulation.simulator import reduced_soonest, simulate
 
+ROUNDING = 1e-12
+"""Times that are longer by no larger share are longer by rounding alone."""
+
 
 def without_idle_replicas(schedule: Schedule) -> Schedule:
     """Return the same orders of stages that hold only devices which run something of them.
@@ -29,7 +32,3 @@ def without_idle_replicas(schedule: Schedule) -> Schedule:
     found = Schedule(orders, reduced_soonest(simulate(placed, orders)), schedule.method)
     is_slower = found.iteration_time_s > schedule.iteration_time_s * (1 + ROUNDING)
     return schedule if is_slower or not fits_memory(found.timeline) else found
-
-
-ROUNDING = 1e-12
-"""Times that are longer by no larger share are longer by rounding alone."""

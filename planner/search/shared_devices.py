@@ -27,8 +27,10 @@ SHIFTS_A_STAGE = 60
 
 def plan_shared(search: Search, time: TimeSlice) -> None:
     """Find plans with as many stages a device as the job allows."""
-    moved = sorted(_moved(search, _first(time, MOVE_SHARE)), key=lambda row: row[0])
-    found = _ranked(search, [partition for _, partition in moved], _first(time, RANK_SHARE))
+    moved = sorted(_moved(search, time.first(MOVE_SHARE * time.left_s)), key=lambda row: row[0])
+    found = _ranked(
+        search, [partition for _, partition in moved], time.first(RANK_SHARE * time.left_s)
+    )
     for _, partition in found[:SCHEDULED]:
         if search.has_time and not search.is_done():
             search.consider(partition)
@@ -50,11 +52,6 @@ def _ranked(
         if math.isfinite(estimate_s):
             rows.append((estimate_s, partition))
     return sorted(rows, key=lambda row: row[0])
-
-
-def _first(time: TimeSlice, share: float) -> TimeSlice:
-    """Return the first part of the time left."""
-    return TimeSlice(time.clock, time.end_s - (1 - share) * time.left_s)
 
 
 def _moved(search: Search, time: TimeSlice) -> Iterator[tuple[float, Partition]]:

@@ -95,8 +95,7 @@ def _speeds(chain: Chain) -> dict[str, float]:
 
     Where layers take no time, or cannot run on a type at all, devices count as equally fast.
     """
-    cluster = chain.problem.cluster
-    seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
+    cluster, seconds = chain.problem.cluster, chain.model_s
     can_compare = all(0 < time_s < math.inf for time_s in seconds.values())
     return {
         name: 1 / seconds[cluster.type_of(name)] if can_compare else 1.0
@@ -127,8 +126,9 @@ def balanced_cuts(chain: Chain, speeds: Sequence[float]) -> list[int]:
         return cuts
 
     def is_enough(time: float) -> bool:
-        loads = np.diff(done[cuts_within(time)]) <= time * np.asarray(speeds) * (1 + 2 * ROUNDING)
-        return cuts_within(time)[-1] == chain.length and bool(loads.all())
+        cuts = cuts_within(time)
+        most = time * np.asarray(speeds) * (1 + 2 * ROUNDING)
+        return cuts[-1] == chain.length and bool((np.diff(done[cuts]) <= most).all())
 
     least, most = done[-1] / sum(speeds), done[-1] / min(speeds)
     while most > least * (1 + ROUNDING):
@@ -231,8 +231,7 @@ def _orders_for_tables(chain: Chain) -> Iterator[tuple[str, ...]]:
     cluster = chain.problem.cluster
     if len(cluster.devices) > MAX_DEVICES_FOR_TABLES or chain.length > MAX_LAYERS_FOR_TABLES:
         return
-    seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
-    yield from device_orders(cluster, seconds)
+    yield from device_orders(cluster, chain.model_s)
 
 
 def even_partition(chain: Chain, count: int) -> Partition:

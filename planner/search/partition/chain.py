@@ -219,6 +219,11 @@ class Chain:
         return _read_only(np.array([self.forward_s(t) + self.backward_s(t) for t in self.types]))
 
     @cached_property
+    def model_s(self) -> dict[str, float]:
+        """Forward and backward seconds of all layers by device type."""
+        return dict(zip(self.types, self.work_s.sum(axis=1).tolist(), strict=True))
+
+    @cached_property
     def least_work_s(self) -> FloatArray:
         """Forward and backward seconds of each layer on its fastest type; read-only."""
         return _read_only(self.work_s.min(axis=0))

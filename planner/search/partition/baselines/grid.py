@@ -38,11 +38,9 @@ def partitions(chain: Chain) -> Iterator[Partition]:
 
 def _device_choices(chain: Chain) -> Iterator[tuple[str, ...]]:
     """Yield all devices, then those of the fastest types without the slower ones."""
-    cluster = chain.problem.cluster
-    work_s = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
-    speeds = sorted(set(work_s.values()), reverse=True)
-    for most_s in speeds:
-        yield tuple(n for n in cluster.device_names if work_s[cluster.type_of(n)] <= most_s)
+    cluster, model_s = chain.problem.cluster, chain.model_s
+    for most_s in sorted(set(model_s.values()), reverse=True):
+        yield tuple(n for n in cluster.device_names if model_s[cluster.type_of(n)] <= most_s)
 
 
 def _partition(chain: Chain, names: Sequence[str], stages: int) -> Partition | None:

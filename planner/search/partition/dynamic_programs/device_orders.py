@@ -111,10 +111,9 @@ MAX_REPLICA_CHOICES = 16
 def first_orders(chain: Chain) -> Iterator[Order]:
     """Yield distinct orders worth trying, in units, each worked out when asked for."""
     cluster = chain.problem.cluster
-    seconds = dict(zip(chain.types, chain.work_s.sum(axis=1).tolist(), strict=True))
     size = unit_size(chain)
     found: dict[Order, None] = {}
-    for names in device_orders(cluster, seconds):
+    for names in device_orders(cluster, chain.model_s):
         order = _units(chain, [cluster.numbers[name] for name in names], size)
         if order not in found:
             found[order] = None
