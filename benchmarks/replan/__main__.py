@@ -28,7 +28,7 @@ from benchmarks.reporting.claims import (
     is_short,
     tell,
 )
-from benchmarks.reporting.report import heading, table
+from benchmarks.reporting.report import heading, table, write_table
 
 OURS = "ourselves"
 
@@ -100,10 +100,7 @@ def main() -> None:
     ]
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    if options.output:
-        options.output.write_text("\n".join(parts))
-    else:
-        print("\n".join(parts))
+    write_table("\n".join(parts), options.output)
 
 
 if __name__ == "__main__":

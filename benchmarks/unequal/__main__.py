@@ -24,7 +24,7 @@ from benchmarks.reporting.claims import (
     is_short,
     tell,
 )
-from benchmarks.reporting.report import heading, table
+from benchmarks.reporting.report import heading, table, write_table
 from models import ZOO
 from planner import Cluster, Job, LayerGraph, Problem, solve, trace, verify
 from planner.assembly import plan_by_hand
@@ -167,10 +167,7 @@ def main() -> None:
         NOTES.format(limit=options.time_limit, **told),
         table(COLUMNS, rows),
     ]
-    if options.output:
-        options.output.write_text("\n".join(parts))
-    else:
-        print("\n".join(parts))
+    write_table("\n".join(parts), options.output)
 
 
 if __name__ == "__main__":

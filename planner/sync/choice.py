@@ -39,7 +39,7 @@ EQUAL = 0.01
 HORIZON = 200
 """Simulated iterations of each worker."""
 SEEDS = 3
-"""With one alone, the time of pairs to a loss is off by up to a third."""
+"""Seeds that times are the mean of. One alone puts the time of pairs off by up to a third."""
 
 
 @dataclass(frozen=True)
