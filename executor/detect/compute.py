@@ -29,8 +29,10 @@ DTYPES = {
 REPEATS = 7
 LONGEST_S = 0.4
 """An operation is repeated until it took so long; the median counts."""
-TOGETHER_S = 1.5
-"""Seconds for which ranks of a host compute at the same time."""
+ALONE_S = 1.0
+"""Seconds for which the first rank of a host computes alone."""
+TOGETHER_ROUNDS, TOGETHER_S = 7, 0.25
+"""Rounds of computation by one rank and by several at the same time, and the seconds of each."""
 ROWS, WIDTH = 64, 768
 """Rows and width of the block that is trained to see how ranks slow each other."""
 _CPU_SIZES, _GPU_SIZES = (128, 384, 1024), (512, 2048, 8192)
@@ -54,20 +56,21 @@ class Computation:
     def __init__(self, device: torch.device, host_ranks: int) -> None:
         self._device, self._host_ranks = device, host_ranks
 
-    def part(self, turn: Turn, meet: Callable[[], None]) -> dict[str, Any]:
+    def part(self, turn: Turn, meet: Callable[[], None], *, is_first: bool) -> dict[str, Any]:
         """Return what a turn shows of this rank, as plain JSON values.
 
         Args:
             turn: of all that compute.
-            meet: waits until all of the turn's ranks are ready.
+            meet: waits until all of the turn's ranks are ready; called several times.
+            is_first: whether this rank is the one that also computes alone.
         """
         block = self._block()
         for _ in range(3):
             block()
-        meet()
-        found: dict[str, Any] = {"block_s": self._block_s(block)}
-        if len(turn.group) == 1:
-            found["figures"] = self.figures().model_dump(mode="json")
+        if len(turn.group) > 1:
+            return self._together(block, meet, is_first=is_first)
+        found: dict[str, Any] = {"block_s": self._block_s(block, ALONE_S)}
+        found["figures"] = self.figures().model_dump(mode="json")
         return found
 
     # --- alone ------------------------------------------------------------------------------------
@@ -235,10 +238,26 @@ class Computation:
             times.append(seconds)
         return times
 
-    def _block_s(self, block: Callable[[], None]) -> float:
-        """Return the median time of a block while the turn lasts."""
+    def _together(
+        self, block: Callable[[], None], meet: Callable[[], None], *, is_first: bool
+    ) -> dict[str, list[float]]:
+        """Return the times of a block, round by round: of the first rank alone, then of all.
+
+        Both are measured in turn, since other work on the machine comes and goes within seconds.
+        """
+        found: dict[str, list[float]] = {"alone_s": [], "block_s": []}
+        for _ in range(TOGETHER_ROUNDS):
+            meet()
+            if is_first:
+                found["alone_s"].append(self._block_s(block, TOGETHER_S))
+            meet()
+            found["block_s"].append(self._block_s(block, TOGETHER_S))
+        return found
+
+    def _block_s(self, block: Callable[[], None], for_s: float) -> float:
+        """Return the median time of a block within some seconds."""
         begin_s, times = time.perf_counter(), list[float]()
-        while time.perf_counter() < begin_s + TOGETHER_S:
+        while not times or time.perf_counter() < begin_s + for_s:
             times.append(self._timed_s(block))
         return median(times)
 
@@ -257,22 +276,23 @@ def host_memory_bytes() -> int:
 # --- what all ranks found -------------------------------------------------------------------------
 
 
-def slowdowns(block_s: Mapping[int, float], ranks: int) -> tuple[float, ...]:
+def slowdowns(ratios: Mapping[int, float], ranks: int) -> tuple[float, ...]:
     """Return factors for one to all ranks of a host, from the times of a block.
 
     Args:
-        block_s: its median time while so many ranks computed; of one and of all at least. Numbers
-            in between are interpolated.
+        ratios: how many times as long as alone it took while so many ranks computed; of all at
+            least. Numbers in between are interpolated.
         ranks: of the host.
     """
-    known = sorted(block_s)
+    ratios = {**ratios, 1: 1.0}
+    known = sorted(ratios)
     factors, least = [], 1.0
     for count in range(1, ranks + 1):
         below = max(number for number in known if number <= count)
         above = min(number for number in known if number >= count)
         share = (count - below) / (above - below) if above > below else 0.0
-        seconds = block_s[below] + share * (block_s[above] - block_s[below])
-        least = max(least, _digits(seconds / block_s[1]))
+        ratio = ratios[below] + share * (ratios[above] - ratios[below])
+        least = max(least, _digits(ratio))
         factors.append(least)
     return (1.0, *factors[1:])
 

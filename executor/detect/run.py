@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -81,7 +82,7 @@ class MeasurementRecord:
         self._ways: dict[Ends, OneWay] = {}
         self._together: list[ConcurrentMessages] = []
         self._reductions: list[TimedReduction] = []
-        self._block_s: defaultdict[str, dict[int, float]] = defaultdict(dict)
+        self._slower: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._alone_s: dict[str, float] = {}
         self._ratios: defaultdict[str, list[float]] = defaultdict(list)
         self.notes: list[str] = [known.note for known in types.values() if known.note]
@@ -98,9 +99,9 @@ class MeasurementRecord:
             tuple(self._together),
             tuple(self._reductions),
             {
-                host: slowdowns(block_s, ranks[host])
-                for host, block_s in self._block_s.items()
-                if ranks[host] in block_s
+                host: slowdowns(ratios, ranks[host])
+                for host, ratios in self._slower.items()
+                if ranks[host] in ratios
             },
             self._slowdowns,
         )
@@ -128,14 +129,22 @@ class MeasurementRecord:
 
     def _add_computation(self, turn: Turn, found: Found) -> str:
         first = self.members[turn.group[0]]
-        block_s = fmean(found[rank]["block_s"] for rank in turn.group)
-        self._block_s[first.host][len(turn.group)] = block_s
+        of_first = found[turn.group[0]]
         if len(turn.group) == 1:
-            figures = DeviceType.parse(found[turn.group[0]]["figures"], "measured device")
+            block_s = of_first["block_s"]
+            figures = DeviceType.parse(of_first["figures"], "measured device")
             self._set_type(first, KnownType(first.type, figures), block_s)
+            self._slower[first.host][1] = 1.0
+            return f"{first.host}: 1 rank computing: a block takes {block_s * 1e3:.2f} ms"
+        rounds = zip(*(found[rank]["block_s"] for rank in turn.group), strict=True)
+        ratios = [
+            fmean(of_all) / alone_s
+            for of_all, alone_s in zip(rounds, of_first["alone_s"], strict=True)
+        ]
+        ratio = self._slower[first.host][len(turn.group)] = median(ratios)
         return (
-            f"{first.host}: {plural(len(turn.group), 'rank')} computing: a block takes "
-            f"{block_s * 1e3:.2f} ms"
+            f"{first.host}: {plural(len(turn.group), 'rank')} computing: a block takes {ratio:.3f} "
+            f"times as long as alone ({min(ratios):.3f} to {max(ratios):.3f})"
         )
 
     def _add_slowdown(self, turn: Turn, found: Found) -> str:
@@ -409,7 +418,13 @@ class _Parts:
         """Return this rank's results of a turn, as plain JSON values."""
         probe = self.probe
         if turn.kind == "compute":
-            return self.computation.part(turn, lambda: self.taking.meet(number, len(turn.group)))
+            meetings = count()
+
+            def meet() -> None:
+                self.taking.meet(f"{number}.{next(meetings)}", len(turn.group))
+
+            is_first = probe.rank == turn.group[0]
+            return self.computation.part(turn, meet, is_first=is_first)
         if turn.kind == "beside":
             return self._beside(turn)
         if turn.kind == "together":

@@ -242,11 +242,11 @@ class TurnTaking:
             self._store.add(_ENDED, 1)
             self._store.set(f"turn/{number + 1}", "")
 
-    def meet(self, number: int, ranks: int) -> None:
-        """Wait until so many ranks of a turn are ready for it."""
-        if self._store.add(f"ready/{number}", 1) == ranks:
-            self._store.set(f"begin/{number}", "")
-        self._wait(f"begin/{number}", "the ranks whose turn it is")
+    def meet(self, name: str, ranks: int) -> None:
+        """Wait until so many ranks of a turn have come to this meeting, named but once."""
+        if self._store.add(f"ready/{name}", 1) == ranks:
+            self._store.set(f"begin/{name}", "")
+        self._wait(f"begin/{name}", "the ranks whose turn it is")
 
     def found(self, number: int, rank: int) -> Any:
         """Return a rank's results of a turn, once it has them."""

@@ -122,7 +122,7 @@ def test_of_many_ranks_some_pairs_of_each_kind_are_measured() -> None:
 
 
 def test_slowdowns_are_interpolated_and_never_fall() -> None:
-    assert slowdowns({1: 2.0, 2: 2.4, 3: 2.2, 5: 4.0}, 5) == (1.0, 1.2, 1.2, 1.55, 2.0)
+    assert slowdowns({2: 1.2, 3: 1.1, 5: 2.0}, 5) == (1.0, 1.2, 1.2, 1.55, 2.0)
 
 
 def test_one_rank_of_each_host_computes_beside_messages() -> None:
@@ -161,7 +161,16 @@ def test_hosts_of_other_speed_have_a_type_of_their_own() -> None:
     for rank, block_s in ((0, 1.0), (1, 2.0), (2, 1.05)):
         found = {rank: {"block_s": block_s, "figures": figures}}
         record.add(Turn("compute", group=(rank,)), found)
-    record.add(Turn("compute", group=(0, 3)), {0: {"block_s": 1.4}, 3: {"block_s": 1.6}})
+    # A machine that slows down for one round, which the first rank alone was spared.
+    of_first = {"alone_s": [2.0, 2.0, 2.0], "block_s": [2.8, 9.0, 2.8]}
+    said = record.add(
+        Turn("compute", group=(0, 3)),
+        {0: of_first, 3: {"alone_s": [], "block_s": [3.2, 9.0, 3.2]}},
+    )
+    assert (
+        said
+        == "fast: 2 ranks computing: a block takes 1.500 times as long as alone (1.500 to 4.500)"
+    )
     measured = record.measurements
     assert [m.type for m in measured.members] == ["CPU-core", "CPU-core-2", "CPU-core", "CPU-core"]
     (host,) = measured.hosts.values()
