@@ -5,8 +5,8 @@ Usage:
     python -m benchmarks.prediction --short --json
     python -m benchmarks.prediction --model module:factory [--set NAME=VALUE ...] [--samples N]
 
-In each round every model is profiled on one thread, then five plans of it are predicted from the
-profile and trained: by two ranks on a core of their own, and by four that share two cores.
+In each round five plans of every model are trained, by two ranks on a core of their own and by four
+that share two cores, and predicted from profiles of the model's layers before and after.
 """
 
 from __future__ import annotations

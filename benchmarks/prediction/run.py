@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +23,11 @@ from planner.plan.plan import Plan
 from planner.units import plural
 
 METHOD = """\
-In each of several rounds the machine is measured (`pipeplan detect`), every layer of a model is
-profiled on one thread, and each of its plans is predicted from these figures and trained, each rank
-on one thread: two ranks on a core of their own, or four that share two cores. The error is that of
-the median round, predicted over measured: a machine whose speed drifts does so for both.
+In each of several rounds the machine is measured (`pipeplan detect`), and each plan of a model is
+trained between two profiles of the model's layers on one thread: two ranks on a core of their own,
+or four that share two cores, each rank on one thread. A plan's prediction is the mean of those by
+the profile before and the one after, since this machine's speed drifts by a sixth within minutes;
+the error is that of the median round, predicted over measured.
 """
 _TIMEOUT_S = 900.0
 _MIB = 2**20
@@ -84,6 +85,10 @@ class Round:
         """Predicted over measured time."""
         return self.predicted_s / self.measured_s
 
+    def between(self, predicted_s: float) -> Round:
+        """Return the round predicted by the mean of its profile and one made after the training."""
+        return replace(self, predicted_s=(self.predicted_s + predicted_s) / 2)
+
 
 def rows_of(
     model: Model, *, ranks: int, rounds: int, steps: int, time_limit_s: float
@@ -94,14 +99,18 @@ def rows_of(
     with tempfile.TemporaryDirectory(prefix="pipeplan-") as name:
         folder = Path(name)
         for number in range(rounds):
-            problem = problem_of(model, detected(ranks, folder), profiled(model, folder))
-            plans = plans or dict(plans_of(problem, time_limit_s=time_limit_s))
+            cluster = detected(ranks, folder)
+            before = problem_of(model, cluster, profiled(model, folder))
+            plans = plans or dict(plans_of(before, time_limit_s=time_limit_s))
             for title, plan in plans.items():
-                again = predicted_again(plan, problem)
-                row = measured(f"{model.name}, {title}", again, steps, folder)
+                what = f"{model.name}, {title}"
+                run = measured(what, predicted_again(plan, before), steps, folder)
+                after = problem_of(model, cluster, profiled(model, folder))
+                row = run.between(predicted_again(plan, after).predicted.iteration_time_s)
+                before = after
                 found[title].append(row)
                 print(
-                    f"{model.name}, {title}, {plural(ranks, 'rank')}, round {number + 1}: "
+                    f"{what}, {plural(ranks, 'rank')}, round {number + 1}: "
                     f"{row.predicted_s:.4f} s predicted, {row.measured_s:.4f} s measured "
                     f"({row.ratio - 1:+.1%})",
                     file=sys.stderr,
