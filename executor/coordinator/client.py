@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.coordinator.line import Channel, fenced
 from executor.coordinator.messages import Ask, Hello, Incarnations, Take, answers_of, groups_of
@@ -99,6 +101,7 @@ class Client:
         self._groups = Channel(
             meeting.connect(), groups_of(pipeline, place, incarnation_id), str(meeting), self.key
         )
+        self._at_each_beat: list[Callable[[Store], None]] = []
         self._over = threading.Event()
         threading.Thread(target=self._beat, name="pipeplan-beat", daemon=True).start()
 
@@ -107,6 +110,10 @@ class Client:
         self.incarnation_id = incarnation_id
         self._work.listen_to(answers_of(self.pipeline, self.place, incarnation_id))
         self._groups.listen_to(groups_of(self.pipeline, self.place, incarnation_id))
+
+    def at_each_beat(self, call: Callable[[Store], None]) -> None:
+        """Have something called with each sign of life, on its thread and with its connection."""
+        self._at_each_beat.append(call)
 
     def close(self) -> None:
         """Give no more signs of life."""
@@ -176,6 +183,8 @@ class Client:
                 beats = store.add(beats_of(self.pipeline, self.place, incarnation_id), 1)
                 for line in (self._work, self._groups):
                     line.remind(store, time.monotonic())
+                for call in self._at_each_beat:
+                    call(store)
             except (RuntimeError, ConnectionError):
                 return  # The store is gone, and the rank finds out by itself.
             if beats < 0 and incarnation_id == self.incarnation_id:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.coordinator.client import Client, GroupAssignment
 from executor.coordinator.store import address_of, incarnations_there
@@ -14,6 +16,7 @@ from executor.elastic.process_groups import DynamicGroups
 from executor.elastic.tensor_calls import (
     CallError,
     Header,
+    OpenCalls,
     RefusedError,
     TensorClient,
     TensorServer,
@@ -39,6 +42,7 @@ class Neighbours:
 
     Attributes:
         there: incarnations of the pipelines that take part, by number, in the order they came in.
+        open_calls: to neighbours, that fail as soon as the coordinator gives up whom they are to.
     """
 
     def __init__(
@@ -59,6 +63,12 @@ class Neighbours:
         self.timeout_s = timeout_s
         self.met = met
         self.there: Mapping[int, int] = {}
+        self.open_calls = OpenCalls()
+        client.at_each_beat(self._end_calls_to_lost)
+
+    def _end_calls_to_lost(self, store: Store) -> None:
+        if self.open_calls:
+            self.open_calls.end_all_but(incarnations_there(store))
 
     @property
     def pipeline(self) -> int:
@@ -118,8 +128,9 @@ class Calls:
         if key not in self._clients:
             address = address_of(pipeline, self._neighbours.client.place, incarnation)
             found = self._address(address)
+            near = self._neighbours
             self._clients[key] = TensorClient(
-                found, self._neighbours.client.key, self._neighbours.timeout_s
+                found, near.client.key, near.timeout_s, partial(near.open_calls.to, *key)
             )
         try:
             return self._clients[key].call(name, header, tensors)

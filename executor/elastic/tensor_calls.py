@@ -15,8 +15,8 @@ import secrets
 import socket
 import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,6 +185,43 @@ class TensorServer:
             return {"error": shorten(f"{type(error).__name__}: {error}", 300)}, ()
 
 
+class OpenCalls:
+    """Connections at which threads wait for a pipeline, to end these waits once it is lost.
+
+    A process that has been stopped takes connections and answers nothing: without this, whoever
+    calls it waits for the whole timeout, though the coordinator gave it up long before.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._called: dict[socket.socket, tuple[int, int]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._called)
+
+    @contextmanager
+    def to(self, pipeline: int, incarnation: int, connection: socket.socket) -> Iterator[None]:
+        """Within this context the connection waits for a pipeline's incarnation."""
+        with self._lock:
+            self._called[connection] = pipeline, incarnation
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._called[connection]
+
+    def end_all_but(self, there: Mapping[int, int]) -> None:
+        """Fail the calls to pipelines that are not there any more.
+
+        Args:
+            there: incarnations of those that are, by number.
+        """
+        with self._lock:
+            for connection, (pipeline, incarnation) in self._called.items():
+                if there.get(pipeline) != incarnation:
+                    _end(connection)
+
+
 class TensorClient:
     """Calls one rank; one call at a time.
 
@@ -192,21 +229,30 @@ class TensorClient:
         address: ``host:port`` of its server.
         key: of the training.
         timeout_s: a call that takes longer has failed.
+        during: entered with the connection while its answer is waited for.
 
     Raises:
         CallError: if nobody answers there who has the key.
     """
 
-    def __init__(self, address: str, key: bytes, timeout_s: float) -> None:
+    def __init__(
+        self,
+        address: str,
+        key: bytes,
+        timeout_s: float,
+        during: Callable[[socket.socket], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
+        self._during = during
         try:
             self._connection = socket.create_connection((host, int(port)), timeout_s)
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         except (OSError, ValueError) as error:
             raise CallError(f"could not call {address}: {error}") from None
         try:
-            greet(self._connection, key)
+            with during(self._connection):
+                greet(self._connection, key)
         except (OSError, CallError) as error:
             self.close()
             raise CallError(f"could not call {address}: {error}") from None
@@ -221,9 +267,10 @@ class TensorClient:
             RefusedError: if the call is wrong.
         """
         try:
-            _send(self._connection, {**(header or {}), "call": name}, tensors)
-            header_bytes = _header_bytes(self._connection, _MAX_ANSWER_HEADER_BYTES)
-            answer, found = _receive(self._connection, header_bytes, lambda _: _MAX_TENSOR_BYTES)
+            with self._during(self._connection):
+                _send(self._connection, {**(header or {}), "call": name}, tensors)
+                bytes_ = _header_bytes(self._connection, _MAX_ANSWER_HEADER_BYTES)
+                answer, found = _receive(self._connection, bytes_, lambda _: _MAX_TENSOR_BYTES)
         except OSError as error:
             self.close()
             raise CallError(f"{name} at {self.address}: {error}") from None

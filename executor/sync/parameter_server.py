@@ -75,6 +75,7 @@ class ServedWeights:
         Raises:
             CallError: if there is none in time; what was pushed is lost.
         """
+        until_s = time.monotonic() + self.neighbours.timeout_s
         there = dict(self.neighbours.there)
         group = _group(header, dict(header.get("members", {})))
         for _ in range(MOVES):
@@ -82,6 +83,8 @@ class ServedWeights:
             pipeline, incarnation = list(there.items())[server]
             elders = [f"{number}.{its}" for number, its in list(there.items())[:server]]
             added = {"part": index, "incarnation": incarnation, "elders": elders, **group}
+            # What the servers before have taken is not waited for again.
+            added["patience_s"] = _PATIENCE * max(0.0, until_s - time.monotonic())
             try:
                 return calls.call(pipeline, incarnation, name, {**header, **added}, tensors)
             except CallError as error:
@@ -122,7 +125,8 @@ class ServedWeights:
 
     def _push(self, header: Header, pushed: list[Tensor]) -> tuple[Header, list[Tensor]]:
         # Those who wait for the answer must not give up before.
-        patience_s = _PATIENCE * self.neighbours.timeout_s
+        most_s = _PATIENCE * self.neighbours.timeout_s
+        patience_s = min(most_s, max(0.0, float(header.get("patience_s", most_s))))
         return self._shard(header).push(header, pushed, patience_s)
 
     def _pull(self, header: Header, _: list[Tensor]) -> tuple[Header, list[Tensor]]:

@@ -8,6 +8,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from executor.elastic.tensor_calls import (
     CallError,
     Header,
+    OpenCalls,
     RefusedError,
     TensorClient,
     TensorServer,
@@ -226,6 +228,47 @@ def test_a_server_that_is_gone_or_silent_fails_the_call() -> None:
         TensorClient(address, KEY, 0.2)
     with pytest.raises(CallError, match="could not call nowhere"):
         TensorClient("nowhere", KEY, 0.2)
+
+
+@pytest.mark.parametrize("greets", [False, True])
+def test_calls_to_a_lost_pipeline_fail_at_once_and_others_go_on(
+    server: TensorServer, greets: bool
+) -> None:
+    """A process that was stopped takes connections: only the coordinator knows that it is lost."""
+    calls, asked = OpenCalls(), threading.Event()
+    let_go = threading.Event()
+
+    def silent(header: Header, tensors: list[Tensor]) -> tuple[Header, list[Tensor]]:
+        asked.set()
+        let_go.wait()
+        return {}, []
+
+    server.handle("silent", silent)
+    stopped = socket.create_server(("127.0.0.1", 0))
+    address = server.address if greets else f"127.0.0.1:{stopped.getsockname()[1]}"
+    failed: list[str] = []
+
+    def call() -> None:
+        try:
+            TensorClient(address, KEY, 300.0, partial(calls.to, 1, 5)).call("silent")
+        except CallError as error:
+            failed.append(str(error))
+
+    waiting = threading.Thread(target=call)
+    waiting.start()
+    while not (asked.is_set() if greets else calls):
+        pass
+    calls.end_all_but({0: 1, 1: 5})
+    assert waiting.is_alive()
+    calls.end_all_but({0: 1, 1: 6})
+    waiting.join()
+    assert len(failed) == 1
+    assert not calls
+    let_go.set()
+    stopped.close()
+    other = TensorClient(server.address, KEY, TIMEOUT_S, partial(calls.to, 0, 1))
+    calls.end_all_but({})
+    assert other.call("twice", {"say": 1})[0]["said"] == 1
 
 
 def test_a_server_without_the_key_is_not_believed() -> None:
