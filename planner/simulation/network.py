@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ Key = Operation | int
 """A message by the operation that needs it, a reduction by its number."""
 Demand = tuple[tuple[Link, ...], float]
 """The links of a flow and the rate that it has alone."""
+LimitedDemand = tuple[tuple[Link, ...], float, tuple[float, ...]]
+"""A demand, with the capacity of each of its links."""
 Share = tuple[float, Link | None]
 """The share of that rate that a flow gets, and the link that gives it less than all."""
 
@@ -92,6 +95,30 @@ def limiting_links(ways: Iterable[Way], width: Callable[[Link], float]) -> froze
     return frozenset(narrowest.values())
 
 
+def _divide(demands: tuple[LimitedDemand, ...]) -> Sequence[Share]:
+    """Return the share of each flow."""
+    capacity = {
+        link: c for links, _, found in demands for link, c in zip(links, found, strict=True)
+    }
+    rates = fair_rates([(links, gb_per_s) for links, gb_per_s, _ in demands], capacity)
+    left = dict(capacity)
+    for (links, _, _), rate in zip(demands, rates, strict=True):
+        for link in links:
+            left[link] -= rate
+    shares: list[Share] = []
+    for (links, gb_per_s, _), rate in zip(demands, rates, strict=True):
+        share = rate / gb_per_s
+        if share >= 1 - _ROUNDING:
+            shares.append((1.0, None))
+        else:
+            shares.append((share, min(links, key=lambda link: left[link] / capacity[link])))
+    return shares
+
+
+_remembered_shares = lru_cache(maxsize=2**16)(_divide)
+"""The same flows meet from one microbatch to the next, and in most plans that a search compares."""
+
+
 class Way(NamedTuple):
     """Links of flows between the same devices, of which one at a time is on its way."""
 
@@ -110,6 +137,7 @@ class Flow(Progress):
         gb_per_s: of its bytes, alone.
         links: that its bytes share with others; several times where it crosses one several times.
         devices: that communicate meanwhile.
+        demand: what it asks of its links.
         slowed_by: the link that gave it less than all its rate, the last time that one did.
         meets_others: whether it shares links, or has shared them.
     """
@@ -120,6 +148,7 @@ class Flow(Progress):
     gb_per_s: float
     links: tuple[Link, ...]
     devices: Collection[str]
+    demand: LimitedDemand = ((), inf, ())
     slowed_by: Link | None = None
     meets_others: bool = False
 
@@ -149,11 +178,12 @@ class Network:
         self._lines: defaultdict[object, deque[Flow]] = defaultdict(deque)
         self._on: defaultdict[Link, dict[Key, Flow]] = defaultdict(dict)
         self._changed: dict[Link, None] = {}
-        self._known_shares: dict[tuple[Demand, ...], Sequence[Share]] = {}
+        self._capacities: dict[tuple[Link, ...], tuple[float, ...]] = {}
 
     def request(self, flow: Flow, now: float) -> None:
         """Let a flow set off, or wait until it is first in all its lines."""
         self._flows[flow.key] = flow
+        flow.demand = flow.links, flow.gb_per_s, self._capacity(flow.links)
         for resource in flow.waits_for:
             self._lines[resource].append(flow)
         self._start_first(flow, now)
@@ -186,37 +216,19 @@ class Network:
             return
         flows = [flow for flow in self._reached(self._changed) if flow.first_s <= now]
         self._changed.clear()
-        for flow, (share, slowed_by) in zip(flows, self._shares(flows), strict=True):
+        shares = _remembered_shares(tuple([flow.demand for flow in flows]))
+        for flow, (share, slowed_by) in zip(flows, shares, strict=True):
             if slowed_by is not None:
                 flow.slowed_by = slowed_by
             if share != flow.share:
                 flow.take(share, now)
                 self._announce(flow.key, flow.end_s)
 
-    def _shares(self, flows: Sequence[Flow]) -> Sequence[Share]:
-        """Return the share of each flow, remembered: microbatch after microbatch they are alike."""
-        demands = tuple((flow.links, flow.gb_per_s) for flow in flows)
-        if demands not in self._known_shares:
-            self._known_shares[demands] = self._divide(demands)
-        return self._known_shares[demands]
-
-    def _divide(self, demands: Sequence[Demand]) -> list[Share]:
-        capacity = {
-            link: self._links[link[0]].bandwidth_gb_per_s for links, _ in demands for link in links
-        }
-        rates = fair_rates(demands, capacity)
-        left = dict(capacity)
-        for (links, _), rate in zip(demands, rates, strict=True):
-            for link in links:
-                left[link] -= rate
-        shares: list[Share] = []
-        for (links, gb_per_s), rate in zip(demands, rates, strict=True):
-            share = rate / gb_per_s
-            if share >= 1 - _ROUNDING:
-                shares.append((1.0, None))
-            else:
-                shares.append((share, min(links, key=lambda link: left[link] / capacity[link])))
-        return shares
+    def _capacity(self, links: tuple[Link, ...]) -> tuple[float, ...]:
+        if links not in self._capacities:
+            found = [self._links[number].bandwidth_gb_per_s for number, _ in links]
+            self._capacities[links] = tuple(found)
+        return self._capacities[links]
 
     def _start_first(self, flow: Flow, now: float) -> None:
         if flow.start_s < inf or any(

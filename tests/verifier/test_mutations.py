@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
+from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -53,7 +54,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         'links == "none"',
     ),
     "every flow has all of its rate": (
-        network.Network._divide,
+        network._divide,
         "share = rate / gb_per_s",
         "share = 1.0",
     ),
@@ -365,6 +366,14 @@ def mutated(function: FunctionType, old: str, new: str) -> Any:
     text = source[source.index("def ") :].replace(old, new)
     exec("from __future__ import annotations\n" + text, names)  # noqa: S102
     return names[function.__name__].__code__
+
+
+@pytest.fixture(autouse=True)
+def _nothing_remembered() -> Iterator[None]:
+    """Shares of links that were found before are no mutant's, and a mutant's are nobody else's."""
+    network._remembered_shares.cache_clear()
+    yield
+    network._remembered_shares.cache_clear()
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
