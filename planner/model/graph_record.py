@@ -37,6 +37,7 @@ SHARED = (
     *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
     "stash_bytes",
     "weight_stash_bytes",
+    "again_bytes",
 )
 """Fields of a layer of which the devices of a tensor-parallel group may have shares."""
 
@@ -49,6 +50,7 @@ _LEFT_OUT_OF_LAYERS = (
     "lengths",
     "weight_stash_bytes",
     "peak_bytes",
+    "again_bytes",
 )
 """Fields of layers that are left out where they have their defaults."""
 ROUNDING = 1e-9
@@ -128,6 +130,8 @@ class Layer(LayerFigures):
             input gradient; null: all of it.
         peak_bytes: Most memory held while the layer runs, without parameters and their gradients:
             stash, inputs, outputs and temporaries; null: see :attr:`LayerGraph.peak_bytes`.
+        again_bytes: Bytes that the layer does not keep but its backward makes again, as those of
+            recomputed attention: no part of the stash, but of the memory held while it runs.
         parameters: Names (FQNs) of its parameters; a tied parameter appears in several layers.
         batch_bytes: Bytes of the entries of the batch, inputs and targets, that it reads, and that
             are copied to a GPU for it.
@@ -145,6 +149,7 @@ class Layer(LayerFigures):
 
     weight_stash_bytes: Count | None = None
     peak_bytes: Count | None = None
+    again_bytes: Count = 0
     parameters: tuple[Name, ...] = ()
     batch_bytes: Count = 0
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
@@ -267,6 +272,8 @@ class GraphRecord(Record):
         uncounted_operators: Names of the other operators, counted as free.
         splits: How it splits over tensor-parallel groups: for each degree that was traced, with
             values between regions shared by positions or whole.
+        recomputes_attention: Whether the core of attention runs again in the backward, in all of
+            these figures.
     """
 
     format: Literal["pipeplan-graph/2"] = "pipeplan-graph/2"
@@ -279,6 +286,7 @@ class GraphRecord(Record):
     flop_coverage: Annotated[float, Field(ge=0, le=1)] = 1.0
     uncounted_operators: tuple[str, ...] = ()
     splits: tuple[SplitRecord, ...] = ()
+    recomputes_attention: bool = False
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -309,8 +317,8 @@ class GraphRecord(Record):
         return tuple((row.tokens, row.share) for row in self.layers[0].lengths)
 
     @model_serializer(mode="wrap")
-    def _without_missing_splits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "splits")
+    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "splits", "recomputes_attention")
 
 
 def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:

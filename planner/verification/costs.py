@@ -514,7 +514,8 @@ class PlanCosts:
         made = sum(2 * tensor.bytes for tensor in self._made[layer.name])
         sent_back = sum(t.bytes for t in self._used[layer.name] if t.requires_grad)
         gradients = [row.bytes for row in self._held([layer]) if row.trainable]
-        return layer.stash_bytes + made + sent_back + max(gradients, default=0)
+        kept = layer.stash_bytes + layer.again_bytes
+        return kept + made + sent_back + max(gradients, default=0)
 
 
 def _late_bytes(layer: Layer) -> int:

@@ -25,6 +25,7 @@ _Edge = tuple[str, str]
 _SUMS = (
     *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
     "stash_bytes",
+    "again_bytes",
 )
 
 

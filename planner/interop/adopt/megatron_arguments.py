@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
@@ -31,6 +32,7 @@ _NUMBERS = (
     "expert-model-parallel-size",
 )
 _WORDS = ("pipeline-model-parallel-layout", "recompute-granularity", "recompute-method")
+_LISTS = ("recompute-modules",)
 _SWITCHES = (
     "sequence-parallel",
     "use-distributed-optimizer",
@@ -40,6 +42,7 @@ _SWITCHES = (
     "account-for-loss-in-pipeline-split",
     "recompute-activations",
     "tp-comm-overlap",
+    "overlap-param-gather",
     "bf16",
     "fp16",
 )
@@ -58,7 +61,7 @@ _REFUSED = {
     "distribute-saved-activations": "plans keep what blocks start from whole; leave it out",
     "cpu-offloading": "plans keep stashes on the device; leave it out",
 }
-_KNOWN = frozenset((*_NUMBERS, *_WORDS, *_SWITCHES, *_REFUSED))
+_KNOWN = frozenset((*_NUMBERS, *_WORDS, *_LISTS, *_SWITCHES, *_REFUSED))
 _ARRAY = re.compile(r"\w+\+?=\(?")
 """The beginning of a shell array or string: ``GPT_ARGS=(``."""
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -143,6 +146,8 @@ def _pairs(text: str, source: str) -> Iterator[tuple[str, str]]:
             value = words[place + 1] if place + 1 < len(words) else ""
         if not value or value.startswith("--"):
             raise PipeplanError(f"{source}: --{name}: has no value; write one behind it")
+        if name in _LISTS and not equals:
+            value = " ".join(takewhile(lambda more: more[:2] != "--", words[place + 1 :]))
         yield name, value
 
 
