@@ -233,6 +233,8 @@ class Boundary(Record):
             layer's ``stash_bytes``); null: none.
         lengths: Its bytes at each length, ascending, where microbatches have several; all other
             figures are then those of the longest.
+        parts: Devices of a tensor-parallel group that each have it whole and send one part of it,
+            which the group that receives them gathers; bytes are those of all devices together.
     """
 
     name: Name
@@ -244,16 +246,17 @@ class Boundary(Record):
     requires_grad: bool
     saved_by: Name | None = None
     lengths: tuple[BytesAtLength, ...] = ()
+    parts: Annotated[int, Field(ge=1)] = 1
 
     @model_serializer(mode="wrap")
-    def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "lengths")
+    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "lengths", "parts")
 
     @property
-    def mean_bytes(self) -> int:
-        """Bytes of a microbatch in the mean over lengths, rounded down."""
+    def message_bytes(self) -> int:
+        """Bytes that are sent of a microbatch, in the mean over lengths, rounded down."""
         if not self.lengths:
-            return self.bytes
+            return self.bytes // self.parts
         return int(sum(row.share * row.bytes for row in self.lengths))
 
 

@@ -127,9 +127,10 @@ class Problem:
 
         In no runtime may anything begin earlier than in Pipeplan's own, which is all that bounds
         count on, and on links in turn messages are no faster than they may be on shared ones, so
-        what was proved for Pipeplan's own with shared links holds for all.
+        what was proved for Pipeplan's own with shared links holds for all, unless some of what they
+        send may be less.
         """
-        own = replace(self, runtime=PIPEPLAN)
+        own = replace(self, runtime=self.runtime if self.runtime.may_be_faster else PIPEPLAN)
         return tuple(dict.fromkeys((self.digest_in(space), own.digest_in(space))))
 
 
@@ -239,6 +240,9 @@ def _rules_of(runtime: RuntimeRules) -> dict[str, Any]:
     rules = runtime.model_dump(mode="json", include={"behaviour", "interleaved"})
     own = PIPEPLAN.model_dump(mode="json", include={"behaviour", "interleaved"})
     found: dict[str, Any] = {} if rules == own else {"runtime": rules}
+    for name in ("group_messages", "tied"):
+        if getattr(runtime, name) != getattr(PIPEPLAN, name):
+            found[name] = getattr(runtime, name)
     return found if runtime.links == "in_turn" else {**found, "links": runtime.links}
 
 
