@@ -9,9 +9,7 @@ from typing import Literal, get_args
 from planner.errors import PipeplanError
 from planner.job import Job
 
-Feature = Literal[
-    "tensor_parallel", "shard_optimizer", "offload", "recompute_attention", "lengths"
-]
+Feature = Literal["tensor_parallel", "shard_optimizer", "offload", "recompute_attention", "lengths"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """Fields of a job without which a plan is one that everything takes."""
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from reports import report
 
-from benchmarks.published.layouts_3d import layouts
+from benchmarks.published.layout_rows import layouts
 
 FIGURE = r"([-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)"
 

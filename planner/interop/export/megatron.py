@@ -212,7 +212,7 @@ def _groups(plan: Plan) -> Iterator[str]:
 
 
 def _data_parallel(plan: Plan, form: MegatronForm) -> Iterator[str]:
-    """Yield how replicas reduce gradients: during the last backward, the optimizer's state shared."""
+    """Yield how replicas reduce gradients and hold the optimizer's state."""
     if len(form.pipelines) > 1:
         yield from ["--use-distributed-optimizer"] if plan.job.shards_state else []
         yield from ["--overlap-grad-reduce"] if plan.overlaps else []

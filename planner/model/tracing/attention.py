@@ -24,8 +24,9 @@ _SOFTMAX = frozenset(("softmax", "_softmax", "_safe_softmax"))
 def with_attention_again(measured: Measurement) -> Measurement:
     """Return the counts of a step in which every trained core of attention runs again.
 
-    Its forward is added to its input gradient. What only its own operations save is not kept, unless
-    it was made before: query, key and value stay, and the mixture where a later operation saves it.
+    Its forward is added to its input gradient. What only its own operations save is not kept,
+    unless it was made before: query, key and value stay, and the mixture where a later operation
+    saves it.
 
     Args:
         measured: counts of the step as it is.
