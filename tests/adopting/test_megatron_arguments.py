@@ -171,6 +171,29 @@ def test_the_first_blocks_of_every_stage_run_again(read: Any) -> None:
     assert [stage.recompute for stage in uniform.stages] == [("h.0", "h.1"), ("h.2", "h.3")]
 
 
+def test_a_script_of_megatron_deepspeed_is_read(read: Any) -> None:
+    """As of BLOOM: embedding and head count as blocks, every block runs again, ZeRO-1."""
+    layout = read(
+        """
+        ZERO_STAGE=1
+        GPT_ARGS=" \\
+            --pp-partition-method 'type:transformer|embedding' \\
+            --num-layers 6 --micro-batch-size 2 --global-batch-size 8 --bf16 \\
+            --checkpoint-activations \\
+            "
+        CMD="pretrain_gpt.py --pipeline-model-parallel-size 4 --zero-stage ${ZERO_STAGE} $GPT_ARGS"
+        """
+    )
+    assert layout.recompute_blocks is None
+    assert layout.on(8).job_fields(Job(precision="bfloat16"))["shard_optimizer"] is True
+    assert [sum("h." in name for name in row) for row in layout.divide(transformer(6))] == [
+        1,
+        2,
+        2,
+        1,
+    ]
+
+
 def test_sequence_parallelism_of_one_device_is_none(read: Any) -> None:
     """Megatron-LM turns it off there (arguments.py)."""
     assert not read("--sequence-parallel").sequence_parallel
@@ -209,6 +232,9 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
     [
         ("--context-parallel-size 2", "context parallel groups are not planned; set it to 1"),
         ("--expert-model-parallel-size 8", "expert parallel groups are not planned"),
+        ("--zero-stage 2", "'2': expected 0, or 1 for an optimizer's state that pipelines share"),
+        ("--pp-partition-method uniform", "'uniform': expected 'type:transformer' or"),
+        ("--checkpoint-activations --checkpoint-num-layers 2", "set it to 1"),
         ("--recompute-granularity most", "'most': expected full or selective"),
         (
             "--recompute-granularity selective --recompute-modules core_attn mlp --bf16",

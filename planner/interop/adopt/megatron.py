@@ -77,7 +77,7 @@ def _layout(found: MegatronArguments) -> RuntimeLayout:
         share=1 if samples is not None and batch is None else None,
         recompute_blocks=_recompute_blocks(found),
         recompute_attention=_recomputes_attention(found),
-        shard_optimizer=found.has("use-distributed-optimizer"),
+        shard_optimizer=found.has("use-distributed-optimizer") or _zero_stage(found) == 1,
         overlap_reduction=found.has("overlap-grad-reduce"),
         precision=_precision(found),
         notes=tuple(_notes(found)),
@@ -109,6 +109,12 @@ def _recompute_blocks(found: MegatronArguments) -> int | None:
     count = found.number("recompute-num-layers")
     if granularity not in (None, "full", "selective"):
         found.wrong("recompute-granularity", f"{shorten(granularity)}: expected full or selective")
+    if found.has("checkpoint-activations"):  # Of Megatron-DeepSpeed, and of older Megatron-LM.
+        if found.number("checkpoint-num-layers") not in (None, 1):
+            found.wrong(
+                "checkpoint-num-layers", "plans keep what every block starts from; set it to 1"
+            )
+        return None
     if granularity != "full":
         return 0
     if method not in ("uniform", "block") or count is None:
@@ -123,6 +129,18 @@ def _recompute_blocks(found: MegatronArguments) -> int | None:
             f"{count}: plans keep what every block starts from, not one in {count}; set it to 1",
         )
     return None if method == "uniform" else count
+
+
+def _zero_stage(found: MegatronArguments) -> int:
+    """Return DeepSpeed's stage of ZeRO; pipelines have 0 and 1."""
+    text = found.word("zero-stage") or "0"
+    if text not in ("0", "1"):
+        found.wrong(
+            "zero-stage",
+            f"{shorten(text)}: expected 0, or 1 for an optimizer's state that pipelines share; "
+            "gradients and parameters are whole in every pipeline",
+        )
+    return int(text == "1")
 
 
 def _recomputes_attention(found: MegatronArguments) -> bool:
@@ -188,6 +206,14 @@ class _Blocks:
             )
         if layout is not None:
             _check_layout(found, layout, size)
+        method = found.word("pp-partition-method")
+        by_embedding = method == "type:transformer|embedding"
+        if method not in (None, "type:transformer") and not by_embedding:
+            found.wrong(
+                "pp-partition-method",
+                f"{shorten(method)}: expected 'type:transformer' or 'type:transformer|embedding', "
+                "which count embedding and head as blocks; or give --pipeline-model-parallel-layout",
+            )
         return cls(
             source=found.source,
             size=size,
@@ -197,8 +223,8 @@ class _Blocks:
             chunks=chunks,
             first=found.number("decoder-first-pipeline-num-layers"),
             last=found.number("decoder-last-pipeline-num-layers"),
-            embedding=found.has("account-for-embedding-in-pipeline-split"),
-            loss=found.has("account-for-loss-in-pipeline-split"),
+            embedding=found.has("account-for-embedding-in-pipeline-split") or by_embedding,
+            loss=found.has("account-for-loss-in-pipeline-split") or by_embedding,
             turn=found.number("microbatch-group-size-per-virtual-pipeline-stage"),
         )
 

@@ -1,7 +1,8 @@
 """The arguments of Megatron-LM that say how a model is laid out, read from a text file.
 
 Names are those of Megatron-LM d98e8a6, ``megatron/training/arguments.py`` and
-``megatron/core/model_parallel_config.py``.
+``megatron/core/model_parallel_config.py``, and a few of Megatron-DeepSpeed's own
+(github.com/bigscience-workshop/Megatron-DeepSpeed, ``megatron/arguments.py``).
 """
 
 from __future__ import annotations
@@ -28,10 +29,17 @@ _NUMBERS = (
     "micro-batch-size",
     "global-batch-size",
     "recompute-num-layers",
+    "checkpoint-num-layers",
     "context-parallel-size",
     "expert-model-parallel-size",
 )
-_WORDS = ("pipeline-model-parallel-layout", "recompute-granularity", "recompute-method")
+_WORDS = (
+    "pipeline-model-parallel-layout",
+    "recompute-granularity",
+    "recompute-method",
+    "pp-partition-method",
+    "zero-stage",
+)
 _LISTS = ("recompute-modules",)
 _SWITCHES = (
     "sequence-parallel",
@@ -41,6 +49,7 @@ _SWITCHES = (
     "account-for-embedding-in-pipeline-split",
     "account-for-loss-in-pipeline-split",
     "recompute-activations",
+    "checkpoint-activations",
     "tp-comm-overlap",
     "overlap-param-gather",
     "bf16",
