@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.published.megatron_gpt import PRECISION, Gpt
+from benchmarks.published.megatron_gpt import ELEMENT, PRECISION, Gpt
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType, TileShape
 from planner.cluster.presets import DEVICES, LINKS, OVERHEAD_US
@@ -41,6 +41,8 @@ FILLED = 271.2 / 312
 products as models have them, waves half empty included."""
 NVLINK_GB_PER_S = 235.0
 """Bandwidth of an edge of a ring on NVLink 3 that NCCL reaches, of 300 (nccl-tests, DGX A100)."""
+BUCKET = 5 * 10**8
+"""Elements of a bucket of DeepSpeed, by default."""
 STEPS, CLOSE = 4, 1e-3
 """Of calibration: most steps, and the relative change at which it ends."""
 MOST_TO_CALIBRATE = 3
@@ -174,8 +176,26 @@ class Layout:
 
     def predicted_gb(self) -> float:
         """Return the memory of the fullest GPU, in 10^9 bytes."""
-        peak = max(self._as_it_is.peak_memory_bytes.values())
-        return (peak / self.gpt.degree + self.machine.reserved_gib * 2**30) / 1e9
+        peaks, pipeline = self._as_it_is.peak_memory_bytes, self._as_it_is.pipeline
+        held = []
+        for device, peak in peaks.items():
+            stages = [pipeline.stages[stage] for stage in pipeline.stages_on[device]]
+            layers = [layer for stage in stages for layer in stage.spec.layers]
+            elements = sum(p.elements for p in pipeline.problem.graph.parameters_of(layers))
+            held.append((peak + self._flat_bytes(elements)) / self.gpt.degree)
+        return (max(held) + self.machine.reserved_gib * 2**30) / 1e9
+
+    def _flat_bytes(self, elements: int) -> int:
+        """Return what DeepSpeed's ZeRO-1 allocates in one piece when a group's devices step.
+
+        PyTorch's allocator cannot take it from the smaller blocks of activations that it keeps: the
+        gradients of a device's share in 2 bytes and in 4, and a bucket to reduce and one to gather
+        (DeepSpeed, runtime/zero/stage_1_and_2.py: ``averaged_gradients``, ``single_partition_of_
+        fp32_groups``, ``reduce_bucket_size``, ``allgather_bucket_size``).
+        """
+        if not self.machine.zero:
+            return 0
+        return (2 + 4) * elements // self.replicas + 2 * ELEMENT * BUCKET * self.gpt.degree
 
     @cached_property
     def _as_it_is(self) -> Timeline:

@@ -233,7 +233,7 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
         ("--context-parallel-size 2", "context parallel groups are not planned; set it to 1"),
         ("--expert-model-parallel-size 8", "expert parallel groups are not planned"),
         ("--zero-stage 2", "'2': expected 0, or 1 for an optimizer's state that pipelines share"),
-        ("--pp-partition-method uniform", "'uniform': expected 'type:transformer' or"),
+        ("--pp-partition-method uniform", "'uniform': expected 'type:transformer', or"),
         ("--checkpoint-activations --checkpoint-num-layers 2", "set it to 1"),
         ("--recompute-granularity most", "'most': expected full or selective"),
         (

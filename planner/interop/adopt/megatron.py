@@ -211,8 +211,8 @@ class _Blocks:
         if method not in (None, "type:transformer") and not by_embedding:
             found.wrong(
                 "pp-partition-method",
-                f"{shorten(method)}: expected 'type:transformer' or 'type:transformer|embedding', "
-                "which count embedding and head as blocks; or give --pipeline-model-parallel-layout",
+                f"{shorten(method)}: expected 'type:transformer', or 'type:transformer|embedding' "
+                "to count embedding and head as blocks; or give --pipeline-model-parallel-layout",
             )
         return cls(
             source=found.source,
