@@ -41,7 +41,7 @@ JEAN_ZAY = Machine(
 SELENE = Machine(
     "nodes with 8 x 200 Gb/s InfiniBand, Megatron-LM",
     OF_INFINIBAND * 200.0,
-    RULES["megatron"].model_copy(update={"group_messages": "parts"}),
+    RULES["megatron-blocking"].model_copy(update={"group_messages": "parts"}),
 )
 
 # Blocks, hidden, heads, DP, TP, PP, microbatch, batch, GB, seconds (None: out of memory). Of 25 and
