@@ -80,6 +80,9 @@ class Job(Space):
             ``example_batch``.
         lengths: Lengths of microbatches, where they are not all those of the model's own batch;
             null: they are. A file may name a ``trace_file`` there in place of ``trace``.
+        recompute_attention: Whether every layer runs the core of its attention again in its
+            backward, whose scores it does not keep (selective recomputation of Korthikanti et al.
+            2022), whatever else is recomputed; the model is traced so.
     """
 
     NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {
@@ -108,10 +111,11 @@ class Job(Space):
     model_arguments: dict[str, JsonValue] = Field(default_factory=dict)
     inputs: dict[str, InputSpec] = Field(default_factory=dict)
     lengths: Lengths | None = None
+    recompute_attention: bool = False
 
     @model_serializer(mode="wrap")
-    def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "lengths")
+    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "lengths", "recompute_attention")
 
     @classmethod
     def load(cls, path: str | Path) -> Job:

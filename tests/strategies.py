@@ -361,6 +361,7 @@ def runtimes(draw: st.DrawFn) -> RuntimeRules:
         behaviour=draw(behaviours()),
         interleaved=draw(st.none() | behaviours()),
         links=draw(LINK_RULES),
+        tied=draw(st.sampled_from(["at_once", "in_turn"])),
     )
 
 

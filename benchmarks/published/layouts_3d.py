@@ -7,21 +7,24 @@ tensor-parallel group, messages, and reductions among the replicas.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from benchmarks.published.megatron_gpt import PRECISION, Gpt
+import numpy as np
+
+from benchmarks.published.megatron_gpt import ELEMENT, PRECISION, Gpt
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType, TileShape
-from planner.cluster.presets import DEVICES, LINKS
+from planner.cluster.presets import DEVICES, LINKS, OVERHEAD_US
 from planner.cluster.tensor_groups import TensorGroup, grouped
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
-from planner.plan.runtime_rules import RULES, RuntimeRules
+from planner.plan.runtime_rules import RuntimeRules
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import WHOLE
 from planner.simulation.simulator import simulate
@@ -32,12 +35,30 @@ GPU = "A100-80GB"
 TILES = TileShape(rows=256, columns=128, at_once=108)
 """NVIDIA, "Matrix Multiplication Background User's Guide": the tiles of cuBLAS on an A100, one on
 each of its 108 multiprocessors at a time."""
+FILLED = 271.2 / 312
+"""Efficiency of products whose tiles fill whole waves: of the best one found on an A100 SXM
+(Bekman, Machine Learning Engineering, Maximum Achievable Matmul FLOPS). The preset's is that of
+products as models have them, waves half empty included."""
 NVLINK_GB_PER_S = 235.0
 """Bandwidth of an edge of a ring on NVLink 3 that NCCL reaches, of 300 (nccl-tests, DGX A100)."""
-OF_NETWORK = 0.8
-"""Share of a network card's bandwidth that NCCL reaches."""
-STEPS, CLOSE = 5, 1e-3
-"""Of the secant: most steps, and the relative change at which it ends."""
+BUCKET = 5 * 10**8
+"""Elements of a bucket of DeepSpeed, by default."""
+STEPS, CLOSE = 4, 1e-3
+"""Of calibration: most steps, and the relative change at which it ends."""
+MOST_TO_CALIBRATE = 3
+
+
+@dataclass(frozen=True)
+class Figures:
+    """The figures of a machine that a run of it may calibrate.
+
+    Attributes:
+        efficiency: of products whose tiles fill whole waves.
+        host_us: of every operation that it launches.
+    """
+
+    efficiency: float = FILLED
+    host_us: float = OVERHEAD_US
 
 
 @dataclass(frozen=True)
@@ -46,10 +67,13 @@ class Machine:
 
     Attributes:
         name: of both.
-        node_gb_per_s: of all network cards of a node.
+        node_gb_per_s: that NCCL reaches over all network cards of a node.
         runtime: rules by which a plan runs.
         reserved_gib: of each GPU before the model, for driver, NCCL and the runtime's buffers.
         zero: whether the optimizer's state is shared by replicas (ZeRO-1).
+        figures: if nothing is calibrated.
+        fills: whether stages are filled one after the other, the last has what is left; else they
+            have equally many blocks.
     """
 
     name: str
@@ -57,16 +81,23 @@ class Machine:
     runtime: RuntimeRules
     reserved_gib: float = 4.0
     zero: bool = False
+    figures: Figures = Figures()
+    fills: bool = False
 
-    def device(self, efficiency: float | None) -> DeviceType:
-        """Return a GPU, with the preset's efficiency of matrix products or another one."""
-        found = DEVICES[GPU].model_copy(update={"tiles": TILES, "reserved_gib": self.reserved_gib})
-        if efficiency is None:
-            return found
-        reached = found.by_class["product"].model_copy(update={"efficiency": efficiency})
-        return found.model_copy(update={"by_class": {**found.by_class, "product": reached}})
+    def device(self, figures: Figures) -> DeviceType:
+        """Return a GPU: the preset with the tiles of its products and other figures of these."""
+        preset = DEVICES[GPU]
+        reached = preset.by_class["product"].model_copy(update={"efficiency": figures.efficiency})
+        return preset.model_copy(
+            update={
+                "tiles": TILES,
+                "reserved_gib": self.reserved_gib,
+                "operation_overhead_us": figures.host_us,
+                "by_class": {**preset.by_class, "product": reached},
+            }
+        )
 
-    def cluster(self, gpus: int, efficiency: float | None) -> Cluster:
+    def cluster(self, gpus: int, figures: Figures) -> Cluster:
         """Return single GPUs; each has its share of its node's network cards.
 
         All tensor ranks of a node send at once, so that none has more.
@@ -74,7 +105,7 @@ class Machine:
         names = [f"n{index // GPUS_PER_NODE}/g{index % GPUS_PER_NODE}" for index in range(gpus)]
         inner = {"bandwidth_gb_per_s": NVLINK_GB_PER_S, "latency_us": LINKS["NVLink3"].latency_us}
         outer = {
-            "bandwidth_gb_per_s": OF_NETWORK * self.node_gb_per_s / GPUS_PER_NODE,
+            "bandwidth_gb_per_s": self.node_gb_per_s / GPUS_PER_NODE,
             "latency_us": LINKS["InfiniBand-HDR"].latency_us,
         }
         nodes = list(dict.fromkeys(name.split("/")[0] for name in names))
@@ -86,7 +117,7 @@ class Machine:
             {
                 "format": "pipeplan-cluster/1",
                 "name": self.name,
-                "device_types": {GPU: self.device(efficiency).model_dump()},
+                "device_types": {GPU: self.device(figures).model_dump()},
                 "devices": [{"name": name, "type": GPU} for name in names],
                 "switches": ["network", *nodes],
                 "links": links,
@@ -105,8 +136,10 @@ class Layout:
         gpt: sizes, samples of a microbatch and tensor degree.
         replicas, stages, chunks: data and pipeline parallelism; stages of a device.
         batch: samples of an iteration.
-        measured_s: seconds of one; None: out of memory.
-        measured_gb: memory of a GPU; None: not published.
+        measured_s: seconds of one; None: not known, or out of memory.
+        measured_gb: memory of a GPU; None: not known.
+        out_of_memory: whether it was.
+        calibrates: whether it may calibrate the figures of its machine.
     """
 
     machine: Machine
@@ -118,6 +151,8 @@ class Layout:
     measured_s: float | None
     measured_gb: float | None = None
     chunks: int = 1
+    out_of_memory: bool = False
+    calibrates: bool = False
 
     @property
     def name(self) -> str:
@@ -125,33 +160,46 @@ class Layout:
         sizes = f"{self.replicas}/{self.gpt.degree}/{self.stages}/{self.gpt.samples}"
         chunks = f", {self.chunks} chunks" if self.chunks > 1 else ""
         gpt = f"{self.gpt.blocks} x {self.gpt.hidden}, {self.gpt.heads} heads"
-        return f"{gpt}, batch {self.batch}, {sizes}{chunks}"
+        selective = ", selective" if self.gpt.selective else ""
+        return f"{gpt}, batch {self.batch}, {sizes}{chunks}{selective}"
 
     @cached_property
     def gpus(self) -> int:
         """Their number."""
         return self.replicas * self.stages * self.gpt.degree
 
-    def predicted_s(self, efficiency: float | None = None) -> float:
-        """Return the seconds of an iteration, each tensor sent once."""
-        return self._timeline(efficiency, in_parts=True).iteration_time_s
+    def predicted_s(self, figures: Figures | None = None) -> float:
+        """Return the seconds of an iteration."""
+        if figures is None:
+            return self._as_it_is.iteration_time_s
+        return self._timeline(figures).iteration_time_s
 
     def predicted_gb(self) -> float:
-        """Return the memory of the fullest GPU, in 10^9 bytes, each tensor whole on every device.
+        """Return the memory of the fullest GPU, in 10^9 bytes."""
+        peaks, pipeline = self._as_it_is.peak_memory_bytes, self._as_it_is.pipeline
+        held = []
+        for device, peak in peaks.items():
+            stages = [pipeline.stages[stage] for stage in pipeline.stages_on[device]]
+            layers = [layer for stage in stages for layer in stage.spec.layers]
+            elements = sum(p.elements for p in pipeline.problem.graph.parameters_of(layers))
+            held.append((peak + self._flat_bytes(elements)) / self.gpt.degree)
+        return (max(held) + self.machine.reserved_gib * 2**30) / 1e9
 
-        The cost model's optimizer state is that of a device without ZeRO; here replicas share it.
+    def _flat_bytes(self, elements: int) -> int:
+        """Return what DeepSpeed's ZeRO-1 allocates in one piece when a group's devices step.
+
+        PyTorch's allocator cannot take it from the smaller blocks of activations that it keeps: the
+        gradients of a device's share in 2 bytes and in 4, and a bucket to reduce and one to gather
+        (DeepSpeed, runtime/zero/stage_1_and_2.py: ``averaged_gradients``, ``single_partition_of_
+        fp32_groups``, ``reduce_bucket_size``, ``allgather_bucket_size``).
         """
-        timeline = self._timeline(None, in_parts=False)
-        device, peak = max(timeline.peak_memory_bytes.items(), key=lambda row: row[1])
-        pipeline, job = timeline.pipeline, timeline.pipeline.problem.job
-        layers = [
-            n for stage in pipeline.stages_on[device] for n in pipeline.stages[stage].spec.layers
-        ]
-        elements = sum(row.elements for row in pipeline.problem.graph.parameters_of(layers))
-        if self.machine.zero:
-            state = job.optimizer_bytes_per_element * elements
-            peak -= state - state // self.replicas
-        return (peak / self.gpt.degree + self.machine.reserved_gib * 2**30) / 1e9
+        if not self.machine.zero:
+            return 0
+        return (2 + 4) * elements // self.replicas + 2 * ELEMENT * BUCKET * self.gpt.degree
+
+    @cached_property
+    def _as_it_is(self) -> Timeline:
+        return self._timeline(self.machine.figures)
 
     @property
     def memory_gb(self) -> float:
@@ -160,16 +208,16 @@ class Layout:
 
     # --- the plan ---------------------------------------------------------------------------------
 
-    def _timeline(self, efficiency: float | None, *, in_parts: bool) -> Timeline:
+    def _timeline(self, figures: Figures) -> Timeline:
         """Replay one of the replicas, whose gradients are reduced among all."""
-        graph = self.gpt.graph(in_parts=in_parts)
-        problem = Problem(graph, self._cluster(efficiency), self._job(), self.machine.runtime)
+        graph = self.gpt.graph()
+        problem = Problem(graph, self._cluster(figures), self._job(), self.machine.runtime)
         pipeline = self._placed(problem, self._division(graph))
         schedule = "interleaved 1f1b" if self.chunks > 1 else "1f1b"
         return simulate(pipeline, WHOLE[schedule](pipeline, balanced_assignment(pipeline)))
 
-    def _cluster(self, efficiency: float | None) -> Cluster:
-        single = self.machine.cluster(self.gpus, efficiency)
+    def _cluster(self, figures: Figures) -> Cluster:
+        single = self.machine.cluster(self.gpus, figures)
         if self.gpt.degree == 1:
             return single
         size = self.gpt.degree
@@ -188,6 +236,7 @@ class Layout:
             precision=PRECISION,
             backward="whole",
             overlap_reduction=False,
+            shard_optimizer=self.machine.zero,
             max_stages_per_device=self.chunks,
         )
 
@@ -196,9 +245,13 @@ class Layout:
         first, *blocks, last = graph.layers
         count = self.stages * self.chunks
         each, rest = divmod(len(blocks), count)
+        most = math.ceil(len(blocks) / count)
         left, found = iter(blocks), []
         for stage in range(count):
-            found.append(tuple(next(left) for _ in range(each + (stage < rest))))
+            number = each + (stage < rest)
+            if self.machine.fills:
+                number = min(most, len(blocks) - sum(map(len, found)))
+            found.append(tuple(next(left) for _ in range(number)))
         found[0] = (first, *found[0])
         found[-1] = (*found[-1], last)
         return found
@@ -212,6 +265,8 @@ class Layout:
         ]
         specs[0] = replace(specs[0], recompute=specs[0].layers[1:])
         specs[-1] = replace(specs[-1], recompute=specs[-1].recompute[:-1])
+        if self.gpt.selective:
+            specs = [replace(spec, recompute=()) for spec in specs]
         groups = [
             {device: names[index * count + number] for index, device in enumerate(rank)}
             for number in range(count)
@@ -219,118 +274,37 @@ class Layout:
         return place(problem, specs, groups=groups if count > 1 else ())
 
 
-# --- the publications -----------------------------------------------------------------------------
+def calibrated(layouts: Sequence[Layout]) -> Figures:
+    """Return the figures at which rows of one machine are predicted as measured, as near as may be.
 
-PREQUEL = (
-    "BigScience 2022, github.com/bigscience-workshop/bigscience, "
-    "train/tr11-176B-ml/chronicles-prequel.md: Megatron-DeepSpeed on 384 A100 (48 nodes)"
-)
-NARAYANAN = (
-    "Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters Using "
-    "Megatron-LM (SC), table 1; seconds from its equation 3, microbatches and chunks from the "
-    "authors' scripts"
-)
-KORTHIKANTI = (
-    "Korthikanti et al. 2022, Reducing Activation Recomputation in Large Transformer Models, "
-    "table 5, full recomputation"
-)
-JEAN_ZAY = Machine(
-    "48 nodes with 4 x 100 Gb/s Omni-Path, Megatron-DeepSpeed with ZeRO-1",
-    50.0,
-    RULES["deepspeed"],
-    zero=True,
-)
-SELENE = Machine("nodes with 8 x 200 Gb/s InfiniBand, Megatron-LM", 200.0, RULES["megatron"])
+    One row gives the efficiency of products alone; two or three the time of a launch as well, by
+    least squares of relative errors. Time is all but linear in the inverse of the efficiency and in
+    the time of a launch, so that few steps of Gauss and Newton find them.
 
-# Blocks, hidden, heads, DP, TP, PP, microbatch, batch, GB, seconds (None: out of memory). Of 25 and
-# 26 February; before, the machine was set up otherwise.
-_PREQUEL: tuple[tuple[int, int, int, int, int, int, int, int, float | None, float | None], ...] = (
-    (72, 14336, 64, 8, 8, 6, 4, 2048, 55, 114.11),
-    (72, 14336, 64, 8, 8, 6, 4, 1568, 56, 113.01),
-    (72, 14336, 64, 4, 8, 12, 4, 1568, None, 92.75),
-    (72, 14336, 64, 4, 8, 12, 4, 2048, 49, 117.07),
-    (72, 14336, 64, 4, 8, 12, 2, 1568, None, 99.93),
-    (72, 14336, 64, 4, 8, 12, 2, 2048, None, 128.82),
-    (72, 14336, 64, 6, 8, 8, 4, 2016, 52, 113.16),
-    (72, 14336, 64, 12, 8, 4, 2, 2016, 53, 125.52),
-    (72, 14336, 64, 12, 8, 4, 4, 2016, 59, 114.81),
-    (72, 14336, 64, 24, 8, 2, 1, 2016, 65, 145.45),
-    (72, 14336, 64, 24, 8, 2, 2, 2016, 76, 136.13),
-    (72, 14336, 64, 48, 8, 1, 1, 2016, None, None),
-    (72, 14336, 64, 8, 4, 12, 4, 2048, 60, 111.89),
-    (72, 14336, 64, 8, 4, 12, 2, 2048, 44, 110.48),
-    (72, 14336, 64, 16, 4, 6, 4, 2048, 75, 117.11),
-    (72, 14336, 64, 16, 4, 6, 2, 2048, 57, 111.71),
-    (72, 14336, 64, 16, 2, 12, 2, 2048, 63, 112.50),
-    (72, 14336, 64, 32, 2, 6, 2, 2048, None, None),
-    (72, 14336, 64, 32, 2, 6, 1, 2048, None, None),
-    (72, 14336, 64, 8, 2, 24, 1, 2048, 44, 119.53),
-    (72, 14336, 64, 8, 2, 24, 2, 2048, 53, 122.75),
-    (72, 14336, 64, 4, 4, 24, 1, 2048, None, 130.60),
-    (96, 12288, 64, 8, 1, 48, 1, 2048, 58, 142.17),
-    (84, 13312, 64, 8, 4, 12, 2, 2048, None, 103.82),
-    (84, 13312, 64, 8, 4, 12, 4, 2048, None, 113.21),
-)
-
-# Blocks, hidden, heads, TP, PP, GPUs, batch, microbatch, chunks, teraFLOP/s a GPU.
-_NARAYANAN = (
-    (24, 2304, 24, 1, 1, 32, 512, 16, 1, 137),
-    (30, 3072, 32, 2, 1, 64, 512, 16, 1, 138),
-    (36, 4096, 32, 4, 1, 128, 512, 16, 1, 142),
-    (40, 6144, 48, 8, 1, 256, 1024, 8, 1, 135),
-    (48, 8192, 64, 8, 2, 512, 1536, 4, 1, 138),
-    (60, 10240, 80, 8, 4, 1024, 1792, 2, 3, 140),
-    (80, 12288, 96, 8, 8, 1536, 2304, 2, 2, 148),
-    (96, 16384, 128, 8, 16, 1920, 2160, 1, 2, 155),
-    (105, 20480, 128, 8, 35, 2520, 2520, 1, 3, 163),
-    (128, 25600, 160, 8, 64, 3072, 3072, 1, 1, 163),
-)
-
-# Blocks, hidden, heads, TP, PP, batch, microbatch, chunks, seconds.
-_KORTHIKANTI = (
-    (48, 6144, 64, 8, 1, 4, 4, 1, 1.42),
-    (96, 12288, 96, 8, 8, 64, 1, 3, 18.13),
-    (105, 20480, 128, 8, 35, 280, 1, 3, 49.05),
-    (128, 25600, 160, 8, 64, 512, 1, 1, 94.42),
-)
-SEQUENCE, PREQUEL_VOCABULARY, MEGATRON_VOCABULARY = 2048, 250_880, 51_200
-
-
-def layouts() -> Iterator[Layout]:
-    """Yield all rows, of each source the one that calibrates first."""
-    for blocks, hidden, heads, dp, tp, pp, samples, batch, gb, seconds in _PREQUEL:
-        gpt = Gpt(blocks, hidden, heads, SEQUENCE, PREQUEL_VOCABULARY, samples, tp)
-        batch -= batch % (dp * samples)
-        yield Layout(JEAN_ZAY, PREQUEL, gpt, dp, pp, batch, seconds, gb)
-    for blocks, hidden, heads, tp, pp, gpus, batch, samples, chunks, rate in _NARAYANAN:
-        gpt = Gpt(blocks, hidden, heads, SEQUENCE, MEGATRON_VOCABULARY, samples, tp)
-        seconds = batch * iteration_flops(gpt) / (gpus * rate * 1e12)
-        yield Layout(SELENE, NARAYANAN, gpt, gpus // tp // pp, pp, batch, seconds, chunks=chunks)
-    for blocks, hidden, heads, tp, pp, batch, samples, chunks, seconds in _KORTHIKANTI:
-        gpt = Gpt(blocks, hidden, heads, SEQUENCE, MEGATRON_VOCABULARY, samples, tp)
-        yield Layout(SELENE, KORTHIKANTI, gpt, 1, pp, batch, seconds, chunks=chunks)
-
-
-def iteration_flops(gpt: Gpt) -> float:
-    """Return the FLOPs of a sample with recomputation: Narayanan et al. 2021, equation 3."""
-    hidden, sequence, blocks = gpt.hidden, gpt.sequence, gpt.blocks
-    head = gpt.vocabulary / (16 * blocks * hidden)
-    return 96 * sequence * blocks * hidden**2 * (1 + sequence / (6 * hidden) + head)
-
-
-def efficiency_of(layout: Layout) -> float:
-    """Return the efficiency of matrix products at which a row is predicted as measured.
-
-    Time is all but linear in its inverse, so that few steps of the secant find it.
+    Args:
+        layouts: rows with a measured time, of one machine.
     """
-    assert layout.measured_s is not None
-    before, after = 1 / 0.8, 1 / 0.6
-    before_s, after_s = (layout.predicted_s(1 / x) for x in (before, after))
+    rows = layouts[:MOST_TO_CALIBRATE]
+    measured = np.array([row.measured_s for row in rows], dtype=float)
+    start = rows[0].machine.figures
+    found = np.array([1 / start.efficiency, start.host_us])[: len(rows)]
+    steps = np.array([0.05, 5.0])[: len(rows)]
+
+    def seconds(values: Sequence[float]) -> Any:
+        inverse, host_us = (*values, start.host_us)[:2]
+        figures = Figures(1 / inverse, host_us)
+        return np.array([row.predicted_s(figures) for row in rows])
+
+    least = np.array([1.0, 0.0])[: len(rows)]
     for _ in range(STEPS):
-        slope = (after_s - before_s) / (after - before)
-        before, before_s = after, after_s
-        after = max(1.0, after + (layout.measured_s - after_s) / slope)
-        if abs(after / before - 1) < CLOSE:
+        at = seconds(found)
+        slopes = [
+            (seconds([*found[:n], found[n] + step, *found[n + 1 :]]) - at) / step / measured
+            for n, step in enumerate(steps)
+        ]
+        change, *_ = np.linalg.lstsq(np.array(slopes).T, 1 - at / measured, rcond=None)
+        before, found = found, np.maximum(found + change, least)
+        if np.allclose(before, found, rtol=CLOSE):
             break
-        after_s = layout.predicted_s(1 / after)
-    return 1 / after
+    inverse, host_us = (*found, start.host_us)[:2]
+    return Figures(1 / inverse, host_us)

@@ -2,6 +2,12 @@
 
 Usage:
     python -m benchmarks.published.layouts_report [--gpus N] [--output PATH]
+    python -m benchmarks.published.layouts_report --rows FILE [--machine NAME] [--output PATH]
+
+FILE is a CSV file of a reader's own rows, with the columns
+blocks,hidden,heads,dp,tp,pp,microbatch,batch,chunks,seconds,gb,calibrates: sizes of a GPT, degrees,
+samples of a microbatch and of an iteration; those from chunks on may be left out. Rows in which
+calibrates is not empty, up to three, give the second prediction.
 """
 
 from __future__ import annotations
@@ -15,11 +21,16 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.published.layouts_3d import Layout, efficiency_of, layouts
+from benchmarks.published.layout_rows import MACHINES, layouts, rows_of_file
+from benchmarks.published.layouts_3d import MOST_TO_CALIBRATE, Figures, Layout, calibrated
 from benchmarks.reporting.report import heading, table, write_table
+from planner.errors import PipeplanError
 
 BARS = "with at most 3 rows of a source median 5%, 90th percentile 12%; with none 10% and 20%; "
-MEMORY_BARS = "memory 6% and 12%, what was out of memory predicted so"
+MEMORY_BARS = (
+    "memory 6% and 12%, what was out of memory predicted so; Spearman's correlation of predicted "
+    "and measured seconds 0.85"
+)
 
 
 @dataclass(frozen=True)
@@ -28,18 +39,27 @@ class Row:
 
     Attributes:
         layout: as published.
-        seconds: predicted from the preset alone.
-        calibrated_s: with the efficiency that the first row of the source gives; None: out of
-            memory.
-        memory_gb: predicted; None: nothing is published.
-        gives: whether it is that first row.
+        seconds: predicted with nothing calibrated.
+        calibrated_s: with the figures that rows of the source give; None: nothing calibrates.
+        memory_gb: predicted.
+        gives: whether it is one of these rows.
     """
 
     layout: Layout
     seconds: float
     calibrated_s: float | None
-    memory_gb: float | None
+    memory_gb: float
     gives: bool
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its time was measured."""
+        return self.layout.measured_s is not None
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it tells anything of predictions with calibrated figures."""
+        return self.is_timed and self.calibrated_s is not None and not self.gives
 
     def error(self, *, calibrated: bool) -> float:
         """Return predicted over measured seconds, less one."""
@@ -52,32 +72,34 @@ class Row:
     def memory_error(self) -> float:
         """Predicted over measured memory, less one."""
         assert self.layout.measured_gb is not None
-        assert self.memory_gb is not None
         return self.memory_gb / self.layout.measured_gb - 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is predicted to fit."""
+        return self.memory_gb <= self.layout.memory_gb
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells of a table."""
-        layout, memory = self.layout, "-" if self.memory_gb is None else f"{self.memory_gb:.0f}"
+        layout = self.layout
         known = "-" if layout.measured_gb is None else f"{layout.measured_gb:.0f}"
-        if layout.measured_s is None:
-            fits = self.memory_gb is not None and self.memory_gb <= layout.memory_gb
-            return (
-                layout.name,
-                "out of memory",
-                "fits" if fits else "does not fit",
-                "",
-                "",
-                known,
-                memory,
-            )
-        shown = f"{self.error(calibrated=True):+.1%}" + (" (calibration)" if self.gives else "")
+        memory = f"{self.memory_gb:.0f}{'' if self.fits else ', does not fit'}"
+        measured = "out of memory" if layout.out_of_memory else "-"
+        error = again = ""
+        if layout.measured_s is not None:
+            measured = f"{layout.measured_s:.2f}"
+            error = f"{self.error(calibrated=False):+.1%}"
+        if self.is_timed and self.calibrated_s is not None:
+            again = f"{self.error(calibrated=True):+.1%}" + (" (given)" if self.gives else "")
+        calibrated_s = "-" if self.calibrated_s is None else f"{self.calibrated_s:.2f}"
         return (
             layout.name,
-            f"{layout.measured_s:.2f}",
+            measured,
             f"{self.seconds:.2f}",
-            f"{self.error(calibrated=False):+.1%}",
-            shown,
+            error,
+            calibrated_s,
+            again,
             known,
             memory,
         )
@@ -88,66 +110,101 @@ COLUMNS = (
     "measured s",
     "predicted s",
     "error",
-    "with one row",
+    "calibrated s",
+    "error",
     "measured GB",
     "predicted GB",
 )
 
 
-def rows_of(source: Sequence[Layout]) -> list[Row]:
-    """Return the rows of one source."""
-    first = next(layout for layout in source if layout.measured_s is not None)
-    efficiency = efficiency_of(first)
-    return [_row(layout, efficiency, gives=layout is first) for layout in source]
+def rows_of(source: Sequence[Layout]) -> tuple[list[Row], Figures | None]:
+    """Return the rows of one source, and the figures that some of them give."""
+    giving = [row for row in source if row.calibrates and row.measured_s is not None]
+    giving = giving[:MOST_TO_CALIBRATE]
+    figures = calibrated(giving) if giving else None
+    return [_row(layout, figures, gives=layout in giving) for layout in source], figures
 
 
-def _row(layout: Layout, efficiency: float, *, gives: bool) -> Row:
-    is_told = layout.measured_s is None or layout.measured_gb is not None
-    return Row(
-        layout,
-        layout.predicted_s() if layout.measured_s is not None else 0.0,
-        layout.predicted_s(efficiency) if layout.measured_s is not None else None,
-        layout.predicted_gb() if is_told else None,
-        gives,
-    )
+def _row(layout: Layout, figures: Figures | None, *, gives: bool) -> Row:
+    again = None if figures is None else layout.predicted_s(figures)
+    return Row(layout, layout.predicted_s(), again, layout.predicted_gb(), gives)
 
 
-SUMMARY = ("figure", "rows", "median", "90th percentile", "worst")
+SUMMARY = ("figure", "rows", "median", "90th percentile", "worst", "Spearman")
 
 
 def summary(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Return a line for each kind of error."""
-    timed = [row for row in rows if row.layout.measured_s is not None]
+    timed, scored = [r for r in rows if r.is_timed], [r for r in rows if r.is_scored]
+    known = [r for r in rows if r.layout.measured_gb is not None]
     sizes = {
-        "seconds, nothing calibrated": [abs(r.error(calibrated=False)) for r in timed],
-        "seconds, one row of each source": [
-            abs(r.error(calibrated=True)) for r in timed if not r.gives
-        ],
-        "memory": [abs(r.memory_error) for r in rows if r.layout.measured_gb is not None],
+        "seconds, nothing calibrated": (timed, [r.error(calibrated=False) for r in timed]),
+        "seconds, calibrated": (scored, [r.error(calibrated=True) for r in scored]),
+        "memory": (known, [r.memory_error for r in known]),
     }
-    return [
-        (name, str(len(e)), f"{median(e):.1%}", f"{np.quantile(e, 0.9):.1%}", f"{max(e):.1%}")
-        for name, e in sizes.items()
-        if e
-    ]
+    found = []
+    for name, (of, errors) in sizes.items():
+        if errors:
+            e = np.abs(errors)
+            ranked = "-" if name == "memory" else _ranked(of, calibrated=name[9:] == "calibrated")
+            figures = (median(e), np.quantile(e, 0.9), max(e))
+            found.append((name, str(len(e)), *(f"{figure:.1%}" for figure in figures), ranked))
+    return found
 
 
-def report(by_source: Sequence[Sequence[Row]], command: str) -> str:
-    """Return the page."""
-    everything = [row for rows in by_source for row in rows]
+def _ranked(rows: Sequence[Row], *, calibrated: bool) -> str:
+    """Return the correlation of the ranks of predicted and measured seconds."""
+    if len(rows) < 3:
+        return "-"
+    predicted = [row.calibrated_s if calibrated else row.seconds for row in rows]
+    ranks = [np.argsort(np.argsort(x)) for x in (predicted, [r.layout.measured_s for r in rows])]
+    return f"{np.corrcoef(ranks)[0, 1]:.2f}"
+
+
+def fitting(rows: Sequence[Row]) -> str:
+    """Return what was out of memory, and what is predicted so."""
+    out = [row for row in rows if row.layout.out_of_memory]
+    ran = [row for row in rows if row.is_timed]
+    return (
+        f"Of {len(out)} layouts that were out of memory {sum(not row.fits for row in out)} are "
+        f"predicted so, and {sum(not row.fits for row in ran)} of {len(ran)} that ran.\n"
+    )
+
+
+def report(
+    by_source: Sequence[tuple[Sequence[Row], Figures | None]], command: str, *, own: bool
+) -> str:
+    """Return the page.
+
+    Args:
+        by_source: rows with the figures that some of them give.
+        command: that makes it.
+        own: whether they are a reader's own.
+    """
+    everything = [row for rows, _ in by_source for row in rows]
     parts = [
         heading("Published layouts of data, tensor and pipeline parallelism", command),
-        "Each is predicted from the sizes of the model and the datasheets of the machine alone: "
+        "Each is predicted from the sizes of the model and published figures of the machine alone: "
         "FLOPs and traffic of each operation, products by their tiles and waves, collectives of "
-        "the tensor-parallel group, messages sent in parts, reductions among replicas, "
-        "recomputation, the head on the last stage (planner/costs, planner/cluster). One row of "
-        "each source, its first, gives the efficiency of matrix products for the second error. "
-        f"Bars: {BARS}{MEMORY_BARS}.\n",
-        table(SUMMARY, summary(everything)),
+        "the tensor-parallel group, messages, reductions among replicas, recomputation, the head "
+        "on the last stage (planner/costs, planner/cluster). The second prediction has the "
+        "efficiency of products and the host's time of an operation from up to three rows of a "
+        "source"
+        + (".\n" if own else ", the first of each microbatch size.\n")
+        + f"Bars: {BARS}{MEMORY_BARS}.\n",
+        table(SUMMARY, summary(everything)) if any(row.is_timed for row in everything) else "",
+        fitting(everything),
     ]
-    for rows in by_source:
+    for rows, figures in by_source:
         parts += [f"## {rows[0].layout.source}\n", f"{rows[0].layout.machine.name}.\n"]
-        parts += [table(SUMMARY, summary(rows)), table(COLUMNS, [row.cells for row in rows])]
+        if figures is not None:
+            parts.append(
+                f"Calibrated: {figures.efficiency:.1%} of peak in products of whole waves, "
+                f"{figures.host_us:.0f} µs an operation.\n"
+            )
+        if any(row.is_timed for row in rows):
+            parts.append(table(SUMMARY, summary(rows)))
+        parts.append(table(COLUMNS, [row.cells for row in rows]))
     return "\n".join(parts)
 
 
@@ -159,14 +216,28 @@ def main(words: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("--gpus", type=int, default=5000, help="leave out layouts of more GPUs")
+    found.add_argument("--rows", type=Path, help="predict the rows of this CSV file")
+    found.add_argument(
+        "--machine", choices=sorted(MACHINES), default="megatron-deepspeed", help="of these rows"
+    )
     found.add_argument("--output", type=Path, help="write the page to this file")
     options = found.parse_args(words)
+    command = f"python -m benchmarks.published.layouts_report --gpus {options.gpus}"
+    rows = layouts()
+    if options.rows is not None:
+        command = f"{command} --rows {options.rows.name} --machine {options.machine}"
+        try:
+            rows = iter(rows_of_file(options.rows, options.machine))
+        except PipeplanError as error:
+            found.error(str(error))
     by_source: dict[str, list[Layout]] = {}
-    for layout in layouts():
+    for layout in rows:
         if layout.gpus <= options.gpus:
             by_source.setdefault(layout.source, []).append(layout)
-    command = f"python -m benchmarks.published.layouts_report --gpus {options.gpus}"
-    write_table(report([rows_of(rows) for rows in by_source.values()], command), options.output)
+    page = report(
+        [rows_of(rows) for rows in by_source.values()], command, own=options.rows is not None
+    )
+    write_table(page, options.output)
     return 0
 
 

@@ -4,8 +4,9 @@ A layer is a transformer block, whose figures are those of all devices of the gr
 :func:`planner.model.group_graph.group_graph` makes them. FLOPs are those of Narayanan et al. 2021,
 "Efficient Large-Scale Language Model Training on GPU Clusters", appendix; bytes kept for the
 backward those of Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer
-Models", equation 2; traffic counts what each unfused operation of Megatron-LM's
-``megatron/model/transformer.py`` reads and writes, with elements of two bytes and masks of one.
+Models", equation 2; traffic counts what each operation of Megatron-LM's
+``megatron/model/transformer.py`` reads and writes (bias, dropout and residual are one, and so are
+bias and GeLU, and scale, mask and softmax), with elements of two bytes and masks of one.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from planner.model.figures import PHASES, Collective, Phase, Product, Work
+from planner.model.figures import PHASES, Collective, CollectiveKind, Phase, Product, Work
 from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 
 PRECISION = "float16"
 ELEMENT = 2
+KERNELS = {"forward": 32, "input_gradient": 44, "weight_gradient": 20}
+"""Kernels that a block launches: counted in its operations, of which 12 add to gradients."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Gpt:
         vocabulary: padded size.
         samples: of a microbatch.
         degree: devices of a tensor-parallel group.
+        sequence_parallel: whether the group shares values between split products by positions.
+        selective: whether the core of attention runs again in the backward.
     """
 
     blocks: int
@@ -44,6 +49,13 @@ class Gpt:
     vocabulary: int
     samples: int
     degree: int
+    sequence_parallel: bool = False
+    selective: bool = False
+
+    @property
+    def whole(self) -> int:
+        """Devices of a group that each do and hold what is not split."""
+        return 1 if self.sequence_parallel else self.degree
 
     @property
     def tokens(self) -> int:
@@ -55,15 +67,13 @@ class Gpt:
         """Bytes of the tensor between two blocks on one device."""
         return ELEMENT * self.tokens * self.hidden
 
-    def graph(self, *, in_parts: bool) -> LayerGraph:
+    def graph(self) -> LayerGraph:
         """Return the layers: embedding, blocks, and the head with the loss.
 
-        Args:
-            in_parts: whether a tensor between layers counts once, as it is sent: each device sends
-                a part. Otherwise as often as the group keeps it: whole on every device.
+        A tensor between layers that every device of a group has whole is sent in parts.
         """
         names = ["embedding", *(f"block.{index}" for index in range(self.blocks)), "head"]
-        bytes_ = self.activation_bytes * (1 if in_parts else self.degree)
+        bytes_ = self.activation_bytes * self.whole
         elements = dict.fromkeys(names[1:-1], 12 * self.hidden**2)
         elements["embedding"] = self.vocabulary * self.hidden
         block = self._block()
@@ -84,6 +94,7 @@ class Gpt:
                         dtype=PRECISION,
                         requires_grad=True,
                         saved_by=second,
+                        parts=self.whole,
                     )
                     for first, second in pairwise(names)
                 ),
@@ -95,7 +106,7 @@ class Gpt:
         )
 
     def _block(self) -> Layer:
-        tokens, hidden, share = self.tokens, self.hidden, self.degree
+        tokens, hidden, share, whole = self.tokens, self.hidden, self.degree, self.whole
         products = tuple(
             Product(operator=name, batch=1, rows=tokens, inner=inner, columns=columns)
             for name, inner, columns in (
@@ -107,35 +118,43 @@ class Gpt:
         )
         scores = self.samples * self.heads * self.sequence**2
         width, attention = tokens * hidden, 4 * scores * hidden // self.heads
-        # Norms, dropouts and residuals are whole on every device; the rest is shared.
+        # Norms, dropouts and residuals are whole on every device, unless they are shared by
+        # positions; the rest is shared.
         moved = {
-            "forward": share * (2 * 4 + 2 * 7) * width + 4 * 4 * width + (4 + 5) * scores,
-            "input_gradient": share * (2 * 6 + 2 * 11) * width + 6 * 4 * width + (6 + 5) * scores,
+            "forward": whole * (2 * 4 + 2 * 7) * width + 4 * 4 * width + (4 + 5) * scores,
+            "input_gradient": whole * (2 * 6 + 2 * 11) * width + 6 * 4 * width + (6 + 5) * scores,
             "weight_gradient": 3 * ELEMENT * 12 * hidden**2,
         }
-        between = ELEMENT * (scores + 3 * width)
+        runs: dict[Phase, int] = {"forward": 1, "input_gradient": 2, "weight_gradient": 0}
+        kernels: dict[Phase, int] = {**KERNELS}
+        if self.selective:  # Products, softmax and dropout of the scores run a second time.
+            runs["input_gradient"] += 1
+            moved["input_gradient"] += (4 + 5) * scores
+            kernels["input_gradient"] += 4
         work = []
         for phase in PHASES:
             work.append(_products(phase, products, share))
-            if phase != "weight_gradient":
-                twice = 2 if phase == "input_gradient" else 1
+            count = runs[phase]
+            if count:
+                between = ELEMENT * (scores + 3 * width)
                 work.append(
-                    _work(phase, "attention", 2 * twice, twice * attention, twice * between)
+                    _work(phase, "attention", 2 * count, count * attention, count * between)
                 )
-            work.append(
-                _work(phase, "memory", 4 if phase == "weight_gradient" else 8, 0, moved[phase])
-            )
+            others = kernels[phase] - len(products) - 2 * count
+            work.append(_work(phase, "memory", others, 0, moved[phase]))
+        kept, scored = (10 * whole + 24) * width, 5 * scores
         return _layer(
             "block.0",
             work,
             products=products,
             collectives=self._reductions(2, ("forward", "input_gradient")),
-            stash_bytes=(10 * share + 24) * width + 5 * scores,
+            stash_bytes=kept if self.selective else kept + scored,
+            again_bytes=scored if self.selective else 0,
             parameters=("block.0.weight",),
         )
 
     def _embedding(self) -> Layer:
-        moved = 3 * ELEMENT * self.tokens * self.hidden * self.degree
+        moved = 3 * ELEMENT * self.tokens * self.hidden * self.whole
         work = [
             _work("forward", "memory", 3, 0, moved),
             _work("weight_gradient", "memory", 2, 0, moved),
@@ -144,7 +163,7 @@ class Gpt:
             "embedding",
             work,
             collectives=self._reductions(1, ("forward",)),
-            stash_bytes=self.degree * self.tokens * self.hidden,
+            stash_bytes=self.whole * self.tokens * self.hidden,
             parameters=("embedding.weight",),
         )
 
@@ -164,19 +183,24 @@ class Gpt:
             work,
             products=(product,),
             collectives=self._reductions(1, ("input_gradient",)),
-            stash_bytes=4 * logits + 2 * self.degree * self.activation_bytes,
+            stash_bytes=4 * logits + 2 * self.whole * self.activation_bytes,
             # The logits in both precisions and their gradient.
-            peak_bytes=10 * logits + 2 * self.degree * self.activation_bytes,
+            peak_bytes=10 * logits + 2 * self.whole * self.activation_bytes,
             parameters=("embedding.weight",),
         )
 
     def _reductions(self, count: int, phases: Sequence[Phase]) -> tuple[Collective, ...]:
+        """Return all-reduces; of values shared by positions, gathers and sums of parts."""
         if self.degree == 1:
             return ()
+        kinds: tuple[CollectiveKind, ...] = ("all_reduce",)
+        if self.sequence_parallel:
+            kinds = ("all_gather", "reduce_scatter")
         return tuple(
-            Collective(kind="all_reduce", phase=phase, tensor="x", bytes=self.activation_bytes)
+            Collective(kind=kind, phase=phase, tensor="x", bytes=self.activation_bytes)
             for phase in phases
             for _ in range(count)
+            for kind in kinds
         )
 
 

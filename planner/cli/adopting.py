@@ -254,7 +254,8 @@ def _layout_notes(found: Adopted, layout: RuntimeLayout | None) -> list[str]:
     if layout is None:
         return []
     job = found.plan.job
-    names = ("samples_per_microbatch", "microbatches", "tensor_parallel", "sequence_parallel")
+    names = ["samples_per_microbatch", "microbatches", "tensor_parallel", "sequence_parallel"]
+    names += [name for name in ("shard_optimizer", "recompute_attention") if getattr(job, name)]
     fields = ", ".join(f"{name} = {json.dumps(getattr(job, name))}" for name in names)
     return [f"{layout.source} sets {fields} in the job", *layout.notes]
 
@@ -301,5 +302,6 @@ def _search_command(found: Adopted, request: AdoptRequest, output: Path) -> str:
         request.problem,
         tensor_parallel=str(job.tensor_parallel) if job.tensor_parallel != 1 else None,
         sequence_parallel=job.sequence_parallel,
+        shard_optimizer=job.shards_state,
     )
     return shlex.join(["pipeplan", "plan", *problem.words, *more])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.cluster.hardware import DeviceType
+from planner.costs.reductions import reduces_in_turn
 from planner.job import Job
 from planner.model.graph_record import Parameter
 from planner.plan.problem import Problem
@@ -40,7 +41,8 @@ def state_holders(
     """Return how many devices share the optimizer state of each parameter that several hold.
 
     That of a parameter is shared by all devices that reduce its gradient: the replicas of its
-    stage, or of all stages that hold a tied one (Rajbhandari et al. 2020, "ZeRO", section 5.1).
+    stage, or of all stages that hold a tied one (Rajbhandari et al. 2020, "ZeRO", section 5.1),
+    unless these reduce it in turn, each its replicas first.
 
     Args:
         problem: whose job says whether state is shared at all.
@@ -50,11 +52,16 @@ def state_holders(
     """
     if not problem.job.shards_state:
         return {}
-    held: dict[str, set[str]] = {}
-    for names, rows in zip(devices, parameters, strict=True):
+    held: dict[str, list[int]] = {}
+    for stage, rows in enumerate(parameters):
         for row in rows:
-            held.setdefault(row.name, set()).update(names)
-    return {name: len(found) * copies for name, found in held.items() if len(found) * copies > 1}
+            held.setdefault(row.name, []).append(stage)
+    counts: dict[str, int] = {}
+    for name, stages in held.items():
+        of_one = reduces_in_turn(problem, devices, stages)
+        sharing = stages[:1] if of_one else stages
+        counts[name] = len({device for stage in sharing for device in devices[stage]}) * copies
+    return {name: count for name, count in counts.items() if count > 1}
 
 
 def most_holders(problem: Problem) -> int:

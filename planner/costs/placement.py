@@ -50,7 +50,8 @@ class Transfer:
         seconds: that it takes alone, host time included.
         links: resources of links on its way.
         occupied: what serves one message at a time, of all that it needs.
-        latency_s: of its seconds, those before the first byte.
+        latency_s: of its seconds, those that no link is used in: latencies, host time, and the time
+            in which a tensor-parallel group gathers what it has received in parts.
         gb_per_s: of its bytes, on links that it has to itself.
         ends: its source and target, which communicate meanwhile; none if nothing is sent.
         host_s: of its seconds, those of the runtime's host.
@@ -84,6 +85,8 @@ class PlacedStage:
             lengths, times and these are their mean, and all other figures of the longest.
         offload_bytes: of the stash, what is copied to the host after the forward and back before
             the backward.
+        gathered_bytes, returned_gathered_bytes: of ``sent_bytes`` and ``returned_bytes``, what the
+            tensor-parallel group that receives it gathers.
     """
 
     spec: StageSpec
@@ -100,6 +103,8 @@ class PlacedStage:
     sent_bytes: int
     returned_bytes: int
     offload_bytes: int = 0
+    gathered_bytes: int = 0
+    returned_gathered_bytes: int = 0
 
     def tight_bytes(self, *, splits: bool = False) -> int:
         """Return the bytes held in addition to stashes at some moment of every schedule.
@@ -216,11 +221,13 @@ class PlacedPipeline:
 
     def forward_transfer(self, stage: int, source: str, target: str) -> Transfer:
         """Return the transfer of a stage's activations to the next stage."""
-        return self._transfer(self.stages[stage].sent_bytes, source, target)
+        row = self.stages[stage]
+        return self._transfer(row.sent_bytes, row.gathered_bytes, source, target)
 
     def backward_transfer(self, stage: int, source: str, target: str) -> Transfer:
         """Return the transfer of the gradients of a stage's input to the stage before."""
-        return self._transfer(self.stages[stage].returned_bytes, source, target)
+        row = self.stages[stage]
+        return self._transfer(row.returned_bytes, row.returned_gathered_bytes, source, target)
 
     def transfers_s(self, stage: int, *, forward: bool) -> FloatArray:
         """Return the seconds of all transfers between a stage and the next, by their devices.
@@ -243,18 +250,28 @@ class PlacedPipeline:
         seconds = table.latency_s[block] + bytes_ * table.s_per_byte[block]
         is_sent = np.not_equal.outer(rows, columns)
         host_s = self.behaviour.message_s(bytes_) * is_sent
-        return np.asarray((seconds if forward else seconds.T) + host_s)
+        gathered = here.gathered_bytes if forward else there.returned_gathered_bytes
+        receivers = (there if forward else here).spec.devices
+        gather_s = np.array([self._gather_s(gathered, device) for device in receivers])
+        gather_s = (gather_s[None, :] if forward else gather_s[:, None]) * is_sent
+        return np.asarray((seconds if forward else seconds.T) + host_s + gather_s)
 
-    def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
+    def _gather_s(self, bytes_: int, device: str) -> float:
+        """Return the seconds in which a tensor-parallel group gathers what it got in parts."""
+        group = self.problem.cluster.device_type(device).group if bytes_ else None
+        return 0.0 if group is None else group.seconds("all_gather", bytes_)
+
+    def _transfer(self, bytes_: int, gathered_bytes: int, source: str, target: str) -> Transfer:
         route = self._route(source, target)
         if source == target or bytes_ == 0:
             return Transfer(0.0)
         host_s = self.behaviour.message_s(bytes_)
+        more_s = host_s + self._gather_s(gathered_bytes, target)
         return Transfer(
-            route.seconds(bytes_) + host_s,
+            route.seconds(bytes_) + more_s,
             route.links,
             self._waits_for(route, source, target),
-            route.latency_s + host_s,
+            route.latency_s + more_s,
             route.bandwidth_gb_per_s,
             (source, target),
             host_s,
@@ -378,6 +395,8 @@ def place(
             sent_bytes=row.sent,
             returned_bytes=row.returned,
             offload_bytes=row.offload,
+            gathered_bytes=row.gathered,
+            returned_gathered_bytes=row.returned_gathered,
         )
         for spec, by_device, held, row in zip(
             stages, times, parameters, stage_bytes(problem.graph, stages), strict=True

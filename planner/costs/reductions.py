@@ -74,6 +74,14 @@ class GradientReduction:
         return self.ahead[device].seconds(kind) if self.ahead else 0.0
 
 
+_Reducers = tuple[tuple[int, ...], tuple[str, ...]]
+"""The stages and the devices of a reduction; its buckets have the same."""
+
+
+def _reducers(reduction: GradientReduction) -> _Reducers:
+    return reduction.stages, reduction.devices
+
+
 class AllAtOnce(NamedTuple):
     """Seconds of one all-reduce, with its devices in the cluster's order and in the best one."""
 
@@ -119,15 +127,15 @@ class ReductionTails:
         return {sync: seconds[sync.devices, sync.bytes, sync.gathers] for sync in syncs}
 
     @cached_property
-    def _at_once(self) -> Mapping[tuple[int, ...], AllAtOnce]:
+    def _at_once(self) -> Mapping[_Reducers, AllAtOnce]:
         """The time of reducing all buckets of the same stages at once, at least.
 
         It is no less than that of any bucket, also where the devices here are only some of those
         that reduce.
         """
         cluster, found = self.cluster, {}
-        for stages in dict.fromkeys(sync.stages for sync in self.reductions):
-            buckets = [sync for sync in self.reductions if sync.stages == stages]
+        for reducers in dict.fromkeys(map(_reducers, self.reductions)):
+            buckets = [sync for sync in self.reductions if _reducers(sync) == reducers]
             seconds = max(bucket.seconds for bucket in buckets)
             fastest_s = max(self._fastest_s[bucket] for bucket in buckets)
             if len(buckets) > 1:
@@ -135,16 +143,17 @@ class ReductionTails:
                 gathers = buckets[0].gathers
                 seconds = max(seconds, _reduction_of(gathers)(cluster, devices, total))
                 fastest_s = max(fastest_s, _fastest_of(gathers)(cluster, devices, total))
-            found[stages] = AllAtOnce(seconds, fastest_s)
+            found[reducers] = AllAtOnce(seconds, fastest_s)
         return found
 
     @cached_property
-    def _of_stage(self) -> Mapping[int, Sequence[GradientReduction]]:
-        """The reductions of each stage, in which all its devices take part."""
-        found: dict[int, list[GradientReduction]] = {}
+    def _of_stage(self) -> Mapping[tuple[int, str], Sequence[GradientReduction]]:
+        """The reductions of each stage in which each device takes part."""
+        found: dict[tuple[int, str], list[GradientReduction]] = {}
         for sync in self.reductions:
             for stage in sync.stages:
-                found.setdefault(stage, []).append(sync)
+                for device in sync.devices:
+                    found.setdefault((stage, device), []).append(sync)
         return found
 
     def _tail_s(
@@ -170,7 +179,7 @@ class ReductionTails:
             seconds: of each all-reduce.
             once_s: picks the seconds of all buckets of the same stages at once.
         """
-        own = self._of_stage.get(stage, ())
+        own = self._of_stage.get((stage, device), ())
         left_s = sum(seconds[sync] for sync in own)
         gather_s = sum(seconds[sync] for sync in own if sync.gathers)
         if not self.overlap:
@@ -180,8 +189,8 @@ class ReductionTails:
             ahead_s = max(sync.ahead_s(kind, device) for kind in "BW")
             tail_s = max(tail_s, left_s - ahead_s)
             left_s -= seconds[sync]
-        parts = {sync.stages: 1 + sync.gathers for sync in own}
-        once = sum(count * once_s(self._at_once[stages]) for stages, count in parts.items())
+        parts = {_reducers(sync): 1 + sync.gathers for sync in own}
+        once = sum(count * once_s(self._at_once[key]) for key, count in parts.items())
         return min(tail_s + gather_s, once)
 
 
@@ -203,6 +212,10 @@ def gradient_reductions(
 ) -> tuple[GradientReduction, ...]:
     """Return the all-reduces of an iteration: each stage's, then those of tied parameters.
 
+    Tied gradients that are reduced in turn (``tied`` of the runtime) are among those of each stage
+    that holds them, and afterwards reduced among these stages replica by replica, whole even where
+    replicas share the optimizer's state (Megatron-LM, ``finalize_model_grads.py``).
+
     Args:
         problem: whose job sets the precision and whose cluster has the links.
         stages: in pipeline order.
@@ -214,7 +227,10 @@ def gradient_reductions(
             device for each of the stages'; gradients are reduced among all groups.
     """
     graph, tied = problem.graph, _tied_parameters(parameters)
-    own = [[p for p in held if p.trainable and p.name not in tied] for held in parameters]
+    held_by = [stage.devices for stage in stages]
+    in_turn = {holders for holders in tied.values() if reduces_in_turn(problem, held_by, holders)}
+    apart = {name for name, holders in tied.items() if holders not in in_turn}
+    own = [[p for p in held if p.trainable and p.name not in apart] for held in parameters]
     wanted: dict[tuple[int, ...], int] = {}
     for index, held in enumerate(own):
         wanted[(index,)] = sum(p.bytes for p in held)
@@ -224,6 +240,9 @@ def gradient_reductions(
     # What a file lists first decides nothing: stages in order, then what several of them hold.
     for group in sorted(wanted, key=lambda stages: (len(stages) > 1, stages)):
         bytes_, index = wanted[group], group[0]
+        if group in in_turn:
+            rows += _among_stages(problem, group, [held_by[stage] for stage in group], bytes_)
+            continue
         members = {device for stage in group for device in stages[stage].devices}
         devices = _in_order(problem, members)
         everywhere = [names[d] for names in groups for d in devices] or devices
@@ -240,6 +259,32 @@ def gradient_reductions(
             buckets = gradient_buckets(layers, own[index], bucket_bytes)
             rows += _bucket_reductions(whole, buckets, times[index], reduced_s)
     return tuple(rows)
+
+
+def reduces_in_turn(
+    problem: Problem, devices: Sequence[Sequence[str]], holders: Sequence[int]
+) -> bool:
+    """Return whether a tied gradient is reduced among replicas, and then among stages.
+
+    Args:
+        problem: whose runtime has the rule.
+        devices: of each stage.
+        holders: the stages that hold the parameter; one that has no replicas of another's is
+            reduced among all at once.
+    """
+    counts = {len(devices[stage]) for stage in holders}
+    return problem.runtime.tied == "in_turn" and len(holders) > 1 and len(counts) == 1
+
+
+def _among_stages(
+    problem: Problem, stages: tuple[int, ...], devices: Sequence[Sequence[str]], bytes_: int
+) -> Iterator[GradientReduction]:
+    """Yield the all-reduce of tied gradients among stages for each of their replicas."""
+    for replica in zip(*devices, strict=True):
+        among = _in_order(problem, set(replica))
+        if len(among) > 1 and bytes_:
+            seconds = all_reduce_s(problem.cluster, among, bytes_)
+            yield GradientReduction(stages, among, among, bytes_, seconds)
 
 
 def _in_order(problem: Problem, devices: Iterable[str]) -> tuple[str, ...]:

@@ -77,6 +77,8 @@ class StageBytes:
         input_gradient, output_gradient: gradients sent back and received.
         sent, returned: activations and gradients sent, in the mean over lengths of microbatches;
             all other figures are of the longest.
+        gathered, returned_gathered: of these, what is sent in parts, which a tensor-parallel group
+            gathers once it has received them.
         offload: of the stash, what is copied to the host and back.
     """
 
@@ -90,6 +92,8 @@ class StageBytes:
     output_gradient: int
     sent: int
     returned: int
+    gathered: int = 0
+    returned_gathered: int = 0
     offload: int = 0
 
 
@@ -122,6 +126,8 @@ class _Table:
         self._gradients = [0] * (count + 1)
         self._moved = [0] * (count + 1)
         self._moved_back = [0] * (count + 1)
+        self._gathered = [0] * (count + 1)
+        self._gathered_back = [0] * (count + 1)
         # Received tensors that a layer of the stage keeps in its own stash anyway.
         self._saved = [0] * (count + 1)
         self._kept = [
@@ -192,10 +198,12 @@ class _Table:
         return self._stage_of.get(tensor.saved_by)
 
     def _pass_on(self, tensor: Boundary, first: int, last: int) -> None:
-        mean = tensor.mean_bytes
-        rows = [(self._crossing, tensor.bytes), (self._moved, mean)]
+        sent = tensor.message_bytes
+        gathered = sent if tensor.parts > 1 else 0
+        rows = [(self._crossing, tensor.bytes), (self._moved, sent), (self._gathered, gathered)]
         if tensor.requires_grad:
-            rows += [(self._gradients, tensor.bytes), (self._moved_back, mean)]
+            rows += [(self._gradients, tensor.bytes), (self._moved_back, sent)]
+            rows.append((self._gathered_back, gathered))
         for sums, bytes_ in rows:
             sums[first] += bytes_
             sums[last] -= bytes_
@@ -205,6 +213,8 @@ class _Table:
         outputs, gradients = (list(accumulate(x)) for x in (self._crossing, self._gradients))
         inputs, back = [0, *outputs], [0, *gradients]
         moved, moved_back = (list(accumulate(x)) for x in (self._moved, self._moved_back))
+        gathered = list(accumulate(self._gathered))
+        gathered_back = [0, *accumulate(self._gathered_back)]
         return [
             StageBytes(
                 workspace=self._workspace[j],
@@ -217,6 +227,8 @@ class _Table:
                 output_gradient=gradients[j],
                 sent=moved[j],
                 returned=[0, *moved_back][j],
+                gathered=gathered[j],
+                returned_gathered=gathered_back[j],
                 offload=max(0, self._offloaded[j]),
             )
             for j in range(len(self._kept))

@@ -37,6 +37,7 @@ SHARED = (
     *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
     "stash_bytes",
     "weight_stash_bytes",
+    "again_bytes",
 )
 """Fields of a layer of which the devices of a tensor-parallel group may have shares."""
 
@@ -49,6 +50,7 @@ _LEFT_OUT_OF_LAYERS = (
     "lengths",
     "weight_stash_bytes",
     "peak_bytes",
+    "again_bytes",
 )
 """Fields of layers that are left out where they have their defaults."""
 ROUNDING = 1e-9
@@ -128,6 +130,8 @@ class Layer(LayerFigures):
             input gradient; null: all of it.
         peak_bytes: Most memory held while the layer runs, without parameters and their gradients:
             stash, inputs, outputs and temporaries; null: see :attr:`LayerGraph.peak_bytes`.
+        again_bytes: Bytes that the layer does not keep but its backward makes again, as those of
+            recomputed attention: no part of the stash, but of the memory held while it runs.
         parameters: Names (FQNs) of its parameters; a tied parameter appears in several layers.
         batch_bytes: Bytes of the entries of the batch, inputs and targets, that it reads, and that
             are copied to a GPU for it.
@@ -145,6 +149,7 @@ class Layer(LayerFigures):
 
     weight_stash_bytes: Count | None = None
     peak_bytes: Count | None = None
+    again_bytes: Count = 0
     parameters: tuple[Name, ...] = ()
     batch_bytes: Count = 0
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
@@ -228,6 +233,8 @@ class Boundary(Record):
             layer's ``stash_bytes``); null: none.
         lengths: Its bytes at each length, ascending, where microbatches have several; all other
             figures are then those of the longest.
+        parts: Devices of a tensor-parallel group that each have it whole and send one part of it,
+            which the group that receives them gathers; bytes are those of all devices together.
     """
 
     name: Name
@@ -239,16 +246,17 @@ class Boundary(Record):
     requires_grad: bool
     saved_by: Name | None = None
     lengths: tuple[BytesAtLength, ...] = ()
+    parts: Annotated[int, Field(ge=1)] = 1
 
     @model_serializer(mode="wrap")
-    def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "lengths")
+    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "lengths", "parts")
 
     @property
-    def mean_bytes(self) -> int:
-        """Bytes of a microbatch in the mean over lengths, rounded down."""
+    def message_bytes(self) -> int:
+        """Bytes that are sent of a microbatch, in the mean over lengths, rounded down."""
         if not self.lengths:
-            return self.bytes
+            return self.bytes // self.parts
         return int(sum(row.share * row.bytes for row in self.lengths))
 
 
@@ -267,6 +275,8 @@ class GraphRecord(Record):
         uncounted_operators: Names of the other operators, counted as free.
         splits: How it splits over tensor-parallel groups: for each degree that was traced, with
             values between regions shared by positions or whole.
+        recomputes_attention: Whether the core of attention runs again in the backward, in all of
+            these figures.
     """
 
     format: Literal["pipeplan-graph/2"] = "pipeplan-graph/2"
@@ -279,6 +289,7 @@ class GraphRecord(Record):
     flop_coverage: Annotated[float, Field(ge=0, le=1)] = 1.0
     uncounted_operators: tuple[str, ...] = ()
     splits: tuple[SplitRecord, ...] = ()
+    recomputes_attention: bool = False
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -309,8 +320,8 @@ class GraphRecord(Record):
         return tuple((row.tokens, row.share) for row in self.layers[0].lengths)
 
     @model_serializer(mode="wrap")
-    def _without_missing_splits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "splits")
+    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "splits", "recomputes_attention")
 
 
 def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:

@@ -32,7 +32,11 @@ def split_of(graph: GraphRecord, degree: int, *, sequence: bool) -> SplitRecord:
 
 
 def group_graph(
-    graph: GraphRecord, split: SplitRecord, types: Mapping[str, Sequence[str]]
+    graph: GraphRecord,
+    split: SplitRecord,
+    types: Mapping[str, Sequence[str]],
+    *,
+    in_parts: bool = False,
 ) -> GraphRecord:
     """Return a graph whose figures are those of all devices of a group together.
 
@@ -43,6 +47,7 @@ def group_graph(
         graph: the layer graph of single devices.
         split: how it splits over a group.
         types: device types of groups by the type of their devices.
+        in_parts: whether groups send each other parts of what all their devices have whole.
 
     Raises:
         PipeplanError: if a layer's times were measured on a device of a group.
@@ -56,7 +61,7 @@ def group_graph(
                 _layer(layer, row, split, types)
                 for layer, row in zip(graph.layers, split.layers, strict=True)
             ),
-            "boundaries": tuple(_boundaries(graph, split)),
+            "boundaries": tuple(_boundaries(graph, split, in_parts=in_parts)),
             "parameters": tuple(parameters),
             "splits": (),
         }
@@ -117,11 +122,12 @@ def _of_all(whole: int, shared: int, degree: int) -> int:
     return shared + degree * (whole - shared)
 
 
-def _boundaries(graph: GraphRecord, split: SplitRecord) -> Iterator[Boundary]:
+def _boundaries(graph: GraphRecord, split: SplitRecord, *, in_parts: bool) -> Iterator[Boundary]:
     placed = {row.name: row.placement for row in split.boundaries}
     for tensor in graph.boundaries:
         copies = (split.degree or 1) if placed[tensor.name] == "whole" else 1
-        yield tensor.model_copy(update={"bytes": copies * tensor.bytes})
+        parts = copies if in_parts else 1
+        yield tensor.model_copy(update={"bytes": copies * tensor.bytes, "parts": parts})
 
 
 def _parameters(graph: GraphRecord, split: SplitRecord) -> Iterator[Parameter]:

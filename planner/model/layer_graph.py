@@ -166,11 +166,11 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     def peak_bytes(self) -> dict[str, int]:
         """Peak memory of each layer while it runs, without parameters and their gradients.
 
-        Where the record has no value: its stash, its outputs with their gradients, the gradients
-        that it sends back, and a new gradient of a parameter.
+        Where the record has no value: its stash, what its backward makes again, its outputs with
+        their gradients, the gradients that it sends back, and a new gradient of a parameter.
         """
         held = {
-            row.name: row.stash_bytes + self.new_gradient_bytes[row.name]
+            row.name: row.stash_bytes + row.again_bytes + self.new_gradient_bytes[row.name]
             for row in self.record.layers
         }
         for tensor in self.record.boundaries:

@@ -6,10 +6,12 @@ is offered if it divides every size of a region; a region with another size is w
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from planner.model.figures import Collective, LayerFigures, Name, Product, Size, Work
-from planner.records.document import Count, Record
+from planner.records.document import Count, Record, without_defaults
 
 
 class SplitParameter(Record):
@@ -61,6 +63,7 @@ class LayerSplit(LayerFigures):
         collectives: Collectives inside the group.
         products: Matrix products, for their efficiency at the shape of a share.
         unsplit: Why a parameter is not split, by its name.
+        again_bytes: Bytes of the part of what the backward makes again.
     """
 
     regions: tuple[Count, ...]
@@ -70,6 +73,11 @@ class LayerSplit(LayerFigures):
     collectives: tuple[Collective, ...]
     products: tuple[Product, ...]
     unsplit: dict[Name, str]
+    again_bytes: Count = 0
+
+    @model_serializer(mode="wrap")
+    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "again_bytes")
 
     @property
     def indivisible(self) -> dict[str, str]:

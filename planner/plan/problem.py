@@ -22,9 +22,10 @@ JOB_FIELDS_WITHOUT_COST = {
     "inputs",
     "runtime",
     "lengths",
+    "recompute_attention",
 }
 """Job fields that do not change a traced model's costs; a bound still holds after an edit of these.
-The lengths of microbatches and their shares are in the graph."""
+The lengths of microbatches and their shares are in the graph, and so is recomputed attention."""
 _CLUSTER_FIELDS_WITHOUT_COST: dict[str, Any] = {
     "currency": True,
     "device_types": {"__all__": {"source", "price_per_hour"}},
@@ -73,6 +74,7 @@ class Problem:
             )
         _require_known_cuts(self.graph, self.job)
         _require_lengths(self.graph, self.job)
+        _require_attention(self.graph, self.job)
         types = {device.type for device in self.cluster.devices}
         homeless = [
             layer for layer in self.graph.record.layers if not any(map(layer.may_run_on, types))
@@ -125,9 +127,10 @@ class Problem:
 
         In no runtime may anything begin earlier than in Pipeplan's own, which is all that bounds
         count on, and on links in turn messages are no faster than they may be on shared ones, so
-        what was proved for Pipeplan's own with shared links holds for all.
+        what was proved for Pipeplan's own with shared links holds for all, unless some of what they
+        send may be less.
         """
-        own = replace(self, runtime=PIPEPLAN)
+        own = replace(self, runtime=self.runtime if self.runtime.may_be_faster else PIPEPLAN)
         return tuple(dict.fromkeys((self.digest_in(space), own.digest_in(space))))
 
 
@@ -161,6 +164,22 @@ def _require_lengths(graph: LayerGraph, job: Job) -> None:
             f"offload = {json.dumps(job.offload)}: microbatches of several lengths are planned "
             "with stashes that stay on their devices only so far; set it to false, or remove "
             "lengths from the job"
+        )
+
+
+def _require_attention(graph: LayerGraph, job: Job) -> None:
+    """Refuse a graph that says otherwise than the job whether attention is recomputed."""
+    wanted, traced = job.recompute_attention, graph.record.recomputes_attention
+    if wanted != traced:
+        raise PipeplanError(
+            f"job.recompute_attention: {json.dumps(wanted)}, but layer graph {graph.name!r} was "
+            f"traced with {json.dumps(traced)}; trace it again with this job"
+        )
+    measured = [row.name for row in graph.record.layers if row.measured]
+    if wanted and measured:
+        raise PipeplanError(
+            f"job.recompute_attention: true, but layer {measured[0]!r} was measured whole, without "
+            "its attention running again; leave --costs out, or set it to false"
         )
 
 
@@ -221,6 +240,9 @@ def _rules_of(runtime: RuntimeRules) -> dict[str, Any]:
     rules = runtime.model_dump(mode="json", include={"behaviour", "interleaved"})
     own = PIPEPLAN.model_dump(mode="json", include={"behaviour", "interleaved"})
     found: dict[str, Any] = {} if rules == own else {"runtime": rules}
+    for name in ("group_messages", "tied"):
+        if getattr(runtime, name) != getattr(PIPEPLAN, name):
+            found[name] = getattr(runtime, name)
     return found if runtime.links == "in_turn" else {**found, "links": runtime.links}
 
 

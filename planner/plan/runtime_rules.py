@@ -28,6 +28,10 @@ Way = Literal["overlapped", "blocking"]
 HostTime = Annotated[float, Field(ge=0, le=1e9)]
 
 
+GroupMessages = Literal["whole", "parts"]
+"""How a tensor that all devices of a tensor-parallel group have whole is sent to another group."""
+TiedReduction = Literal["at_once", "in_turn"]
+"""Whether replicas and stages that hold a tied parameter reduce its gradient in one go."""
 LinkRule = Literal["fair", "in_turn"]
 """How messages and reductions use a link: at once, max-min fairly, or one after the other."""
 
@@ -107,6 +111,14 @@ class RuntimeRules(Record):
         links: How messages and reductions that meet on a link have it. ``fair``: they share it
             (max-min fair rates); ``in_turn``: messages wait for each other, and reductions for no
             message, as plans of formats before ``pipeplan/6`` were timed.
+        group_messages: How tensor-parallel groups send a tensor that each of their devices has
+            whole. ``whole``: each device sends all of it; ``parts``: each sends another part, and
+            the devices that receive them gather the whole (scatter-gather of Narayanan et al. 2021,
+            section 4.1).
+        tied: How gradients of a parameter that several stages hold are reduced. ``at_once``: among
+            all devices that hold it; ``in_turn``: among the replicas of each stage, with the
+            stage's other gradients, then replica by replica among the stages, where these have as
+            many replicas.
     """
 
     format: Literal["pipeplan-runtime/1"] = "pipeplan-runtime/1"
@@ -116,6 +128,12 @@ class RuntimeRules(Record):
     behaviour: RuntimeBehaviour = RuntimeBehaviour()
     interleaved: RuntimeBehaviour | None = None
     links: LinkRule = "fair"
+    group_messages: GroupMessages = "whole"
+    tied: TiedReduction = "at_once"
+
+    @model_serializer(mode="wrap")
+    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "group_messages", "tied")
 
     @classmethod
     def load(cls, path: str | Path) -> RuntimeRules:
@@ -130,6 +148,14 @@ class RuntimeRules(Record):
     def blocks(self) -> bool:
         """Whether messages block in some plan."""
         return self.behaviour.blocks or bool(self.interleaved and self.interleaved.blocks)
+
+    @property
+    def may_be_faster(self) -> bool:
+        """Whether messages or reductions may take less than in Pipeplan's own executor.
+
+        In parts less is sent, and reductions in turn may send less over slow links.
+        """
+        return self.group_messages == "parts" or self.tied == "in_turn"
 
     @property
     def lacks_host_times(self) -> bool:
@@ -189,6 +215,7 @@ RULES: Mapping[str, RuntimeRules] = MappingProxyType(
             source=_MEGATRON_SOURCE,
             behaviour=_IN_TURN,
             interleaved=RuntimeBehaviour(reduction="device"),
+            tied="in_turn",
         ),
         "megatron-blocking": RuntimeRules(
             name="megatron-blocking",
@@ -196,12 +223,15 @@ RULES: Mapping[str, RuntimeRules] = MappingProxyType(
             source=f"{_MEGATRON_SOURCE}, with --no-overlap-p2p-communication",
             behaviour=_IN_TURN,
             interleaved=_IN_TURN.model_copy(update={"exchange": "pairs"}),
+            tied="in_turn",
         ),
         "deepspeed": RuntimeRules(
             name="deepspeed",
             expresses="deepspeed",
             source="DeepSpeed 03f6f75, deepspeed/runtime/pipe/schedule.py, engine.py and p2p.py",
             behaviour=_IN_TURN.model_copy(update={"streams": "one"}),
+            group_messages="parts",
+            tied="in_turn",
         ),
     }
 )

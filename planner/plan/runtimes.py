@@ -19,7 +19,7 @@ from planner.model.blocks import LOSS, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RULES, RuntimeRules
-from planner.plan.unsupported import FEATURES, require_without
+from planner.plan.unsupported import FEATURES, Feature, require_without
 
 RUNTIMES: tuple[Runtime, ...] = get_args(Runtime)
 EXPORTS: Mapping[Runtime, str] = {
@@ -43,13 +43,13 @@ class Expressible:
         freedoms: fields of a job that it narrows, with the values it allows.
         forbidden_cuts: see :data:`Cuts`.
         precisions: it trains in; none: all.
-        has_groups: whether its stages may be on tensor-parallel groups.
+        takes: features of jobs that it runs; no others.
     """
 
     freedoms: Mapping[str, Any]
     forbidden_cuts: Cuts
     precisions: tuple[str, ...] = ()
-    has_groups: bool = False
+    takes: tuple[Feature, ...] = ()
 
 
 def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> Problem:
@@ -72,9 +72,8 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
     fields: dict[str, Any] = {"runtime": rules.expresses}
     if rules.expresses in _EXPRESSIBLE:
         able = _EXPRESSIBLE[rules.expresses]
-        taken = {"tensor_parallel"} if able.has_groups else set()
-        features = [feature for feature in FEATURES if feature not in taken]
-        others = sorted(name for name, row in _EXPRESSIBLE.items() if row.has_groups)
+        features = [feature for feature in FEATURES if feature not in able.takes]
+        others = sorted(name for name, row in _EXPRESSIBLE.items() if _GROUPS in row.takes)
         instead = f"plan for {', '.join(others)}, which run groups"
         require_without(problem.job, f"a plan for {rules.expresses}", features, instead=instead)
         fields |= _narrowed(problem, rules.expresses, able)
@@ -111,7 +110,7 @@ def narrowed_by(runtime: Runtime | None) -> frozenset[str]:
     return (
         frozenset()
         if able is None
-        else frozenset({"cuts", "shard_optimizer", "offload", *able.freedoms})
+        else frozenset({"cuts", *able.freedoms, *_FREEDOMS.difference(able.takes)})
     )
 
 
@@ -128,6 +127,8 @@ def _narrowed(problem: Problem, runtime: Runtime, able: Expressible) -> dict[str
         raise PipeplanError(
             f'job.backward: "split", but {runtime} runs whole backwards; set it to "any"'
         )
+    if job.recompute_attention:  # It is selective recomputation there, in place of any other.
+        fields["recompute"] = False
     fields["cuts"] = _cuts(problem, able)
     return fields
 
@@ -213,6 +214,8 @@ def _spans(graph: LayerGraph) -> Iterator[tuple[int, int]]:
         yield position[tensor.producer], max(position[user] for user in tensor.users)
 
 
+_GROUPS: Feature = "tensor_parallel"
+_FREEDOMS: frozenset[Feature] = frozenset(("shard_optimizer", "offload"))
 _OF_ITS_OWN_ORDER = {
     "order": "1f1b",
     "backward": "whole",
@@ -223,7 +226,7 @@ _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
     "torch": Expressible(
         {"replication": False, "recompute": False, "overlap_reduction": False},
         _apart_from_loss,
-        has_groups=True,
+        takes=(_GROUPS,),
     ),
     "torchtitan": Expressible(
         {
@@ -235,12 +238,12 @@ _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
         },
         _torchtitan_cuts,
         ("float32", "bfloat16"),
-        has_groups=True,
+        takes=(_GROUPS,),
     ),
     "megatron": Expressible(
         {**_OF_ITS_OWN_ORDER, "placement": "loop", "recompute": "blocks"},
         _megatron_cuts,
-        has_groups=True,
+        takes=(_GROUPS, "shard_optimizer", "recompute_attention"),
     ),
     "deepspeed": Expressible(
         {**_OF_ITS_OWN_ORDER, "max_stages_per_device": 1},

@@ -51,7 +51,9 @@ def grouped_problem(problem: Problem, parallel: TensorParallel) -> Problem:
     for group in parallel.groups:
         one = problem.cluster.type_of(group.devices[0])
         types.setdefault(one, {})[cluster.type_of(group.name)] = None
-    graph = group_graph(record, split, {name: tuple(kinds) for name, kinds in types.items()})
+    by_type = {name: tuple(kinds) for name, kinds in types.items()}
+    in_parts = problem.runtime.group_messages == "parts"
+    graph = group_graph(record, split, by_type, in_parts=in_parts)
     inside, cuts = region_cuts(record, split), problem.job.cuts
     if inside:
         names = [layer.name for layer in record.layers[1:]] if cuts is None else cuts

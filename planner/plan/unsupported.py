@@ -9,7 +9,7 @@ from typing import Literal, get_args
 from planner.errors import PipeplanError
 from planner.job import Job
 
-Feature = Literal["tensor_parallel", "shard_optimizer", "offload", "lengths"]
+Feature = Literal["tensor_parallel", "shard_optimizer", "offload", "recompute_attention", "lengths"]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """Fields of a job without which a plan is one that everything takes."""
 
@@ -59,6 +59,12 @@ def _problems(
         yield (
             f"offload = {json.dumps(job.offload)}: {what} supports stashes that stay on their "
             "devices only so far; use a plan, or a job, with offload = false"
+        )
+    if "recompute_attention" in features and job.recompute_attention:
+        yield (
+            f"recompute_attention = true: {what} supports attention that keeps what its backward "
+            "needs, or layers recomputed whole, only so far; use a plan, or a job, with "
+            "recompute_attention = false"
         )
     if "lengths" in features and job.lengths is not None:
         yield (

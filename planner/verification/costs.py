@@ -35,12 +35,14 @@ class Reduction:
         devices: that hold them.
         taken: what it takes of time and links.
         first_layer: the layer that the last backward has to have run; None: all of it.
+        gathers: whether an all-gather follows the optimizer's step where devices share its state.
     """
 
     stages: tuple[int, ...]
     devices: tuple[str, ...]
     taken: AllReduce
     first_layer: str | None = None
+    gathers: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class CheckedStageBytes:
         gradient_sent, gradient_received: their gradients.
         message, gradient_message: bytes of messages onwards and back. Where microbatches have
             several lengths these are the mean, and all others of the longest.
+        gathered, gradient_gathered: of these, what arrives in parts.
         offloaded: of the stash, what goes to the host between forward and backward.
     """
 
@@ -71,6 +74,8 @@ class CheckedStageBytes:
     gradient_received: int
     message: int
     gradient_message: int
+    gathered: int
+    gradient_gathered: int
     offloaded: int
 
 
@@ -199,9 +204,12 @@ def _weighed(layer: Layer, seconds: Iterable[Seconds]) -> Seconds:
 
 
 def moved_bytes(tensor: Boundary) -> int:
-    """Return what a message of a tensor has, of several lengths in the mean, rounded down."""
+    """Return what a message of a tensor has, of several lengths in the mean, rounded down.
+
+    Of what is sent in parts all devices of a group together send one whole tensor.
+    """
     if not tensor.lengths:
-        return tensor.bytes
+        return tensor.bytes // tensor.parts
     return math.floor(sum(row.bytes * row.share for row in tensor.lengths))
 
 
@@ -315,6 +323,14 @@ class PlanCosts:
         again = self.problem.loaded(layer, type_name)[0] if layer.name in self._rerun else 0.0
         return forward, inputs + again, weights, whole + again
 
+    def gather_s(self, bytes_: int, device: str) -> float:
+        """Return the seconds in which a group makes whole tensors of the parts that it received."""
+        group = self._plan.cluster.device_type(device).group
+        if group is None or not bytes_:
+            return 0.0
+        ways = group.collectives["all_gather"]
+        return min(way.latency_us / 1e6 + bytes_ / (way.gb_per_s * 1e9) for way in ways)
+
     def message(self, bytes_: int, source: str, target: str) -> Path | None:
         """The path of a message; None if nothing need be sent."""
         return self.routes.path(source, target) if bytes_ and source != target else None
@@ -330,8 +346,13 @@ class PlanCosts:
         for name, stages in holders.items():
             if self._parameters[name].trainable:
                 bytes_[tuple(sorted(stages))] += self._parameters[name].bytes
+                for stage in stages if self._in_turn(stages) else ():
+                    bytes_[(stage,)] += self._parameters[name].bytes
         rows: list[Reduction] = []
         for members in sorted(bytes_, key=lambda stages: (len(stages) > 1, stages)):
+            if self._in_turn(members):
+                rows += self._among_stages(members, bytes_[members])
+                continue
             there = self._devices_of(members)
             devices = tuple(name for name in self._plan.cluster.device_names if name in there)
             if len(devices) > 1 and bytes_[members]:
@@ -360,6 +381,20 @@ class PlanCosts:
             held, first = held + more, layer
         yield Reduction(members, devices, way(devices, held), first)
 
+    def _in_turn(self, stages: Iterable[int]) -> bool:
+        """Whether replicas of each of several stages reduce a gradient before these stages do."""
+        counts = [len(self._plan.stages[stage].devices) for stage in stages]
+        return self._plan.runtime.tied == "in_turn" and len(counts) > 1 and len(set(counts)) == 1
+
+    def _among_stages(self, members: tuple[int, ...], bytes_: int) -> Iterator[Reduction]:
+        """One all-reduce for the n-th replica of all of these stages."""
+        for number in range(len(self._plan.stages[members[0]].devices)):
+            there = {self._plan.stages[stage].devices[number] for stage in members}
+            devices = tuple(name for name in self._plan.cluster.device_names if name in there)
+            if len(devices) > 1 and bytes_:
+                taken = self.routes.all_reduce(devices, bytes_)
+                yield Reduction(members, devices, taken, gathers=False)
+
     def _devices_of(self, stages: Iterable[int]) -> set[str]:
         return {device for index in stages for device in self._plan.stages[index].devices}
 
@@ -370,7 +405,10 @@ class PlanCosts:
         for layer in self._graph.layers if self.shares_state else ():
             for name in layer.parameters:
                 holders[name].add(self._stage_of[layer.name])
-        return {name: len(self._devices_of(stages)) for name, stages in holders.items()}
+        return {
+            name: len(self._devices_of([min(stages)] if self._in_turn(stages) else stages))
+            for name, stages in holders.items()
+        }
 
     def _gradients_made(
         self, stage: int, holders: dict[str, set[int]]
@@ -380,7 +418,8 @@ class PlanCosts:
         for layer in self.layers(stage):
             for name in layer.parameters:
                 parameter = self._parameters[name]
-                if parameter.trainable and parameter.bytes and len(holders[name]) == 1:
+                is_own = len(holders[name]) == 1 or self._in_turn(holders[name])
+                if parameter.trainable and parameter.bytes and is_own:
                     found.setdefault(name, layer.name)
         yield from reversed(found.items())
 
@@ -443,6 +482,10 @@ class PlanCosts:
             gradient_received=sum(t.bytes for t in sent if t.requires_grad),
             message=sum(map(moved_bytes, sent)),
             gradient_message=sum(moved_bytes(t) for t in received if t.requires_grad),
+            gathered=sum(moved_bytes(t) for t in sent if t.parts > 1),
+            gradient_gathered=sum(
+                moved_bytes(t) for t in received if t.requires_grad and t.parts > 1
+            ),
             offloaded=self._offloaded_bytes(stage),
         )
 
@@ -514,7 +557,8 @@ class PlanCosts:
         made = sum(2 * tensor.bytes for tensor in self._made[layer.name])
         sent_back = sum(t.bytes for t in self._used[layer.name] if t.requires_grad)
         gradients = [row.bytes for row in self._held([layer]) if row.trainable]
-        return layer.stash_bytes + made + sent_back + max(gradients, default=0)
+        kept = layer.stash_bytes + layer.again_bytes
+        return kept + made + sent_back + max(gradients, default=0)
 
 
 def _late_bytes(layer: Layer) -> int:

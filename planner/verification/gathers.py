@@ -21,7 +21,7 @@ def gathering(plan: Plan, costs: PlanCosts, steps: Mapping[str, Step]) -> list[S
         steps: the optimizer step of each device.
     """
     traffic, is_fair = Traffic(plan.cluster.links), plan.runtime.links == "fair"
-    rows = list(enumerate(costs.reductions))
+    rows = [(n, row) for n, row in enumerate(costs.reductions) if row.gathers]
     waiting = sorted((max(steps[d].end_s for d in row.devices), n) for n, row in rows)
     under_way: dict[CheckedSending, int] = {}
     last: dict[str, Step] = {}

@@ -289,6 +289,12 @@ class _Replay:
             return rows[message.stage - 1].message
         return rows[message.stage + 1].gradient_message
 
+    def _gathered_bytes(self, message: Message) -> int:
+        rows = self._costs_of(message).bytes
+        if message.kind == "F":
+            return rows[message.stage - 1].gathered
+        return rows[message.stage + 1].gradient_gathered
+
     def _end(self, operation: Operation, now: float) -> None:
         stage, kind, microbatch = operation
         device, message = self._runs_on[stage, microbatch], self._scripts.made_by(operation)
@@ -319,6 +325,7 @@ class _Replay:
             return
         copying = self._rules.message_copy_gb_per_s
         message_s = self._rules.message_us * 1e-6 + (bytes_ / copying / 1e9 if copying else 0.0)
+        message_s += self._costs.gather_s(self._gathered_bytes(user), target)
         sending = CheckedSending(
             self._lines(path, ends),
             ends,

@@ -25,6 +25,7 @@ _Edge = tuple[str, str]
 _SUMS = (
     *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
     "stash_bytes",
+    "again_bytes",
 )
 
 
@@ -123,7 +124,8 @@ def contracted(plan: Plan) -> Plan:
     split = _split(plan.model.graph, plan.tensor_parallel)
     assert split is not None  # Refused before.
     cluster, types = _cluster(plan.cluster, plan.tensor_parallel)
-    graph = _graph(plan.model.graph, split, plan.tensor_parallel.degree, types)
+    in_parts = plan.runtime.group_messages == "parts"
+    graph = _graph(plan.model.graph, split, plan.tensor_parallel.degree, types, in_parts=in_parts)
     model = plan.model.model_copy(update={"graph": graph, "graph_digest": graph_digest(graph)})
     return plan.model_copy(update={"model": model, "cluster": cluster, "tensor_parallel": None})
 
@@ -291,7 +293,12 @@ def _hosts(cluster: Cluster, parallel: TensorParallel) -> Iterator[Host]:
 
 
 def _graph(
-    graph: GraphRecord, split: SplitRecord, degree: int, types: dict[str, tuple[str, ...]]
+    graph: GraphRecord,
+    split: SplitRecord,
+    degree: int,
+    types: dict[str, tuple[str, ...]],
+    *,
+    in_parts: bool,
 ) -> GraphRecord:
     """Return the graph with the figures of all devices of a group together."""
     others = degree - 1  # Whatever is not shared, these have and do as well.
@@ -309,7 +316,12 @@ def _graph(
             "layers": tuple(layers),
             "splits": (),
             "boundaries": tuple(
-                row.model_copy(update={"bytes": row.bytes * (degree if row.name in whole else 1)})
+                row.model_copy(
+                    update={
+                        "bytes": row.bytes * (degree if row.name in whole else 1),
+                        "parts": degree if in_parts and row.name in whole else 1,
+                    }
+                )
                 for row in graph.boundaries
             ),
             "parameters": tuple(

@@ -8,6 +8,7 @@ import pytest
 from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, verify
+from planner.costs.placement import place_plan
 from planner.interop.adopt.layout import RuntimeLayout
 from planner.interop.adopt.megatron import read_megatron_arguments
 from planner.job import Job
@@ -153,6 +154,8 @@ def test_a_launch_script_is_read_as_a_shell_reads_it(read: Any) -> None:
         "microbatches": 32,
         "tensor_parallel": 4,
         "sequence_parallel": True,
+        "recompute_attention": False,
+        "shard_optimizer": False,
         "overlap_reduction": True,
     }
     assert layout.recompute_blocks == 3
@@ -168,16 +171,60 @@ def test_the_first_blocks_of_every_stage_run_again(read: Any) -> None:
     assert [stage.recompute for stage in uniform.stages] == [("h.0", "h.1"), ("h.2", "h.3")]
 
 
+def test_a_script_of_megatron_deepspeed_is_read(read: Any) -> None:
+    """As of BLOOM: embedding and head count as blocks, every block runs again, ZeRO-1."""
+    layout = read(
+        """
+        ZERO_STAGE=1
+        GPT_ARGS=" \\
+            --pp-partition-method 'type:transformer|embedding' \\
+            --num-layers 6 --micro-batch-size 2 --global-batch-size 8 --bf16 \\
+            --checkpoint-activations \\
+            "
+        CMD="pretrain_gpt.py --pipeline-model-parallel-size 4 --zero-stage ${ZERO_STAGE} $GPT_ARGS"
+        """
+    )
+    assert layout.recompute_blocks is None
+    assert layout.on(8).job_fields(Job(precision="bfloat16"))["shard_optimizer"] is True
+    assert [sum("h." in name for name in row) for row in layout.divide(transformer(6))] == [
+        1,
+        2,
+        2,
+        1,
+    ]
+
+
 def test_sequence_parallelism_of_one_device_is_none(read: Any) -> None:
     """Megatron-LM turns it off there (arguments.py)."""
     assert not read("--sequence-parallel").sequence_parallel
 
 
-def test_a_distributed_optimizer_of_one_pipeline_is_an_ordinary_one(read: Any) -> None:
-    layout = read("--use-distributed-optimizer --pipeline-model-parallel-size 4")
-    assert layout.on(4).replicas == 1
-    with pytest.raises(PipeplanError, match=r"over 2 pipelines \(ZeRO-1\).*leave it out"):
-        layout.on(8)
+def test_a_distributed_optimizer_shares_its_state_among_pipelines(read: Any) -> None:
+    """Adam's two moments in float32, 8 bytes of an element, halved between two pipelines."""
+    text = "--use-distributed-optimizer --pipeline-model-parallel-size 2 --global-batch-size 4"
+    shared = plan_of(read(text), 4, 4, optimizer="adamw")
+    whole = plan_of(
+        read(text.removeprefix("--use-distributed-optimizer ")), 4, 4, optimizer="adamw"
+    )
+    assert (shared.job.shard_optimizer, whole.job.shard_optimizer) == (True, False)
+    assert plan_of(read(text), 4, 2, optimizer="adamw").job.shard_optimizer is False
+    for one, other in zip(place_plan(whole).stages, place_plan(shared).stages, strict=True):
+        held = whole.problem.graph.parameters_of(one.spec.layers)
+        elements = [row.elements for row in held]
+        state = sum(8 * (count - -(-count // 2)) for count in elements)
+        assert one.static_bytes - other.static_bytes == state
+
+
+def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
+    for text in (
+        "--recompute-granularity selective",
+        "--recompute-activations",
+        "--recompute-granularity selective --recompute-modules core_attn --bf16",
+    ):
+        found = read(text)
+        assert (found.recompute_attention, found.recompute_blocks) == (True, 0)
+        fields = found.on(1).job_fields(Job(precision=found.precision or "float32"))
+        assert fields["recompute_attention"] is True
 
 
 @pytest.mark.parametrize(
@@ -185,8 +232,19 @@ def test_a_distributed_optimizer_of_one_pipeline_is_an_ordinary_one(read: Any) -
     [
         ("--context-parallel-size 2", "context parallel groups are not planned; set it to 1"),
         ("--expert-model-parallel-size 8", "expert parallel groups are not planned"),
-        ("--recompute-granularity selective", "use --recompute-granularity full, or leave it out"),
-        ("--recompute-activations", "--recompute-activations: selective recomputation"),
+        ("--zero-stage 2", "'2': expected 0, or 1 for an optimizer's state that pipelines share"),
+        ("--pp-partition-method uniform", "'uniform': expected 'type:transformer', or"),
+        ("--checkpoint-activations --checkpoint-num-layers 2", "set it to 1"),
+        ("--recompute-granularity most", "'most': expected full or selective"),
+        (
+            "--recompute-granularity selective --recompute-modules core_attn mlp --bf16",
+            "core_attn mlp: of selective recomputation plans have core_attn alone",
+        ),
+        (
+            "--recompute-activations --recompute-granularity full --recompute-method uniform "
+            "--recompute-num-layers 1",
+            "is selective, but --recompute-granularity is full",
+        ),
         ("--recompute-granularity full", "full needs --recompute-method uniform or block"),
         (
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",

@@ -1,6 +1,7 @@
 """Published runs: our replay against the papers' own figures, and what is not scored."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,10 +17,12 @@ from planner_profiles import (
     write,
 )
 
-from benchmarks.published import amp, layouts_3d, sailor, zero_bubble
+from benchmarks.published import amp, layout_rows, layouts_report, sailor, zero_bubble
 from benchmarks.published.__main__ import main, published_runs
 from benchmarks.published.files import rows as imported_files
 from benchmarks.published.host_time import HostTime
+from benchmarks.published.layouts_3d import Figures, Layout, calibrated
+from benchmarks.published.megatron_gpt import Gpt
 from benchmarks.published.run import (
     Prediction,
     PublishedRun,
@@ -113,20 +116,69 @@ def test_a_host_time_is_found_where_prediction_and_measurement_meet(figure: str)
 
 @pytest.mark.parametrize("degree", [1, 8])
 def test_the_layers_of_a_gpt_have_the_flops_of_the_published_formula(degree: int) -> None:
-    gpt = layouts_3d.Gpt(4, 1024, 16, 512, 51_200, 2, degree)
-    *blocks, head = (row for row in gpt.graph(in_parts=True).record.layers if row.flops)
+    gpt = Gpt(4, 1024, 16, 512, 51_200, 2, degree)
+    *blocks, head = (row for row in gpt.graph().record.layers if row.flops)
     again = sum(row.forward_flops for row in blocks)
     found = sum(row.flops for row in (*blocks, head)) + again
-    assert found == pytest.approx(gpt.samples * layouts_3d.iteration_flops(gpt))
+    assert found == pytest.approx(gpt.samples * layout_rows.iteration_flops(gpt))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_a_block_keeps_what_korthikanti_et_al_say(sequence: bool) -> None:
+    """Their table 2, in bytes of a device: s 512, b 2, h 1024, a 16, t 8."""
+    unit, scores = 512 * 2 * 1024, 5 * 16 * 512 / 1024
+    for selective in (False, True):
+        gpt = Gpt(4, 1024, 16, 512, 51_200, 2, 8, sequence, selective)
+        block = gpt.graph().record.layers[1]
+        linear = 34 / 8 if sequence else 10 + 24 / 8
+        assert block.stash_bytes / 8 == unit * (linear + (0 if selective else scores / 8))
+        assert block.again_bytes / 8 == (unit * scores / 8 if selective else 0)
 
 
 def test_a_layout_takes_as_long_as_its_stages_and_the_bubble_say() -> None:
     """Wide links, no time but products': 8 microbatches on 2 stages take 9 times a stage."""
-    gpt = layouts_3d.Gpt(4, 4096, 32, 2048, 1024, 1, 1)
-    machine = replace(layouts_3d.SELENE, node_gb_per_s=1e6)
-    found = layouts_3d.Layout(machine, "by hand", gpt, 1, 2, 8, 1.0).predicted_s()
-    stage = layouts_3d.Layout(machine, "by hand", replace(gpt, blocks=2), 1, 1, 8, 1.0)
+    gpt = Gpt(4, 4096, 32, 2048, 1024, 1, 1)
+    machine = replace(layout_rows.SELENE, node_gb_per_s=1e6)
+    found = Layout(machine, "by hand", gpt, 1, 2, 8, 1.0).predicted_s()
+    stage = Layout(machine, "by hand", replace(gpt, blocks=2), 1, 1, 8, 1.0)
     assert found == pytest.approx(9 / 8 * stage.predicted_s(), rel=0.03)
+
+
+def test_rows_give_the_figures_they_were_made_with(tmp_path: Path) -> None:
+    made = Figures(0.6, 25.0)
+    path = tmp_path / "rows.csv"
+    sizes = ((4, 2, 2, 2, 2, 16), (4, 2, 2, 2, 1, 16), (8, 2, 1, 4, 4, 32))
+    rows = ["blocks,hidden,heads,dp,tp,pp,microbatch,batch,seconds,calibrates"]
+    for blocks, dp, tp, pp, samples, batch in sizes:
+        gpt = Gpt(blocks, 2048, 16, 2048, layout_rows.PREQUEL_VOCABULARY, samples, tp)
+        row = Layout(layout_rows.JEAN_ZAY, "by hand", gpt, dp, pp, batch, None)
+        figures = f"{row.predicted_s(made)},{'yes' if len(rows) < 3 else ''}"
+        rows.append(f"{blocks},2048,16,{dp},{tp},{pp},{samples},{batch},{figures}")
+    path.write_text("\n".join(rows))
+    read = layout_rows.rows_of_file(path, "megatron-deepspeed")
+    found = calibrated([row for row in read if row.calibrates])
+    assert (found.efficiency, found.host_us) == pytest.approx((0.6, 25.0), rel=0.01)
+    assert layouts_report.main(["--rows", str(path), "--output", str(tmp_path / "page.md")]) == 0
+    assert re.search(r"seconds, calibrated +[|] 1 +[|] 0\.\d%", (tmp_path / "page.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("4,2048,16,2,2,2,2,x", "line 2: batch: 'x': expected a number above 0"),
+        ("4,2048,16,2,2,2,2,7", "line 2: dp x microbatch does not divide batch"),
+        ("4,2048,16,2,3,2,2,8", "line 2: tp does not divide heads"),
+        ("1,2048,16,2,2,2,2,8", "line 2: there are fewer blocks than stages"),
+    ],
+)
+def test_a_row_that_cannot_be_is_refused(tmp_path: Path, line: str, told: str) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"blocks,hidden,heads,dp,tp,pp,microbatch,batch\n{line}\n")
+    with pytest.raises(PipeplanError, match=told):
+        layout_rows.rows_of_file(path, "megatron-lm")
+    path.write_text(f"layers,hidden\n{line}\n")
+    with pytest.raises(PipeplanError, match=r"columns .*layers.* are missing or unknown"):
+        layout_rows.rows_of_file(path, "megatron-lm")
 
 
 def sailor_checkout(folder: Path, layouts: dict[str, object], layers: int = 2) -> Path:

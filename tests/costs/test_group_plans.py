@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,11 @@ from planner import Job, Plan, Problem, verify
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.cluster.tensor_groups import TensorGroup
-from planner.costs.placement import StageSpec, place
+from planner.costs.placement import StageSpec, place, place_plan
 from planner.errors import PipeplanError
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation
+from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import refresh
 from planner.variants.microbatches import in_proportion
@@ -98,6 +100,24 @@ def test_an_iteration_by_hand(placement: str, message_s: float) -> None:
     expected_s = pytest.approx(forwards_s + backwards_s + step_s)
     assert plan.predicted.iteration_time_s == expected_s
     assert refresh(plan).predicted == plan.predicted
+
+
+def test_tensors_sent_in_parts_by_hand() -> None:
+    """Both devices send half of a GB at 1 GB/s each, and the receivers gather the GB in 0.5 s."""
+    told = replace(problem_of(two_layers()), runtime=RuntimeRules(group_messages="parts"))
+    plan, whole = plan_of(told), plan_of(problem_of(two_layers()))
+    assert verify(plan) == []
+    placed, other = place_plan(plan.on_groups), place_plan(whole.on_groups)
+    for transfer in (
+        placed.forward_transfer(0, "g0", "g1"),
+        placed.backward_transfer(1, "g1", "g0"),
+    ):
+        assert (transfer.seconds, transfer.latency_s) == pytest.approx((1.0, 0.5))
+    assert placed.transfers_s(0, forward=True) == pytest.approx([[1.0]])
+    assert [stage.sent_bytes for stage in placed.stages] == [GIGA, 0]
+    assert [stage.stash_bytes for stage in placed.stages] == [
+        stage.stash_bytes for stage in other.stages
+    ]
 
 
 def test_memory_by_hand() -> None:

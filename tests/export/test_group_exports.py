@@ -45,6 +45,7 @@ def plans(draw: st.DrawFn) -> Plan:
         "tensor_parallel": degree,
         "sequence_parallel": degree > 1 and draw(st.booleans()),
         "overlap_reduction": draw(st.booleans()),
+        "shard_optimizer": replicas > 1 and draw(st.booleans()),
         "inputs": {"tokens": {"shape": (32,), "dtype": "int64"}} if draw(st.booleans()) else {},
     }
     told = problem(transformer(sum(rows), degrees=(2, 4)), cluster, **job)
@@ -95,6 +96,8 @@ def test_an_export_is_adopted_with_the_same_predicted_time(
 ) -> None:
     if target == "torchtitan" and any(stage.recompute for stage in plan.stages):
         return  # Its options leave recomputation to the user.
+    if target == "torchtitan" and plan.job.shard_optimizer:
+        return  # It is refused.
     for back in ways_back(plan, target, tmp_path_factory.mktemp("export")):
         assert verify(back) == []
         assert back.predicted.iteration_time_s == plan.predicted.iteration_time_s
@@ -103,6 +106,7 @@ def test_an_export_is_adopted_with_the_same_predicted_time(
             assert set(map(back.members, theirs.devices)) == set(map(plan.members, ours.devices))
             assert ours.recompute == theirs.recompute
         assert back.job.sequence_parallel == plan.job.sequence_parallel
+        assert back.job.shard_optimizer == plan.job.shard_optimizer
 
 
 def test_ranks_of_a_group_follow_each_other() -> None:

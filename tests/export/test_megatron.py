@@ -21,6 +21,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import format_order
 from planner.plan.plan import Sync
 from planner.plan.problem import Problem
+from planner.plan.runtimes import for_runtime
 from planner.prediction import refresh
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import one_by_one
@@ -32,7 +33,7 @@ def flags(exported: Exported) -> dict[str, str]:
         r"^PIPEPLAN_ARGS=\(\n(.*?)^\)$", exported.files["megatron.sh"], re.S | re.M
     )
     words = shlex.split(inside, comments=True)
-    for switch in (UNTIED, OVERLAP):
+    for switch in (UNTIED, OVERLAP, SHARDED):
         if switch in words:
             words.remove(switch)
     return dict(zip(words[::2], words[1::2], strict=True))
@@ -47,6 +48,7 @@ def says_untied(exported: Exported) -> bool:
 
 UNTIED = "--untie-embeddings-and-output-weights"
 OVERLAP = "--overlap-grad-reduce"
+SHARDED = "--use-distributed-optimizer"
 
 
 def adopted(told: LayerGraph) -> Exported:
@@ -196,6 +198,23 @@ def test_recomputation_of_other_blocks_is_as_many_and_counted() -> None:
     assert "instead of" in order
     assert ends == "Megatron recomputes blocks only: wte keep what they need"
     assert "the first 2 blocks of every stage" in choice
+
+
+def test_recomputed_attention_is_selective() -> None:
+    again = transformer(4).record.model_copy(update={"recomputes_attention": True})
+    told = problem(LayerGraph.from_record(again), machines(2), recompute_attention=True)
+    exported = export(adopt(told, "Ettt|tL"))
+    assert flags(exported)["--recompute-granularity"] == "selective"
+    assert "--recompute-method" not in flags(exported)
+    with pytest.raises(PipeplanError, match="is either selective or full; plan again with one"):
+        export(adopt(told, "Ettt|tL", recompute=True))
+    assert for_runtime(told, "megatron").job.recompute is False
+
+
+def test_state_that_replicas_share_is_the_distributed_optimizers() -> None:
+    told = problem(transformer(4), machines(4), shard_optimizer=True)
+    assert SHARDED in export(adopt(told, "Ettt|tL", replicas=2)).files["megatron.sh"]
+    assert SHARDED not in export(adopt(told, "Ettt|tL")).files["megatron.sh"]
 
 
 def test_nothing_recomputed_has_no_flag() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import graph, layer, orders, parameter, pipeline, star
+from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
 from hypothesis import given
 from strategies import Scheduled, runtimes, scheduled
 
@@ -170,6 +170,44 @@ def test_bounds_count_what_a_device_waits_for(rules: dict[str, object], bound_s:
     placed = chain(2, **rules)
     many = replace(placed, microbatches=8)
     assert measure_bound_s(many, "makespan", split=False) == pytest.approx(bound_s)
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_tied_gradients_are_reduced_in_turn(shards: bool) -> None:
+    """4 GB among the 2 replicas of each stage in 4 s, then replica by replica among the stages.
+
+    Shared state takes half of the first of these before the optimizer's step, half behind it.
+    """
+    told = graph(
+        [layer("a", parameters=["w"]), layer("b", parameters=["w"])],
+        [boundary("a", "b", bytes_=0)],
+        [parameter("w", elements=GIGA)],
+    )
+    placed = pipeline(
+        told,
+        star(4),
+        [(["a"], ["d0", "d1"]), (["b"], ["d2", "d3"])],
+        microbatches=2,
+        overlap_reduction=False,
+        shard_optimizer=shards,
+    )
+    problem = replace(placed.problem, runtime=RuntimeRules(tied="in_turn"))
+    placed = place(problem, [stage.spec for stage in placed.stages])
+    texts = {"d0": "0F0 0B0", "d1": "0F1 0B1", "d2": "1F0 1B0", "d3": "1F1 1B1"}
+    timeline = replayed(placed, orders(**texts))
+    first_s = 2 if shards else 4
+    assert [(e.synchronisation.devices, e.start_s, e.end_s) for e in timeline.synchronisations] == [
+        (("d0", "d1"), 6, 6 + first_s),
+        (("d2", "d3"), 4, 4 + first_s),
+        (("d0", "d2"), 6 + first_s, 10 + first_s),
+        (("d1", "d3"), 6 + first_s, 10 + first_s),
+    ]
+    assert [event.synchronisation.devices for event in timeline.gathers] == (
+        [("d0", "d1"), ("d2", "d3")] if shards else []
+    )
+    # Whatever may be reduced among all four at once takes 6 steps of a GB.
+    once = place(replace(problem, runtime=RuntimeRules()), [s.spec for s in placed.stages])
+    assert [row.seconds for row in once.synchronisations] == [3 if shards else 6]
 
 
 def test_no_buckets_where_gradients_are_reduced_later() -> None:

@@ -26,12 +26,14 @@ WORDS = {
     "tensor_parallel": "tensor_parallel = 2: {} supports single .* with tensor_parallel = 1",
     "shard_optimizer": "shard_optimizer = true: {} supports .* with shard_optimizer = false",
     "offload": "offload = true: {} supports .* with offload = false",
+    "recompute_attention": "recompute_attention = true: {} supports .*recompute_attention = false",
     "lengths": "lengths: microbatches of 3 lengths, but {} supports one .* without lengths",
 }
 VALUES: dict[str, Any] = {
     "tensor_parallel": 2,
     "shard_optimizer": True,
     "offload": True,
+    "recompute_attention": True,
     "lengths": {"tokens": TOKENS, "shares": SHARES},
 }
 

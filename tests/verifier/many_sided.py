@@ -45,8 +45,9 @@ def many_sided_plans() -> list[Plan]:
     """Return plans with replicas, several stages a device, recompute and split backwards.
 
     All but the fourth overlap reductions with backwards. One is on hosts whose devices slow each
-    other, one on devices that communication slows, two have messages in turn on links; in two
-    replicas share the optimizer's state; others run by other rules than our own.
+    other, one on devices that communication slows, two have messages in turn on links; in three
+    replicas share the optimizer's state, in two they reduce tied gradients before the stages do;
+    others run by other rules than our own.
     """
     one_each = [(NAMES[:3], "abc", ["l1"]), (NAMES[3:5], "de", ["l4"]), (NAMES[5:], "f", [])]
     twice = [(NAMES[:2], "d", []), (NAMES[2:4], "a", ["l2", "l3"]), (NAMES[4:6], "e", [])]
@@ -66,6 +67,8 @@ def many_sided_plans() -> list[Plan]:
         _plan(one_each, "float32", "adamw", seed=6, links="in_turn"),
         _plan(replicas, "bfloat16", "adamw", split=0.5, seed=7, shards=True),
         _plan(one_each, "float32", "sgd_momentum", seed=8, shards=True, hosts=HOSTS),
+        _plan(replicas, "float32", "adamw", seed=9, tied="in_turn"),
+        _plan(replicas, "bfloat16", "adamw", seed=10, shards=True, tied="in_turn", overlap=False),
         _reducing_while_sending(),
         *_of_other_runtimes(),
     ]
@@ -123,6 +126,7 @@ def _plan(
     while_communicating: float = 1.0,
     links: Literal["fair", "in_turn"] = "fair",
     shards: bool = False,
+    tied: Literal["at_once", "in_turn"] = "at_once",
 ) -> Plan:
     """A plan in random orders, or without a seed in the order of 1F1B."""
     job = Job(
@@ -134,7 +138,7 @@ def _plan(
         shard_optimizer=shards,
     )
     behaviour = RuntimeBehaviour.model_validate(rules or {})
-    runtime = RuntimeRules(behaviour=behaviour, links=links)
+    runtime = RuntimeRules(behaviour=behaviour, links=links, tied=tied)
     machines = _cluster(slow_us, while_communicating).model_copy(update={"hosts": tuple(hosts)})
     problem = Problem(_graph(precision), machines, job, runtime=runtime)
     pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])

@@ -15,6 +15,7 @@ from planner.cluster.cluster import Cluster
 from planner.cluster.group_packing import packed
 from planner.costs.placement import StageSpec, place
 from planner.plan.operations import Operation
+from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import refresh
 from planner.simulation.simulator import simulate_plan
@@ -86,7 +87,9 @@ def test_both_contractions_give_the_same_figures(
 ) -> None:
     rng = random.Random(seed)
     job = Job(microbatches=3, tensor_parallel=degree, recompute=False)
-    plan = plan_of(Problem(tiny_graph(rng, 4, [degree]), the_cluster, job), degree, rng)
+    rules = RuntimeRules(group_messages=rng.choice(["whole", "parts"]))
+    problem = Problem(tiny_graph(rng, 4, [degree]), the_cluster, job, runtime=rules)
+    plan = plan_of(problem, degree, rng)
     if plan is None:
         return
     timeline, seen = simulate_plan(plan), contracted(plan)

@@ -40,6 +40,9 @@ class RuntimeLayout:
         global_batch: samples of an iteration; None: not told.
         share: microbatches of each pipeline; None: not told.
         recompute_blocks: numbered blocks at the start of every stage that run again; None: all.
+        recompute_attention: whether the core of attention runs again in every block.
+        shard_optimizer: whether the pipelines share the optimizer's state, if there are several;
+            None: the job's.
         overlap_reduction: whether replicas reduce during the last backwards; None: the job's.
         precision: of computation; None: not told.
         objection: to what is known only with the number of pipelines.
@@ -59,6 +62,8 @@ class RuntimeLayout:
     global_batch: int | None = None
     share: int | None = None
     recompute_blocks: int | None = 0
+    recompute_attention: bool = False
+    shard_optimizer: bool | None = None
     overlap_reduction: bool | None = None
     precision: Precision | None = None
     objection: Objection | None = None
@@ -119,7 +124,10 @@ class RuntimeLayout:
             "microbatches": self._microbatches(job, samples),
             "tensor_parallel": self.tensor_parallel,
             "sequence_parallel": self.sequence_parallel,
+            "recompute_attention": self.recompute_attention,
         }
+        if self.shard_optimizer is not None:
+            fields["shard_optimizer"] = self.shard_optimizer and self.replicas > 1
         if self.overlap_reduction is not None and self.replicas > 1:
             fields["overlap_reduction"] = self.overlap_reduction
         return fields

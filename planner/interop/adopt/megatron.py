@@ -76,21 +76,11 @@ def _layout(found: MegatronArguments) -> RuntimeLayout:
         global_batch=batch,
         share=1 if samples is not None and batch is None else None,
         recompute_blocks=_recompute_blocks(found),
+        recompute_attention=_recomputes_attention(found),
+        shard_optimizer=found.has("use-distributed-optimizer") or _zero_stage(found) == 1,
         overlap_reduction=found.has("overlap-grad-reduce"),
         precision=_precision(found),
         notes=tuple(_notes(found)),
-        objection=_sharded if found.has("use-distributed-optimizer") else None,
-    )
-
-
-def _sharded(devices: int, replicas: int) -> str | None:
-    """Return why a sharded optimizer is not expressed, where there is anything to shard."""
-    if replicas == 1:
-        return None
-    return (
-        f"--use-distributed-optimizer: shards the optimizer's state over {replicas} pipelines "
-        "(ZeRO-1), but plans keep all of it in each; leave it out: the predicted memory is then "
-        "that of an optimizer that is not sharded"
     )
 
 
@@ -106,22 +96,25 @@ def _notes(found: MegatronArguments) -> Iterator[str]:
             "--tp-comm-overlap: collectives inside a group are predicted as if nothing were "
             "computed meanwhile"
         )
+    if found.has("overlap-param-gather"):
+        yield (
+            "--overlap-param-gather: parameters are gathered right after the optimizer's step "
+            "here, and nothing hides that"
+        )
 
 
 def _recompute_blocks(found: MegatronArguments) -> int | None:
     """Return how many blocks of every stage run again; None for all."""
     granularity, method = found.word("recompute-granularity"), found.word("recompute-method")
     count = found.number("recompute-num-layers")
-    if found.has("recompute-activations") or granularity == "selective":
-        name = "recompute-granularity" if granularity else "recompute-activations"
-        found.wrong(
-            name,
-            "selective recomputation runs the core of attention again, plans recompute whole "
-            "blocks; use --recompute-granularity full, or leave it out: fused attention keeps no "
-            "scores to recompute",
-        )
-    elif granularity not in (None, "full"):
-        found.wrong("recompute-granularity", f"{shorten(granularity)}: expected full")
+    if granularity not in (None, "full", "selective"):
+        found.wrong("recompute-granularity", f"{shorten(granularity)}: expected full or selective")
+    if found.has("checkpoint-activations"):  # Of Megatron-DeepSpeed, and of older Megatron-LM.
+        if found.number("checkpoint-num-layers") not in (None, 1):
+            found.wrong(
+                "checkpoint-num-layers", "plans keep what every block starts from; set it to 1"
+            )
+        return None
     if granularity != "full":
         return 0
     if method not in ("uniform", "block") or count is None:
@@ -136,6 +129,38 @@ def _recompute_blocks(found: MegatronArguments) -> int | None:
             f"{count}: plans keep what every block starts from, not one in {count}; set it to 1",
         )
     return None if method == "uniform" else count
+
+
+def _zero_stage(found: MegatronArguments) -> int:
+    """Return DeepSpeed's stage of ZeRO; pipelines have 0 and 1."""
+    text = found.word("zero-stage") or "0"
+    if text not in ("0", "1"):
+        found.wrong(
+            "zero-stage",
+            f"{shorten(text)}: expected 0, or 1 for an optimizer's state that pipelines share; "
+            "gradients and parameters are whole in every pipeline",
+        )
+    return int(text == "1")
+
+
+def _recomputes_attention(found: MegatronArguments) -> bool:
+    """Return whether the core of attention runs again: ``core_attn``, the default module."""
+    granularity = found.word("recompute-granularity")
+    if found.has("recompute-activations") and granularity == "full":
+        found.wrong("recompute-activations", "is selective, but --recompute-granularity is full")
+    if not found.has("recompute-activations") and granularity != "selective":
+        return False
+    modules = (found.word("recompute-modules") or _CORE).split()
+    if modules != [_CORE]:
+        found.wrong(
+            "recompute-modules",
+            f"{shorten(' '.join(modules))}: of selective recomputation plans have {_CORE} alone, "
+            f"the core of attention; set it to {_CORE}, or use --recompute-granularity full",
+        )
+    return True
+
+
+_CORE = "core_attn"
 
 
 @dataclass(frozen=True)
@@ -181,6 +206,14 @@ class _Blocks:
             )
         if layout is not None:
             _check_layout(found, layout, size)
+        method = found.word("pp-partition-method")
+        by_embedding = method == "type:transformer|embedding"
+        if method not in (None, "type:transformer") and not by_embedding:
+            found.wrong(
+                "pp-partition-method",
+                f"{shorten(method)}: expected 'type:transformer', or 'type:transformer|embedding' "
+                "to count embedding and head as blocks; or give --pipeline-model-parallel-layout",
+            )
         return cls(
             source=found.source,
             size=size,
@@ -190,8 +223,8 @@ class _Blocks:
             chunks=chunks,
             first=found.number("decoder-first-pipeline-num-layers"),
             last=found.number("decoder-last-pipeline-num-layers"),
-            embedding=found.has("account-for-embedding-in-pipeline-split"),
-            loss=found.has("account-for-loss-in-pipeline-split"),
+            embedding=found.has("account-for-embedding-in-pipeline-split") or by_embedding,
+            loss=found.has("account-for-loss-in-pipeline-split") or by_embedding,
             turn=found.number("microbatch-group-size-per-virtual-pipeline-stage"),
         )
 

@@ -1,7 +1,8 @@
 """The arguments of Megatron-LM that say how a model is laid out, read from a text file.
 
 Names are those of Megatron-LM d98e8a6, ``megatron/training/arguments.py`` and
-``megatron/core/model_parallel_config.py``.
+``megatron/core/model_parallel_config.py``, and a few of Megatron-DeepSpeed's own
+(github.com/bigscience-workshop/Megatron-DeepSpeed, ``megatron/arguments.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
@@ -27,10 +29,18 @@ _NUMBERS = (
     "micro-batch-size",
     "global-batch-size",
     "recompute-num-layers",
+    "checkpoint-num-layers",
     "context-parallel-size",
     "expert-model-parallel-size",
 )
-_WORDS = ("pipeline-model-parallel-layout", "recompute-granularity", "recompute-method")
+_WORDS = (
+    "pipeline-model-parallel-layout",
+    "recompute-granularity",
+    "recompute-method",
+    "pp-partition-method",
+    "zero-stage",
+)
+_LISTS = ("recompute-modules",)
 _SWITCHES = (
     "sequence-parallel",
     "use-distributed-optimizer",
@@ -39,7 +49,9 @@ _SWITCHES = (
     "account-for-embedding-in-pipeline-split",
     "account-for-loss-in-pipeline-split",
     "recompute-activations",
+    "checkpoint-activations",
     "tp-comm-overlap",
+    "overlap-param-gather",
     "bf16",
     "fp16",
 )
@@ -58,7 +70,7 @@ _REFUSED = {
     "distribute-saved-activations": "plans keep what blocks start from whole; leave it out",
     "cpu-offloading": "plans keep stashes on the device; leave it out",
 }
-_KNOWN = frozenset((*_NUMBERS, *_WORDS, *_SWITCHES, *_REFUSED))
+_KNOWN = frozenset((*_NUMBERS, *_WORDS, *_LISTS, *_SWITCHES, *_REFUSED))
 _ARRAY = re.compile(r"\w+\+?=\(?")
 """The beginning of a shell array or string: ``GPT_ARGS=(``."""
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
@@ -143,6 +155,8 @@ def _pairs(text: str, source: str) -> Iterator[tuple[str, str]]:
             value = words[place + 1] if place + 1 < len(words) else ""
         if not value or value.startswith("--"):
             raise PipeplanError(f"{source}: --{name}: has no value; write one behind it")
+        if name in _LISTS and not equals:
+            value = " ".join(takewhile(lambda more: more[:2] != "--", words[place + 1 :]))
         yield name, value
 
 

@@ -17,7 +17,7 @@ from planner.model.blocks import block_name
 from planner.model.graph_record import Boundary
 from planner.model.group_graph import split_of
 from planner.plan.plan import Plan, Stage
-from planner.plan.unsupported import FEATURES, require_without
+from planner.plan.unsupported import FEATURES, Feature, require_without
 from planner.units import and_more
 
 FOLDER = "FOLDER"
@@ -108,8 +108,13 @@ TARGETS = {
     "deepspeed": "planner.interop.export.deepspeed",
 }
 """Modules with a function ``export(plan) -> Exported``."""
-WITH_GROUPS = frozenset(("torch-csv", "torchtitan", "megatron"))
-"""Targets that run tensor-parallel groups."""
+_GROUPS: Feature = "tensor_parallel"
+TAKES: Mapping[str, tuple[Feature, ...]] = {
+    "torch-csv": (_GROUPS,),
+    "torchtitan": (_GROUPS,),
+    "megatron": (_GROUPS, "shard_optimizer", "recompute_attention"),
+}
+"""Features of jobs that a target runs; others run none."""
 
 
 def split_problems(plan: Plan, tool: str) -> Iterator[str]:
@@ -167,9 +172,9 @@ def export_plan(plan: Plan, target: str) -> Exported:
     """
     if target not in TARGETS:
         raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
-    taken = {"tensor_parallel"} if target in WITH_GROUPS else set()
-    features = [feature for feature in FEATURES if feature not in taken]
-    instead = f"export --to {', '.join(sorted(WITH_GROUPS))}, which run groups"
+    features = [feature for feature in FEATURES if feature not in TAKES.get(target, ())]
+    others = sorted(name for name, taken in TAKES.items() if _GROUPS in taken)
+    instead = f"export --to {', '.join(others)}, which run groups"
     require_without(
         plan.job, f"export --to {target}", features, degree=plan.degree, instead=instead
     )

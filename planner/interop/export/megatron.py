@@ -15,7 +15,7 @@ from itertools import groupby
 
 from planner.cluster.cluster import node_of
 from planner.costs.placement import StageSpec, place
-from planner.errors import shorten
+from planner.errors import PipeplanError, shorten
 from planner.interop.export.exported import Exported, split_notes
 from planner.interop.export.megatron_form import MegatronForm, megatron_form
 from planner.interop.export.notes import order_notes, reduction_notes
@@ -51,6 +51,7 @@ def has_untied_head(plan: Plan, stack: BlockStack) -> bool:
 
 
 FULL = "--recompute-granularity full"
+SELECTIVE = "--recompute-granularity selective"
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,23 @@ def recomputed(plan: Plan, stack: BlockStack) -> RecomputedBlocks:
     Args:
         plan: whose stages hold whole blocks.
         stack: its blocks.
+
+    Raises:
+        PipeplanError: if it recomputes attention besides.
     """
     held = [_blocks_in(stage, stack) for stage in plan.stages]
     again = [_touched(row, stage) for row, stage in zip(held, plan.stages, strict=True)]
     number = max(map(len, again))
+    if plan.job.recompute_attention:
+        if number:
+            raise PipeplanError(
+                "megatron: job.recompute_attention: true, and stages recompute whole blocks: "
+                "--recompute-granularity is either selective or full; plan again with one of "
+                "recompute_attention and recompute set to false"
+            )
+        return RecomputedBlocks(
+            (SELECTIVE,), ((),) * len(held), tuple(_notes(plan, stack, [()] * len(held), 0))
+        )
     layers = tuple(tuple(layer for block in row[:number] for layer in block) for row in held)
     return RecomputedBlocks(
         _recompute_flags(held, number), layers, tuple(_notes(plan, stack, layers, number))
@@ -141,7 +155,7 @@ def export(plan: Plan) -> Exported:
     notes = (
         *order_notes("Megatron", _order_name(form), plan, theirs),
         *again.notes,
-        *_memory_notes(theirs),
+        *_memory_notes(theirs, plan),
         *_sync_notes(plan),
         *_node_notes(form),
         *split_notes(plan, "Megatron-LM pads the vocabulary to a multiple and splits it"),
@@ -150,7 +164,12 @@ def export(plan: Plan) -> Exported:
 
 
 def _script(plan: Plan, form: MegatronForm, again: RecomputedBlocks) -> str:
-    lines = (*_flags(plan, form), *_overlap(plan, form), *again.flags, *_untied(plan, form))
+    lines = (
+        *_flags(plan, form),
+        *_data_parallel(plan, form),
+        *again.flags,
+        *_untied(plan, form),
+    )
     flags = "".join(f"    {line}\n" for line in lines)
     ranks = "".join(
         f"#   rank {i}: {_in_a_comment(device)}\n" for i, device in enumerate(form.ranks)
@@ -192,9 +211,11 @@ def _groups(plan: Plan) -> Iterator[str]:
             yield "--sequence-parallel"
 
 
-def _overlap(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
-    """Return the flag with which replicas reduce gradients while the last backward runs."""
-    return ("--overlap-grad-reduce",) if plan.overlaps and len(form.pipelines) > 1 else ()
+def _data_parallel(plan: Plan, form: MegatronForm) -> Iterator[str]:
+    """Yield how replicas reduce gradients and hold the optimizer's state."""
+    if len(form.pipelines) > 1:
+        yield from ["--use-distributed-optimizer"] if plan.job.shards_state else []
+        yield from ["--overlap-grad-reduce"] if plan.overlaps else []
 
 
 def _untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
@@ -238,13 +259,14 @@ def _order_name(form: MegatronForm) -> str:
     return "interleaved 1F1B" if form.is_interleaved else "1F1B"
 
 
-def _memory_notes(theirs: Timeline) -> Iterator[str]:
+def _memory_notes(theirs: Timeline, plan: Plan) -> Iterator[str]:
+    sharded = ", or shard the optimizer (--use-distributed-optimizer)"
     for device in theirs.overflow_bytes:
         yield (
             f"Megatron's order holds {format_bytes(theirs.peak_memory_bytes[device])} on {device}, "
             f"which has {format_bytes(theirs.pipeline.capacity_bytes(device))}: expect it to run "
-            "out of memory; recompute more, use smaller microbatches, or shard the optimizer "
-            "(--use-distributed-optimizer)"
+            "out of memory; recompute more or use smaller microbatches"
+            f"{'' if plan.job.shards_state else sharded}"
         )
 
 

@@ -36,7 +36,7 @@ from planner.model.tracing.torch_private import (
 )
 from planner.model.tracing.user_code import one_line
 
-_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
 
 @dataclass
@@ -67,6 +67,9 @@ class Measurement:
     Attributes:
         cost: cost of each operation.
         saved: ``(first operation that saves it, bytes)`` of each storage that autograd keeps.
+        savers: all operations that save each of these.
+        again: the same as ``saved`` of storages that are not kept, since the backward makes them
+            again.
         storage: storage of each operation's value.
         requires_grad: operations whose value takes a gradient.
         weight_stash: what is kept for the weight gradients of split backwards: operation, storage
@@ -77,6 +80,8 @@ class Measurement:
 
     cost: dict[fx.Node, OperationCost] = field(default_factory=dict)
     saved: dict[int, tuple[fx.Node, int]] = field(default_factory=dict)
+    savers: defaultdict[int, set[fx.Node]] = field(default_factory=lambda: defaultdict(set))
+    again: dict[int, tuple[fx.Node, int]] = field(default_factory=dict)
     storage: dict[fx.Node, int] = field(default_factory=dict)
     requires_grad: set[fx.Node] = field(default_factory=set)
     weight_stash: tuple[tuple[fx.Node, int | None, int], ...] = ()
@@ -185,6 +190,7 @@ class _Runner(fx.Interpreter):
         if self.current is not None and key not in self.not_stash:
             self.kept_alive.append(tensor)
             self.result.saved.setdefault(key, (self.current, bytes_))
+            self.result.savers[key].add(self.current)
             self.weight_stash.saved(self.current, key, bytes_)
         return tensor
 
@@ -204,7 +210,7 @@ class _Runner(fx.Interpreter):
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call a function; attention runs as fused kernels do, without keeping the scores."""
-        if target is _ATTENTION:
+        if target is ATTENTION:
             return _fused_attention(*args, **kwargs)
         return super().call_function(target, args, kwargs)
 
@@ -215,7 +221,7 @@ class _Runner(fx.Interpreter):
                 self.result.requires_grad.add(node)
         if node not in self.layers.layer_of:
             return
-        if node.target is _ATTENTION:
+        if node.target is ATTENTION:
             self.result.counted += 1
             self.result.cost[node] = self._attention_cost(node)
             return

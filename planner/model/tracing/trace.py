@@ -13,6 +13,7 @@ from planner.model.figures import PHASES, OperationClass, Phase, Product, Work, 
 from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import joined
+from planner.model.tracing.attention import with_attention_again
 from planner.model.tracing.export import ExportedStep, export_step
 from planner.model.tracing.factory import (
     Loss,
@@ -75,6 +76,7 @@ def layer_of(
     parameters: tuple[str, ...],
     batch_bytes: int = 0,
     products: tuple[Product, ...] = (),
+    again_bytes: int = 0,
 ) -> Layer:
     """Return a layer whose FLOPs and traffic are those of its operations.
 
@@ -87,6 +89,7 @@ def layer_of(
         parameters: names of its parameters.
         batch_bytes: bytes of the entries of the batch that it reads.
         products: matrix products of its forward.
+        again_bytes: bytes that its backward makes again.
     """
     work = work_of(costs)
     forward, input_gradient, weight_gradient = (totals(work, phase) for phase in PHASES)
@@ -100,6 +103,7 @@ def layer_of(
         weight_gradient_traffic_bytes=weight_gradient[1],
         stash_bytes=stash_bytes,
         weight_stash_bytes=weight_stash_bytes,
+        again_bytes=again_bytes,
         parameters=parameters,
         batch_bytes=batch_bytes,
         work=work,
@@ -231,6 +235,8 @@ def traced_at(
         exported = export_step(module, batch, job, own_loss)
     layers = assign_layers(exported)
     measured = measure(exported, layers, batch)
+    if job.recompute_attention:
+        measured = with_attention_again(measured)
     graph = graph_record(exported, layers, measured, job, name)
     return TracedStep(module, exported, layers, measured, graph)
 
@@ -259,6 +265,7 @@ def graph_record(
         parameters=parameters,
         flop_coverage=measured.coverage,
         uncounted_operators=tuple(sorted(measured.uncounted)),
+        recomputes_attention=job.recompute_attention,
     )
 
 
@@ -272,6 +279,9 @@ def _layers(
     for node, cost in measured.cost.items():
         costs[layers.layer_of[node]].append(cost)
     stash: dict[str, int] = defaultdict(int)
+    again: dict[str, int] = defaultdict(int)
+    for node, bytes_ in measured.again.values():
+        again[layers.layer_of[node]] += bytes_
     for node, bytes_ in measured.saved.values():
         stash[layers.layer_of[node]] += bytes_
     late: dict[str, int] = defaultdict(int)
@@ -294,6 +304,7 @@ def _layers(
             tuple(used[name]),
             read[name],
             tuple(products[name]),
+            again[name],
         )
         for name in layers.names
     )

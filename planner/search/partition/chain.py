@@ -285,7 +285,7 @@ class Chain:
             if gradients and not tensor.requires_grad:
                 continue
             last = max(position[user] for user in tensor.users)
-            totals[position[tensor.producer] + 1 : last + 1] += tensor.mean_bytes
+            totals[position[tensor.producer] + 1 : last + 1] += tensor.message_bytes
         return totals
 
     @cached_property
@@ -345,6 +345,11 @@ class Chain:
             for layer in self.problem.graph.record.layers
         ]
         return np.array(rows, dtype=np.int64)
+
+    @property
+    def reduces_tied_in_turn(self) -> bool:
+        """Whether tied gradients are reduced among replicas first, as the others of a stage."""
+        return self.problem.runtime.tied == "in_turn"
 
     @cached_property
     def tied_parameters(self) -> dict[tuple[int, ...], int]:

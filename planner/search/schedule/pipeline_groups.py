@@ -95,6 +95,7 @@ class PipelineGroups:
         reductions = (
             replace(sync, devices=tuple(d for d in sync.devices if d in held))
             for sync in pipeline.synchronisations
+            if held.intersection(sync.devices)
         )
         return PlacedPipeline(
             problem=pipeline.problem,

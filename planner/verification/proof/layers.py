@@ -36,6 +36,7 @@ class ProvedLayers:
         costs: of single layers.
         rows: the layers.
         microbatches: their number.
+        tied_in_turn: whether stages that hold a parameter reduce its gradient after their replicas.
         types: names of the device types in use, in order of first use.
         counts: devices of each.
         at_once: devices of each that compute at full speed at most: fewer than there are on hosts
@@ -53,6 +54,7 @@ class ProvedLayers:
         self.costs = ProblemCosts(problem.cluster, problem.job)
         self.rows = self.graph.layers
         self.microbatches = problem.job.microbatches
+        self.tied_in_turn = problem.runtime.tied == "in_turn"
         kinds = [device.type for device in problem.cluster.devices]
         self.types = list(dict.fromkeys(kinds))
         self.counts = np.array([kinds.count(name) for name in self.types])
@@ -193,7 +195,12 @@ class ProvedIntervals:
 
     @cached_property
     def tied_pair(self) -> ProvedTiedPair | None:
-        """The two layers that hold most parameters together; None if no two alone hold any."""
+        """The two layers that hold most parameters together; None if no two alone hold any.
+
+        None as well where all that hold a parameter do not reduce its gradient at once.
+        """
+        if self.layers.tied_in_turn:
+            return None
         bytes_ = {row.name: row.bytes for row in self.layers.graph.parameters if row.trainable}
         pairs = [
             (float(sum(bytes_.get(name, 0) for name in names)), numbers)
@@ -224,7 +231,10 @@ class ProvedIntervals:
             trained = [row for row in rows if row.trainable]
             gradient = float(sum(row.bytes for row in trained))
             own += np.where(every, gradient, 0.0)
-            shared += np.where(some & ~every, gradient, 0.0)
+            if not self.layers.tied_in_turn:
+                shared += np.where(some & ~every, gradient, 0.0)
+            elif self.layers.space.has_pipelines:
+                own += np.where(some & ~every, gradient, 0.0)
             moved = float(sum(3 * row.bytes + 2 * costs.state_bytes(row) for row in trained))
             moved /= sharers
             traffic += np.where(some, moved, 0.0)

@@ -168,7 +168,7 @@ class ProvedMemory:
         sent_back = sum(t.bytes for t in self._used(layer) if t.requires_grad)
         trained = {row.name: row.bytes for row in graph.parameters if row.trainable}
         gradient = max((trained.get(name, 0) for name in layer.parameters), default=0)
-        return float(layer.stash_bytes + made + sent_back + gradient)
+        return float(layer.stash_bytes + layer.again_bytes + made + sent_back + gradient)
 
 
 def _numbers(count: int) -> Iterator[int]:

@@ -111,8 +111,11 @@ class _Shares:
 
     def stash(self, step: TracedStep, split: Split) -> dict[str, int]:
         """Return the bytes of each layer's stash of which each member keeps a share."""
-        rows = ((node, key, bytes_) for key, (node, bytes_) in step.measured.saved.items())
-        return self._held(step, split, rows)
+        return self._held(step, split, _storages(step.measured.saved))
+
+    def again(self, step: TracedStep, split: Split) -> dict[str, int]:
+        """Return the same of what backwards make again."""
+        return self._held(step, split, _storages(step.measured.again))
 
     def weight_stash(self, step: TracedStep, split: Split) -> dict[str, int]:
         """Return the same of what weight gradients of split backwards need."""
@@ -133,6 +136,12 @@ class _Shares:
             if is_shared:
                 held[step.layers.layer_of[node]] += bytes_
         return held
+
+
+def _storages(
+    saved: Mapping[int, tuple[fx.Node, int]],
+) -> Iterator[tuple[fx.Node, int | None, int]]:
+    return ((node, key, bytes_) for key, (node, bytes_) in saved.items())
 
 
 def _region(step: TracedStep, region: Region) -> SplitRegion:
@@ -158,6 +167,7 @@ def _layers(
     step: TracedStep, split: Split, shares: _Shares, degree: int | None
 ) -> Iterator[LayerSplit]:
     stash, late = shares.stash(step, split), shares.weight_stash(step, split)
+    again = shares.again(step, split)
     collectives = _collectives(step, split)
     parameters = {row.name: row for row in step.graph.parameters}
     for layer in step.graph.layers:
@@ -187,6 +197,7 @@ def _layers(
             collectives=tuple(collectives.get(layer.name, ())),
             products=tuple(_products(nodes, split)),
             unsplit={n: split.unsplit[n] for n in layer.parameters if n in split.unsplit},
+            again_bytes=again[layer.name],
         )
 
 

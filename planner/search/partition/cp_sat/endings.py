@@ -194,9 +194,19 @@ class StageEndings:
         return exposed
 
     def _reduce_tied(self, layers: tuple[int, ...], units: int) -> None:
-        """A tied parameter is reduced among all stages that have one of its layers."""
+        """A tied parameter is reduced among all stages that have one of its layers.
+
+        If that is in turn, among the replicas of each of these stages; what follows among them is
+        left out, and all of it if they might have different numbers of replicas.
+        """
         stages = self._d.stages
         holds = [self._d.holds_any(j, layers) for j in stages]
+        if self._d.chain.reduces_tied_in_turn:
+            for j in stages if self._d.job.has_pipelines else ():
+                inside = self._model.new_int_var(0, units, "")
+                self._model.add(inside == units).only_enforce_if(holds[j])
+                self._tied_inside[j] += inside
+            return
         apart = self._model.new_bool_var(f"layers {layers} in several stages")
         self._model.add(sum(holds) >= 2).only_enforce_if(apart)
         self._model.add(sum(holds) <= 1).only_enforce_if(~apart)

@@ -37,8 +37,8 @@ def cut_tensors(graph: LayerGraph) -> tuple[CutTensor, ...]:
             producer=position[tensor.producer],
             users=tuple(sorted(position[user] for user in tensor.users)),
             saver=None if tensor.saved_by is None else position[tensor.saved_by],
-            bytes=tensor.mean_bytes,
-            gradient_bytes=tensor.mean_bytes if tensor.requires_grad else 0,
+            bytes=tensor.message_bytes,
+            gradient_bytes=tensor.message_bytes if tensor.requires_grad else 0,
         )
         for tensor in graph.record.boundaries
         if tensor.bytes

@@ -40,9 +40,12 @@ class TiedPair:
 
 
 def tied_pair(figures: ClassFigures) -> TiedPair | None:
-    """Return the tied parameter of a chain; None if there are others or it is not known where."""
+    """Return the tied parameter of a chain; None if there are others or it is not known where.
+
+    None as well where it is not reduced among all stages that hold it at once.
+    """
     table, groups = figures.intervals, figures.chain.tied_parameters
-    if table.relaxed or len(groups) != 1:
+    if table.relaxed or len(groups) != 1 or figures.chain.reduces_tied_in_turn:
         return None
     ((layers, bytes_),) = groups.items()
     if len(layers) != 2:
