@@ -161,14 +161,13 @@ class _Shares:
 
     def work(self, node: fx.Node, cost: OperationCost) -> OperationCost:
         """Return the shared work of an operation; its matrices are moved whatever the rows."""
-        if not _is_shared(node, self.split):
-            return replace(cost, **dict.fromkeys(_WORK, 0))
-        operands = node.all_input_nodes if operator_name(node) == "grouped_product" else ()
-        held = sum(bytes_of(n) for n in operands if len(shape_of(n)) > 2)
-        shared: dict[str, Any] = {
-            name: self._of(node, getattr(cost, name), held if name.endswith("bytes") else 0)
-            for name in _WORK
-        }
+        shared: dict[str, Any] = dict.fromkeys(_WORK, 0)
+        if _is_shared(node, self.split):
+            operands = node.all_input_nodes if operator_name(node) == "grouped_product" else ()
+            held = sum(bytes_of(n) for n in operands if len(shape_of(n)) > 2)
+            for name in _WORK:
+                figure = getattr(cost, name)
+                shared[name] = self._of(node, figure, held if name.endswith("bytes") else 0)
         return replace(cost, **shared)
 
     def of_all(self, node: fx.Node, cost: OperationCost) -> OperationCost:
