@@ -151,7 +151,7 @@ def _of_single_devices(plan: Plan, job: Job) -> dict[str, Any]:
     }
 
 
-_GROUP_FREEDOMS = ("tensor_parallel", "sequence_parallel")
+_GROUP_FREEDOMS = ("tensor_parallel", "sequence_parallel", "expert_parallel", "expert_load")
 
 
 @cache

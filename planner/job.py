@@ -7,11 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from planner.errors import PipeplanError
 from planner.lengths import Lengths, with_trace_file
-from planner.records.document import Count, Record, without_defaults
+from planner.records.document import MOST_ENTRIES, Count, Record, without_defaults
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import read_formatted
 from planner.space import Space
@@ -28,6 +34,11 @@ JsonValue = str | int | float | bool | None | list[str | int | float | bool | No
 
 LOSSES = ("cross_entropy", "mse", "output")
 """Built-in losses; any other name is the user's own ``module:function``."""
+
+
+ExpertLoad = Annotated[
+    tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=MOST_ENTRIES)
+]
 
 
 def _known_or_own(loss: str) -> str:
@@ -83,6 +94,11 @@ class Job(Space):
         recompute_attention: Whether every layer runs the core of its attention again in its
             backward, whose scores it does not keep (selective recomputation of Korthikanti et al.
             2022), whatever else is recomputed; the model is traced so.
+        expert_parallel: Whether the devices of a tensor-parallel group have whole experts, instead
+            of a share of each.
+        expert_load: Relative number of tokens that each expert of a layer gets, in the order of the
+            experts, or a list of such lists, one for each layer with experts: the device with the
+            most decides how long a group takes. Null: equally many.
     """
 
     NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {
@@ -112,10 +128,35 @@ class Job(Space):
     inputs: dict[str, InputSpec] = Field(default_factory=dict)
     lengths: Lengths | None = None
     recompute_attention: bool = False
+    expert_parallel: bool = False
+    expert_load: (
+        ExpertLoad
+        | Annotated[tuple[ExpertLoad, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
+        | None
+    ) = None
+
+    @model_validator(mode="after")
+    def _experts_have_groups(self) -> Job:
+        if self.expert_parallel and self.tensor_parallel == 1:
+            raise ValueError(
+                "expert_parallel = true gives experts to the devices of a tensor-parallel group; "
+                'set tensor_parallel to their number or "any"'
+            )
+        if self.expert_load is not None and not self.expert_parallel:
+            raise ValueError(
+                "expert_load says how many tokens whole experts get; set expert_parallel = true, "
+                "or leave it out"
+            )
+        if not all(map(any, self.expert_loads)):
+            raise ValueError(
+                "expert_load: all numbers of a layer are 0; give at least one expert tokens"
+            )
+        return self
 
     @model_serializer(mode="wrap")
     def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "lengths", "recompute_attention")
+        names = ("lengths", "recompute_attention", "expert_parallel", "expert_load")
+        return without_defaults(self, dump(self), *names)
 
     @classmethod
     def load(cls, path: str | Path) -> Job:
@@ -125,6 +166,14 @@ class Job(Space):
             PipeplanError: naming every wrong field.
         """
         return cls.parse(with_trace_file(read_formatted(path, FORMAT), Path(path)), str(path))
+
+    @property
+    def expert_loads(self) -> tuple[tuple[float, ...], ...]:
+        """The loads of experts: of one list those of all layers, of several one layer each."""
+        load = self.expert_load or ()
+        rows = tuple(row for row in load if isinstance(row, tuple))
+        one = tuple(number for number in load if not isinstance(number, tuple))
+        return (one,) if one else rows
 
     @property
     def space(self) -> Space:
@@ -182,6 +231,15 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+WITHOUT_GROUPS: Mapping[str, Any] = {
+    "tensor_parallel": 1,
+    "sequence_parallel": False,
+    "expert_parallel": False,
+    "expert_load": None,
+}
+"""Fields of the job of plans on single devices."""
 
 
 KINDS_OF_BYTES = 256

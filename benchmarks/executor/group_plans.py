@@ -17,7 +17,8 @@ from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.factory import import_factory
-from planner.model.tracing.sharding.record import record_of
+from planner.model.tracing.sharding.record import with_splits
+from planner.model.tracing.sharding.routing import routing_of
 from planner.model.tracing.trace import trace_step
 from planner.plan.operations import Orders
 from planner.plan.plan import Plan
@@ -39,9 +40,9 @@ def random_size(rng: random.Random) -> tuple[int, int]:
 def random_group_plan(rng: random.Random, degree: int, groups: int) -> Plan:
     """Return a plan that holds, of so many groups.
 
-    Drawn are the model and its dropout, sequence parallelism, shared optimizer state, precision,
-    optimizer, stages (several on a group, and replicas with uneven microbatches), what is
-    recomputed, which backwards are split, and the orders.
+    Drawn are the model and its dropout, sequence parallelism, whole experts, shared optimizer
+    state, precision, optimizer, stages (several on a group, and replicas with uneven microbatches),
+    what is recomputed, which backwards are split, and the orders.
 
     Args:
         rng: what it is drawn from.
@@ -49,6 +50,7 @@ def random_group_plan(rng: random.Random, degree: int, groups: int) -> Plan:
         groups: number of groups.
     """
     name = rng.choice(MODELS)
+    has_experts = name == "mixtral_tiny" and rng.random() < 0.5
     job = Job(
         samples_per_microbatch=2,
         microbatches=rng.randint(1, MOST_MICROBATCHES),
@@ -58,6 +60,7 @@ def random_group_plan(rng: random.Random, degree: int, groups: int) -> Plan:
         max_stages_per_device=MOST_STAGES,
         tensor_parallel=degree,
         sequence_parallel=rng.random() < 0.5,
+        expert_parallel=has_experts,
         shard_optimizer=rng.random() < 0.5,
         model_arguments=_arguments(name, degree, rng),
     )
@@ -88,8 +91,9 @@ def group_plan(
     """
     assert isinstance(job.tensor_parallel, int)
     degree, sequence = job.tensor_parallel, job.sequence_parallel
-    fields = {name: getattr(job, name) for name in ("samples_per_microbatch", "precision")}
-    graph = _traced(factory, json.dumps(fields), json.dumps(job.model_arguments), degree, sequence)
+    told = ("samples_per_microbatch", "precision", "tensor_parallel", "sequence_parallel")
+    fields = {name: getattr(job, name) for name in (*told, "expert_parallel", "expert_load")}
+    graph = _traced(factory, json.dumps(fields), json.dumps(job.model_arguments))
     cluster = star(degree * groups)
     single = Problem(graph, cluster, job, ModelSource(factory, dict(job.model_arguments)))
     parallel = _groups(cluster.device_names, sequence, degree)
@@ -108,11 +112,16 @@ def _arguments(name: str, degree: int, rng: random.Random) -> dict:
 
 
 @cache
-def _traced(factory: str, fields: str, arguments: str, degree: int, sequence: bool) -> LayerGraph:
-    job = {**json.loads(fields), "model_arguments": json.loads(arguments)}
-    step = trace_step(factory, Job.model_validate(job))
-    split = record_of(step, degree, sequence=sequence)
-    return LayerGraph.from_record(step.graph.model_copy(update={"splits": (split,)}))
+def _traced(factory: str, fields: str, arguments: str) -> LayerGraph:
+    job = Job.parse({**json.loads(fields), "model_arguments": json.loads(arguments)}, factory)
+    assert isinstance(job.tensor_parallel, int)
+    record = with_splits(
+        trace_step(factory, job),
+        [job.tensor_parallel],
+        sequence=job.sequence_parallel,
+        experts=routing_of(job),
+    )
+    return LayerGraph.from_record(record)
 
 
 def _groups(devices: Sequence[str], sequence: bool, degree: int) -> TensorParallel:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from executor.distributed.expert_rows import ExpertRows, RowMembers
 from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single, reduce_scatter_single
 from planner.model.split_record import SplitRecord
@@ -64,25 +65,14 @@ def member_shares(split: SplitRecord | None, index: int) -> dict[str, MemberShar
     }
 
 
-class Members(Protocol):
-    """The members of a group, as one of them talks to all.
-
-    Attributes:
-        degree: number of members.
-        index: of this one.
-    """
-
-    degree: int
-    index: int
+class Members(RowMembers, Protocol):
+    """The members of a group, as one of them talks to all."""
 
     def sum(self, value: Tensor) -> None:
         """Add a contiguous tensor up over all members, in place."""
 
     def highest(self, value: Tensor) -> None:
         """Take the highest of all members, element by element, in place."""
-
-    def gather(self, value: Tensor) -> Tensor:
-        """Return the contiguous tensors of all members, in a new first dimension."""
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
         """Sum contiguous tensors over all members, and return the row of this one."""
@@ -94,6 +84,8 @@ class ProcessGroupMembers:
     Args:
         process_group: its ranks in the order of the members.
     """
+
+    shapes_only = False
 
     def __init__(self, process_group: Any) -> None:
         self.degree = dist.get_world_size(process_group)
@@ -126,6 +118,13 @@ class ProcessGroupMembers:
             reduce_scatter_single(found.view(-1), values.view(-1), group=self._group)
         return found
 
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Send rows to each member, those of the first in front, and return those from each."""
+        found = rows.new_empty((sum(received), *rows.shape[1:]))
+        with talking_to(self._whom):
+            dist.all_to_all_single(found, rows, [*received], [*sent], group=self._group)
+        return found
+
 
 def sum_partial_gradients(members: Members, parameters: Sequence[Tensor]) -> None:
     """Sum gradients of parameters that all members have whole, each with a part of the gradient.
@@ -154,6 +153,7 @@ class Alike:
     """
 
     index = 0
+    shapes_only = True
 
     def __init__(self, degree: int) -> None:
         self.degree = degree
@@ -171,8 +171,12 @@ class Alike:
         """Return a tensor of the shape of one."""
         return values.new_empty(values.shape[1:])
 
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        """Return a tensor of the shape of what is received."""
+        return rows.new_empty((sum(received), *rows.shape[1:]))
 
-class TensorParallelGroup:
+
+class TensorParallelGroup(ExpertRows):
     """The collectives of a localised graph; see :mod:`planner.model.tracing.sharding.localise`.
 
     Args:
@@ -180,6 +184,7 @@ class TensorParallelGroup:
     """
 
     def __init__(self, members: Members) -> None:
+        super().__init__(members)
         self.members = members
         self._gathered: dict[int, _Gathered] = {}  # By its storage.
         self._again: tuple[_Gathered, Tensor] | None = None

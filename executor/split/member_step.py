@@ -62,7 +62,9 @@ def member_step(
             numbers of which a share is not known.
     """
     assert planned.degree is not None
-    split = split_step(exported, layers, planned.degree, sequence=planned.sequence)
+    split = split_step(
+        exported, layers, planned.degree, sequence=planned.sequence, experts=planned.experts
+    )
     _require_planned(exported, split, planned)
     localiser = Localiser(exported, split, planned.degree)
     module = _with_group(exported, localiser.run(), localiser.group, planned.degree)

@@ -12,6 +12,7 @@ from typing import NamedTuple, overload
 from planner.assembly import plan_by_hand
 from planner.costs.placement import StageSpec, place, place_plan
 from planner.errors import InfeasibleError, PipeplanError
+from planner.job import WITHOUT_GROUPS
 from planner.plan.operations import Orders
 from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
@@ -369,8 +370,7 @@ def plan_of_row(problem: Problem, row: ComparisonRow) -> Plan:
         plan = plan_by_hand(place(on_groups, row.stages), row.orders, solver)
         return plan.of_problem(problem, row.parallel)
     if not problem.has_groups:
-        fields = {"tensor_parallel": 1, "sequence_parallel": False}
-        problem = replace(problem, job=problem.job.model_copy(update=fields))
+        problem = replace(problem, job=problem.job.model_copy(update=WITHOUT_GROUPS))
     return plan_by_hand(place(problem, row.stages), row.orders, solver)
 
 

@@ -12,6 +12,7 @@ from planner.cli.models import ProblemRequest
 from planner.cli.options import (
     ClusterOption,
     CostsOption,
+    ExpertParallelOption,
     JobOption,
     JsonOption,
     ModelArgument,
@@ -134,6 +135,7 @@ def adopt(
     recompute: RecomputeOption = False,
     tensor_parallel: TensorParallelOption = None,
     sequence_parallel: SequenceParallelOption = False,
+    expert_parallel: ExpertParallelOption = False,
     allow_overflow: OverflowOption = False,
     runtime: RunByOption = None,
     output: PlanOutputOption = Path("plan.json"),
@@ -149,6 +151,7 @@ def adopt(
             tuple(costs or ()),
             tensor_parallel=tensor_parallel,
             sequence_parallel=sequence_parallel,
+            expert_parallel=expert_parallel,
         ),
         layout=megatron_layout,
         stages=stages,

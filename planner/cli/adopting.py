@@ -165,6 +165,7 @@ def _given_layout(request: AdoptRequest, names: list[str] | None) -> RuntimeLayo
         "--recompute": request.recompute or None,
         "--tensor-parallel": request.problem.tensor_parallel,
         "--sequence-parallel": request.problem.sequence_parallel or None,
+        "--expert-parallel": request.problem.expert_parallel or None,
     }
     more = [*given[1:], *(name for name, value in beside.items() if value is not None)]
     if more:
@@ -256,6 +257,7 @@ def _layout_notes(found: Adopted, layout: RuntimeLayout | None) -> list[str]:
     job = found.plan.job
     names = ["samples_per_microbatch", "microbatches", "tensor_parallel", "sequence_parallel"]
     names += [name for name in ("shard_optimizer", "recompute_attention") if getattr(job, name)]
+    names += ["expert_parallel"] if job.expert_parallel else []
     fields = ", ".join(f"{name} = {json.dumps(getattr(job, name))}" for name in names)
     return [f"{layout.source} sets {fields} in the job", *layout.notes]
 
@@ -303,5 +305,6 @@ def _search_command(found: Adopted, request: AdoptRequest, output: Path) -> str:
         tensor_parallel=str(job.tensor_parallel) if job.tensor_parallel != 1 else None,
         sequence_parallel=job.sequence_parallel,
         shard_optimizer=job.shards_state,
+        expert_parallel=job.expert_parallel,
     )
     return shlex.join(["pipeplan", "plan", *problem.words, *more])

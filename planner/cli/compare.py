@@ -13,6 +13,7 @@ from planner.cli import completion
 from planner.cli.models import ProblemRequest, problem_of
 from planner.cli.options import (
     ClusterOption,
+    ExpertParallelOption,
     JobOption,
     JsonOption,
     ModelArgument,
@@ -53,6 +54,7 @@ def compare(
     runtime: RuntimeOption = None,
     tensor_parallel: TensorParallelOption = None,
     sequence_parallel: SequenceParallelOption = False,
+    expert_parallel: ExpertParallelOption = False,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="also write the table as Markdown")
     ] = None,
@@ -87,6 +89,7 @@ def compare(
                 runtime=runtime,
                 tensor_parallel=tensor_parallel,
                 sequence_parallel=sequence_parallel,
+                expert_parallel=expert_parallel,
             )
         )
         rows = _compared(problem, names, time_limit, seed)

@@ -50,15 +50,20 @@ def trace(
         bool,
         typer.Option("--sequence", help="with --split: share positions between its regions"),
     ] = False,
+    experts: Annotated[
+        bool,
+        typer.Option("--experts", help="with --split: give devices whole experts, not shares"),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Trace a model and show each layer's FLOPs, parameters, stash and boundary tensors."""
     with user_errors(as_json):
         if split:
-            _show_splits(model, job_of(job, set_), split, sequence, output, as_json)
+            _show_splits(model, job_of(job, set_), split, sequence, experts, output, as_json)
             return
-        if sequence:
-            raise PipeplanError("--sequence is part of a split; add --split DEGREE")
+        if sequence or experts:
+            name = "--sequence" if sequence else "--experts"
+            raise PipeplanError(f"{name} is part of a split; add --split DEGREE")
         graph = graph_of(model, job_of(job, set_))
         if output is not None:
             graph.save(output)
@@ -77,6 +82,7 @@ def _show_splits(
     job: Job,
     degrees: Sequence[int],
     sequence: bool,
+    experts: bool,
     output: Path | None,
     as_json: bool,
 ) -> None:
@@ -84,10 +90,13 @@ def _show_splits(
         raise PipeplanError(f"{model}: a layer graph has no operations to split; name the model")
     from planner.model.layer_graph import LayerGraph
     from planner.model.tracing.sharding.record import with_splits
+    from planner.model.tracing.sharding.routing import Routing, routing_of
     from planner.model.tracing.trace import trace_step
     from planner.report.split import split_table, unsplit_lines
 
-    record = with_splits(trace_step(model, job), dict.fromkeys(degrees), sequence=sequence)
+    routing = routing_of(job) or (Routing() if experts else None)
+    step = trace_step(model, job)
+    record = with_splits(step, dict.fromkeys(degrees), sequence=sequence, experts=routing)
     if output is not None:
         LayerGraph.from_record(record).save(output)
     if as_json:

@@ -33,6 +33,8 @@ class ProblemRequest:
             job's.
         sequence_parallel: whether the devices of a group share values by positions, if the job does
             not say so.
+        expert_parallel: whether the devices of a group have whole experts, if the job does not say
+            so.
         epoch_samples: samples of the data set; by default the job's.
         shard_optimizer: whether replicas share the optimizer's state, if the job does not say so.
         fields: further fields of the job, in place of its file's.
@@ -49,6 +51,7 @@ class ProblemRequest:
     sequence_parallel: bool = False
     epoch_samples: int | None = None
     shard_optimizer: bool = False
+    expert_parallel: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     source: str = "--tensor-parallel"
 
@@ -74,6 +77,7 @@ class ProblemRequest:
         if self.epoch_samples is not None:
             found += ["--epoch-samples", str(self.epoch_samples)]
         found += ["--sequence-parallel"] if self.sequence_parallel else []
+        found += ["--expert-parallel"] if self.expert_parallel else []
         return [*found, *(["--shard-optimizer"] if self.shard_optimizer else [])]
 
 
@@ -143,16 +147,24 @@ def _grouped_job(request: ProblemRequest) -> Job:
         fields["shard_optimizer"] = True
     if fields:
         job = type(job).parse({**job.model_dump(mode="json"), **fields}, request.source)
-    return with_groups(job, request.tensor_parallel, sequence_parallel=request.sequence_parallel)
+    return with_groups(
+        job,
+        request.tensor_parallel,
+        sequence_parallel=request.sequence_parallel,
+        expert_parallel=request.expert_parallel,
+    )
 
 
-def with_groups(job: Job, degree: str | None, *, sequence_parallel: bool) -> Job:
+def with_groups(
+    job: Job, degree: str | None, *, sequence_parallel: bool, expert_parallel: bool
+) -> Job:
     """Return a job with the groups that a command line wants.
 
     Args:
         job: whose own hold where the command line does not say.
         degree: devices of a group, a number or ``any``; None: the job's.
         sequence_parallel: whether to share values by positions, if the job does not say so.
+        expert_parallel: whether to give out whole experts, if the job does not say so.
 
     Raises:
         PipeplanError: if there are no such groups.
@@ -162,6 +174,8 @@ def with_groups(job: Job, degree: str | None, *, sequence_parallel: bool) -> Job
         fields["tensor_parallel"] = int(degree) if degree.isdecimal() else degree
     if sequence_parallel:
         fields["sequence_parallel"] = True
+    if expert_parallel:
+        fields["expert_parallel"] = True
     if not fields:
         return job
     return type(job).parse({**job.model_dump(mode="json"), **fields}, "--tensor-parallel")
@@ -252,6 +266,10 @@ def _traced(model: str, job: Job, degrees: Sequence[int] = ()) -> tuple[LayerGra
     record = step.graph
     if degrees:
         from planner.model.tracing.sharding.record import with_splits
+        from planner.model.tracing.sharding.routing import degrees_with_experts, routing_of
 
-        record = with_splits(step, degrees, sequence=job.sequence_parallel)
+        if job.expert_parallel and job.tensor_parallel == "any":
+            degrees = degrees_with_experts(step.exported, degrees)
+        experts = routing_of(job)
+        record = with_splits(step, degrees, sequence=job.sequence_parallel, experts=experts)
     return LayerGraph.from_record(record), text_problem_of_step(step.exported, job)

@@ -83,6 +83,13 @@ SequenceParallelOption = Annotated[
         help="with --tensor-parallel: share values between the split parts of layers by positions",
     ),
 ]
+ExpertParallelOption = Annotated[
+    bool,
+    typer.Option(
+        "--expert-parallel",
+        help="with --tensor-parallel: give the devices of a group whole experts, not shares of all",
+    ),
+]
 PlanOutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file to write")]
 AgainstOption = Annotated[
     Path | None,

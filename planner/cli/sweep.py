@@ -12,6 +12,7 @@ from planner.cli.options import (
     CostsOption,
     DeterministicOption,
     EpochOption,
+    ExpertParallelOption,
     JobOption,
     JsonOption,
     ModelArgument,
@@ -135,6 +136,7 @@ def sweep(
     global_batch: GlobalBatchOption = None,
     tensor_parallel: TensorParallelOption = None,
     sequence_parallel: SequenceParallelOption = False,
+    expert_parallel: ExpertParallelOption = False,
     devices: DevicesOption = None,
     output: OutputOption = Path("sweep"),
     time_limit: TimeLimitOption = 10.0,
@@ -177,6 +179,7 @@ def sweep(
                 global_batch=global_batch,
                 tensor_parallel=tensor_parallel,
                 sequence_parallel=sequence_parallel,
+                expert_parallel=expert_parallel,
             ),
             as_json=as_json,
         )

@@ -134,7 +134,7 @@ class SweepRequest:
         clusters: files.
         samples, microbatches, keep_batch, devices: the combinations.
         global_batch: samples of an iteration in place of the job's, which every point keeps.
-        tensor_parallel, sequence_parallel: as of ``pipeplan plan``.
+        tensor_parallel, sequence_parallel, expert_parallel: as of ``pipeplan plan``.
         output: folder of plans and index.
         time_limit_s, gap_limit, seed, workers, deterministic: of each point's search.
         processes, ray: what solves the points.
@@ -167,6 +167,7 @@ class SweepRequest:
     global_batch: int | None = None
     tensor_parallel: str | None = None
     sequence_parallel: bool = False
+    expert_parallel: bool = False
 
 
 def whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
@@ -200,7 +201,12 @@ def make_sweep(request: SweepRequest, *, as_json: bool) -> None:
 
     clusters = _clusters(request.clusters)
     job = with_epoch(job_of(request.job, request.model_arguments), request.epoch_samples)
-    job = with_groups(job, request.tensor_parallel, sequence_parallel=request.sequence_parallel)
+    job = with_groups(
+        job,
+        request.tensor_parallel,
+        sequence_parallel=request.sequence_parallel,
+        expert_parallel=request.expert_parallel,
+    )
     request, job = _of_batch(request, job)
     rules = given_rules(request.runtime)
     _require_possible(request, clusters, job)

@@ -6,9 +6,11 @@ is offered if it divides every size of a region; a region with another size is w
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Annotated, Any, Literal
 
-from pydantic import SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from planner.model.figures import Collective, LayerFigures, Name, Product, Size, Work
 from planner.records.document import Count, Record, without_defaults
@@ -29,21 +31,40 @@ class SplitParameter(Record):
     parts: tuple[Size, ...]
 
 
+RegionKind = Literal["heads", "columns", "vocabulary", "experts"]
+
+
 class SplitRegion(Record):
     """Operations that are split together, between values that every member has.
 
     Attributes:
         kind: By what it is split: ``columns`` are columns of a product, and rows of the next one's
-            weight.
+            weight; ``experts`` are whole ones, each with the tokens that chose it.
         layers: Layers that contain its operations.
-        sizes: What a degree has to divide: heads, grouped heads, columns, vocabulary.
+        sizes: What a degree has to divide: heads, grouped heads, columns, vocabulary,
+            experts.
         parameters: Parameters that are split.
     """
 
-    kind: Literal["heads", "columns", "vocabulary"]
+    kind: RegionKind
     layers: tuple[Name, ...]
     sizes: tuple[Size, ...]
     parameters: tuple[SplitParameter, ...]
+
+
+def most_loaded(load: Sequence[float], degree: int) -> Fraction:
+    """Return the rows of the member with the most, relative to the mean of all.
+
+    Args:
+        load: relative numbers of a layer's experts, not all 0.
+        degree: number of members, which have the experts in order, equally many each.
+
+    Returns:
+        From 1, all have equally many, to the number of members: one has all.
+    """
+    exact, each = [*map(Fraction, load)], len(load) // degree
+    sums = [sum(exact[k : k + each]) for k in range(0, each * degree, each)]
+    return Fraction(max(sums) * degree, sum(sums))
 
 
 INDIVISIBLE = "is not divisible by"
@@ -111,6 +132,9 @@ class SplitRecord(Record):
         boundaries: Tensors between layers.
         summed_parameters: Parameters that every member has but with a partial gradient: they are
             summed over the group once an iteration.
+        experts: Whether members have whole experts, instead of a share of each.
+        expert_load: Relative number of tokens that each expert of a layer gets, for which the
+            figures are: of all layers with experts, or of each; empty: equally many.
     """
 
     degree: Size | None
@@ -119,6 +143,12 @@ class SplitRecord(Record):
     layers: tuple[LayerSplit, ...]
     boundaries: tuple[BoundarySplit, ...]
     summed_parameters: tuple[Name, ...]
+    experts: bool = False
+    expert_load: tuple[tuple[Annotated[float, Field(ge=0)], ...], ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _as_before_experts(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "experts", "expert_load")
 
     @property
     def parameters(self) -> dict[str, SplitParameter]:

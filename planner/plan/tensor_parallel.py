@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
 
 from planner.cluster.tensor_groups import TensorGroup, grouped
+from planner.errors import PipeplanError, shorten
+from planner.job import Job
+from planner.model.graph_record import GraphRecord
 from planner.model.group_graph import group_graph, region_cuts, split_of
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
@@ -42,10 +46,12 @@ def grouped_problem(problem: Problem, parallel: TensorParallel) -> Problem:
         parallel: the groups.
 
     Raises:
-        PipeplanError: if the cluster cannot be grouped so, or the graph has no such split.
+        PipeplanError: if the cluster cannot be grouped so, or the graph has no such split, or one
+            that gives out experts otherwise than the job says.
     """
     record = problem.graph.record
     split = split_of(record, parallel.degree, sequence=parallel.sequence)
+    _require_experts(record, parallel, problem.job)
     cluster = grouped(problem.cluster, parallel.groups)
     types: dict[str, dict[str, None]] = {}
     for group in parallel.groups:
@@ -66,3 +72,25 @@ def grouped_problem(problem: Problem, parallel: TensorParallel) -> Problem:
         }
     )
     return replace(problem, graph=LayerGraph.from_record(graph), cluster=cluster, job=job)
+
+
+def _require_experts(graph: GraphRecord, parallel: TensorParallel, job: Job) -> None:
+    """Refuse a graph whose experts are divided otherwise than a job says."""
+    sizes = {len(group.devices) for group in parallel.groups}
+    for split in graph.splits:
+        if split.degree not in sizes or split.sequence != parallel.sequence:
+            continue
+        if split.experts != job.expert_parallel:
+            what = "has whole experts" if split.experts else "has shares of experts"
+            raise PipeplanError(
+                f"expert_parallel = {str(job.expert_parallel).lower()}: the layer graph's split "
+                f"over groups of {split.degree} {what}; name the model instead of the graph, or "
+                "trace it again with this job and --split"
+            )
+        if split.expert_load != job.expert_loads:
+            found = shorten(split.expert_load) if split.expert_load else "equally many tokens"
+            raise PipeplanError(
+                f"expert_load = {json.dumps(job.expert_load)}: the layer graph's split over groups "
+                f"of {split.degree} is for {found}; name the model instead of the graph, or trace "
+                "it again with this job and --split"
+            )

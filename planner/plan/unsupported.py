@@ -9,7 +9,14 @@ from typing import Literal, get_args
 from planner.errors import PipeplanError
 from planner.job import Job
 
-Feature = Literal["tensor_parallel", "shard_optimizer", "offload", "recompute_attention", "lengths"]
+Feature = Literal[
+    "tensor_parallel",
+    "shard_optimizer",
+    "offload",
+    "recompute_attention",
+    "expert_parallel",
+    "lengths",
+]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """Fields of a job without which a plan is one that everything takes."""
 
@@ -65,6 +72,11 @@ def _problems(
             f"recompute_attention = true: {what} supports attention that keeps what its backward "
             "needs, or layers recomputed whole, only so far; use a plan, or a job, with "
             "recompute_attention = false"
+        )
+    if "expert_parallel" in features and job.expert_parallel:
+        yield (
+            f"expert_parallel = true: {what} supports experts of which every device of a group has "
+            "a share only so far; use a plan, or a job, with expert_parallel = false"
         )
     if "lengths" in features and job.lengths is not None:
         yield (

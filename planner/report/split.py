@@ -23,7 +23,8 @@ def split_table(graph: GraphRecord, split: SplitRecord) -> Table:
     """
     table = new_table(
         f"{plain(graph.name)} over groups of {split.degree}"
-        f"{', positions shared between regions' if split.sequence else ''}",
+        f"{', positions shared between regions' if split.sequence else ''}"
+        f"{', whole experts' if split.experts else ''}",
         ("layer", "split by", "collectives forward", "backward"),
         ("MiB sent a sample", "shared FLOPs", "parameters", "stash"),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.costs.placement import PlacedPipeline, PlacedStage
 from planner.costs.throughput import SECONDS_AN_HOUR, Throughput, throughput
+from planner.model.split_record import most_loaded
 from planner.plan.operations import compress_devices, stages_label
 from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import new_table, plain
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from planner.plan.plan import Plan
     from planner.plan.runtime_rules import RuntimeRules
+    from planner.plan.tensor_parallel import TensorParallel
     from planner.simulation.noise import Noise, NoisyTimes
     from planner.simulation.timeline import Timeline
 
@@ -120,7 +122,22 @@ def group_lines(plan: Plan) -> list[str]:
     if parallel is None:
         return []
     shared = ", which share values between split parts by positions" if parallel.sequence else ""
-    return [f"each device above is a tensor-parallel group of {parallel.degree} devices{shared}"]
+    line = f"each device above is a tensor-parallel group of {parallel.degree} devices{shared}"
+    return [line, *_expert_lines(plan, parallel)]
+
+
+def _expert_lines(plan: Plan, parallel: TensorParallel) -> Iterator[str]:
+    """Yield a line on the experts of a group's devices, if they have whole ones."""
+    sizes = {len(group.devices) for group in parallel.groups}
+    for split in plan.model.graph.splits:
+        if split.experts and split.degree in sizes and split.sequence == parallel.sequence:
+            most = [most_loaded(load, split.degree) for load in split.expert_load]
+            told = (
+                f"; the one with the most tokens has up to {float(max(most)):.2f} times the mean"
+                if most
+                else ", which get equally many tokens"
+            )
+            yield f"its devices have whole experts{told}"
 
 
 def shared_state_lines(plan: Plan) -> list[str]:

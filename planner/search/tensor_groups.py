@@ -10,6 +10,7 @@ from typing import Protocol
 from planner.cluster.group_packing import packed
 from planner.cluster.tensor_groups import TensorGroup
 from planner.errors import InfeasibleError, PipeplanError
+from planner.job import WITHOUT_GROUPS
 from planner.model.group_graph import split_of
 from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
@@ -127,15 +128,14 @@ def variants_of(problem: Problem) -> list[Variant]:
 def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) -> Variant:
     """Return the problem with one size of groups, packed unless they are given."""
     if degree == 1:
-        fields = {"tensor_parallel": 1, "sequence_parallel": False}
-        single = replace(problem, job=problem.job.model_copy(update=fields))
+        single = replace(problem, job=problem.job.model_copy(update=WITHOUT_GROUPS))
         return Variant(single, None, work_bound_s(Chain(single)))
     sequence = problem.job.sequence_parallel
     split = split_of(problem.graph.record, degree, sequence=sequence)
     if not split.regions:
         raise PipeplanError(
             f"tensor_parallel = {degree}: no part of {problem.graph.name!r} splits into {degree} "
-            "equal shares (heads, columns or vocabulary); choose another number"
+            "equal shares (heads, columns, vocabulary or experts); choose another number"
         )
     parallel = TensorParallel(
         degree=degree,

@@ -13,7 +13,7 @@ from planner.cluster.cluster import Cluster, node_name
 from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, near, shorten
-from planner.job import Job
+from planner.job import WITHOUT_GROUPS, Job
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
@@ -228,10 +228,9 @@ def _of_one_size(plan: Plan) -> Job:
     if plan.job.tensor_parallel != "any":
         return plan.job
     parallel = plan.tensor_parallel
-    fields = {
-        "tensor_parallel": plan.degree,
-        "sequence_parallel": parallel is not None and parallel.sequence,
-    }
+    if parallel is None:
+        return plan.job.model_copy(update=WITHOUT_GROUPS)
+    fields = {"tensor_parallel": plan.degree, "sequence_parallel": parallel.sequence}
     return plan.job.model_copy(update=fields)
 
 

@@ -5,6 +5,7 @@ Written from docs/cost_model.md; shares nothing with the planner's own contracti
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from math import ceil, log2
@@ -55,9 +56,52 @@ def group_problems(plan: Plan) -> Iterator[str]:
             f"tensor_parallel: model.graph.splits has none of degree {parallel.degree} with "
             f"sequence {str(parallel.sequence).lower()}; plan again from the model"
         )
+    yield from _experts(plan, parallel)
     yield from _names(parallel)
     for index, group in enumerate(parallel.groups):
         yield from _devices(plan.cluster, f"tensor_parallel.groups[{index}]", group, parallel)
+
+
+def _experts(plan: Plan, parallel: TensorParallel) -> Iterator[str]:
+    """Yield how the groups' experts are not those of the job."""
+    sizes = {len(group.devices) for group in parallel.groups}
+    for split in plan.model.graph.splits:
+        if split.degree in sizes and split.sequence == parallel.sequence:
+            yield from _experts_of(plan, split)
+
+
+def _experts_of(plan: Plan, split: SplitRecord) -> Iterator[str]:
+    for name, told, found in (
+        ("expert_parallel", plan.job.expert_parallel, split.experts),
+        ("expert_load", plan.job.expert_loads, split.expert_load),
+    ):
+        if told != found:
+            yield (
+                f"job.{name}: {json.dumps(told)}, but the split of degree {split.degree} in "
+                f"model.graph.splits is for {json.dumps(found)}; plan again from the model"
+            )
+    regions = [region for region in split.regions if region.kind == "experts"]
+    if split.experts != bool(regions):
+        yield (
+            f"model.graph.splits: experts of the split of degree {split.degree} is "
+            f"{json.dumps(split.experts)}, but {len(regions)} of its regions are of that kind; "
+            "plan again from the model"
+        )
+    loads = split.expert_load
+    if len(loads) not in (0, 1, len(regions)):
+        yield (
+            f"model.graph.splits: {len(loads)} lists of expert_load for {len(regions)} layers with "
+            "experts; plan again from the model"
+        )
+        return
+    for number, region in enumerate(regions):
+        count = region.sizes[0] if len(region.sizes) == 1 else 0
+        known = len(loads[number if len(loads) > 1 else 0]) if loads else count
+        if count < 1 or count % (split.degree or 1) or known != count:
+            yield (
+                f"model.graph.splits: {list(region.sizes)} experts of {', '.join(region.layers)} "
+                f"do not fit {split.degree} devices and {known} loads; plan again from the model"
+            )
 
 
 def _split(graph: GraphRecord, parallel: TensorParallel) -> SplitRecord | None:

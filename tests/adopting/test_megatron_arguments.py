@@ -156,6 +156,7 @@ def test_a_launch_script_is_read_as_a_shell_reads_it(read: Any) -> None:
         "sequence_parallel": True,
         "recompute_attention": False,
         "shard_optimizer": False,
+        "expert_parallel": False,
         "overlap_reduction": True,
     }
     assert layout.recompute_blocks == 3
@@ -192,6 +193,18 @@ def test_a_script_of_megatron_deepspeed_is_read(read: Any) -> None:
         2,
         1,
     ]
+
+
+def test_whole_experts_of_tensor_parallel_groups_are_taken_over(read: Any) -> None:
+    text = (
+        "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
+        "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall"
+    )
+    layout = read(text)
+    assert layout.expert_parallel
+    fields = layout.on(4).job_fields(Job())
+    assert (fields["tensor_parallel"], fields["expert_parallel"]) == (2, True)
+    assert not read("--tensor-model-parallel-size 2").expert_parallel
 
 
 def test_sequence_parallelism_of_one_device_is_none(read: Any) -> None:
@@ -231,7 +244,6 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
     ("text", "told"),
     [
         ("--context-parallel-size 2", "context parallel groups are not planned; set it to 1"),
-        ("--expert-model-parallel-size 8", "expert parallel groups are not planned"),
         ("--zero-stage 2", "'2': expected 0, or 1 for an optimizer's state that pipelines share"),
         ("--pp-partition-method uniform", "'uniform': expected 'type:transformer', or"),
         ("--checkpoint-activations --checkpoint-num-layers 2", "set it to 1"),
@@ -244,6 +256,26 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
             "--recompute-activations --recompute-granularity full --recompute-method uniform "
             "--recompute-num-layers 1",
             "is selective, but --recompute-granularity is full",
+        ),
+        ("--expert-model-parallel-size 8", "whole experts to the devices of a tensor-parallel"),
+        (
+            "--tensor-model-parallel-size 2 --expert-model-parallel-size 2",
+            "2 with --expert-tensor-parallel-size 2: plans give whole experts",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --expert-tensor-parallel-size 1",
+            "experts in other shares than the rest are not planned; set it to 2",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 2 "
+            "--expert-tensor-parallel-size 1",
+            "--moe-token-dispatcher-type: 'allgather, the default'",
+        ),
+        (
+            "--tensor-model-parallel-size 2 --expert-model-parallel-size 2 "
+            "--expert-tensor-parallel-size 1 --moe-token-dispatcher-type alltoall "
+            "--moe-expert-capacity-factor 1.0",
+            "plans drop no tokens; leave it out",
         ),
         ("--recompute-granularity full", "full needs --recompute-method uniform or block"),
         (

@@ -218,7 +218,8 @@ def test_schema_and_loader_agree_on_any_value_of_any_field(
     except PipeplanError as error:
         loads = False
         # Rules between fields are the loader's alone.
-        if "remove them" in str(error) or "of 20 steps" in str(error):
+        between = ("remove them", "of 20 steps", "set tensor_parallel", "set expert_parallel")
+        if any(words in str(error) for words in between):
             return
     assert holds(kind, artifact) == loads
 

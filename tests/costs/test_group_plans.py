@@ -120,6 +120,28 @@ def test_tensors_sent_in_parts_by_hand() -> None:
     ]
 
 
+@pytest.mark.parametrize(("degree", "rows_s"), [(2, 1.0), (4, 3.0)])
+def test_rows_of_experts_travel_between_all_pairs_at_once(degree: int, rows_s: float) -> None:
+    """A device sends a GB to each other one, all of it over its own link of 1 GB/s."""
+    names = tuple(f"d{i}" for i in range(degree))
+    parallel = TensorParallel(degree=degree, groups=(TensorGroup(name="g0", devices=names),))
+    layers = [layer("a", 4, 8)]
+
+    def time_s(*phases: str) -> float:
+        rows = {"a": [(phase, "all_to_all", degree * GIGA) for phase in phases]}
+        row = split(layers, [], degree=degree, collectives=rows)
+        job = Job(microbatches=1, optimizer="sgd", tensor_parallel=degree)
+        single = Problem(graph(layers, [], splits=[row]), star(degree), job)
+        pipeline = place(grouped_problem(single, parallel), [StageSpec(("a",), ("g0",))])
+        orders = {"g0": (Operation(0, "F", 0), Operation(0, "B", 0))}
+        plan = plan_by_hand(pipeline, orders).of_problem(single, parallel)
+        assert verify(plan) == []
+        return plan.predicted.iteration_time_s
+
+    twice = time_s("forward", "forward", "input_gradient", "input_gradient")
+    assert twice - time_s() == pytest.approx(4 * rows_s)
+
+
 def test_memory_by_hand() -> None:
     first, second = place(
         grouped_problem(problem_of(two_layers()), PAIRS),
@@ -189,6 +211,19 @@ def with_job(**fields: Any) -> Callable[[Plan], Plan]:
     return lambda plan: plan.model_copy(update={"job": plan.job.model_copy(update=fields)})
 
 
+def with_experts(kind: str = "columns", **fields: Any) -> Callable[[Plan], Plan]:
+    """With a split whose region is of a kind, and that says something else of experts."""
+
+    def changed(plan: Plan) -> Plan:
+        (row,) = plan.model.graph.splits
+        regions = tuple(region.model_copy(update={"kind": kind}) for region in row.regions)
+        row = row.model_copy(update={"regions": regions, **fields})
+        graph_ = plan.model.graph.model_copy(update={"splits": (row,)})
+        return plan.model_copy(update={"model": plan.model.model_copy(update={"graph": graph_})})
+
+    return changed
+
+
 WRONG: Mapping[str, Callable[[Plan], Plan]] = {
     "'d1' is listed 2 times": with_groups(("d0", "d1"), ("d1", "d2")),
     "the cluster has no device 'd9'": with_groups(("d0", "d9"), ("d2", "d3")),
@@ -197,6 +232,14 @@ WRONG: Mapping[str, Callable[[Plan], Plan]] = {
     "job.tensor_parallel is 4": with_job(tensor_parallel=4),
     "job.sequence_parallel is false": with_groups(sequence=True),
     "has none of degree 3": with_groups(("d0", "d1", "d2"), degree=3),
+    "job.expert_parallel: true, but the split of degree 2": with_job(expert_parallel=True),
+    "job.expert_load: [[1.0, 1.0]], but the split": with_job(expert_load=(1.0, 1.0)),
+    "is for [[3.0]]": with_experts(expert_load=((3.0,),)),
+    "experts of the split of degree 2 is true, but 0 of its regions": with_experts(experts=True),
+    "2 lists of expert_load for 1 layers": with_experts("experts", expert_load=((1.0,), (1.0,))),
+    "[2] experts of a, b do not fit 2 devices and 1 loads": with_experts(
+        "experts", expert_load=((1.0,),)
+    ),
     "a replica of a stage is 1 devices": lambda plan: plan.model_copy(
         update={"tensor_parallel": None}
     ),
@@ -221,6 +264,16 @@ def test_a_graph_without_a_split_says_how_to_get_one() -> None:
     problem = problem_of(LayerGraph.from_record(record))
     with pytest.raises(PipeplanError, match=r"no split over groups of 2; trace .* --split 2"):
         grouped_problem(problem, PAIRS)
+
+
+def test_a_graph_whose_experts_are_divided_otherwise_says_how_to_get_one() -> None:
+    problem = problem_of(two_layers())
+    job = problem.job.model_copy(update={"expert_parallel": True})
+    with pytest.raises(PipeplanError, match="expert_parallel = true: the layer graph's split over"):
+        grouped_problem(replace(problem, job=job), PAIRS)
+    job = problem.job.model_copy(update={"expert_load": (1.0, 3.0)})
+    with pytest.raises(PipeplanError, match="is for equally many tokens; name the model"):
+        grouped_problem(replace(problem, job=job), PAIRS)
 
 
 def test_times_measured_on_whole_layers_are_refused() -> None:

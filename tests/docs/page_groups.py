@@ -15,6 +15,7 @@ GROUPS = {
         "classic_planners.md",
         "cost_model.md",
         "editors.md",
+        "experts.md",
         "export.md",
         "how_plans_are_found.md",
         "index.md",

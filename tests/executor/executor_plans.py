@@ -13,6 +13,7 @@ from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.sharding.record import record_of
+from planner.model.tracing.sharding.routing import routing_of
 from planner.model.tracing.trace import trace, trace_step
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
@@ -99,7 +100,7 @@ def on_groups(
     }
     checked = Job.model_validate(fields)
     step = trace_step(ZOO[name], checked)
-    split = record_of(step, degree, sequence=sequence)
+    split = record_of(step, degree, sequence=sequence, experts=routing_of(checked))
     graph = LayerGraph.from_record(step.graph.model_copy(update={"splits": (split,)}))
     single = Problem(graph, FOUR_DEVICES, checked, ModelSource(ZOO[name], checked.model_arguments))
     used = sorted({group for word in groups for group in word.split()})

@@ -263,6 +263,27 @@ def groups_with_experts() -> Plan:
     return on_groups("mixtral_tiny", [2], ["g0", "g1"], halves(17, 1.0), microbatches=3)
 
 
+def groups_with_whole_experts() -> Plan:
+    order = halves(18, 0.5)
+    return on_groups("mixtral_tiny", [2], ["g0", "g1"], order, microbatches=3, expert_parallel=True)
+
+
+def four_members_with_whole_experts_that_share_positions() -> Plan:
+    return on_groups(
+        "mixtral_tiny",
+        [],
+        ["g0"],
+        halves(19, 0.5),
+        4,
+        sequence=True,
+        recompute=[2],
+        microbatches=3,
+        optimizer="adamw",
+        expert_parallel=True,
+        **EIGHT_HEADS,
+    )
+
+
 EIGHT_HEADS = {"model_arguments": {"kv_heads": 4}}
 DOUBLE = {"precision": "float64"}
 PLANS: dict[str, Callable[[], Plan]] = {
@@ -302,6 +323,8 @@ PLANS: dict[str, Callable[[], Plan]] = {
         groups_that_recompute_layers_and_share_positions,
         groups_with_dropout,
         groups_with_experts,
+        groups_with_whole_experts,
+        four_members_with_whole_experts_that_share_positions,
     )
 } | {
     f"random_plan_{seed}": lambda seed=seed: random_plan(random.Random(seed), len(DEVICES))

@@ -33,13 +33,17 @@ class Meeting:
 
     def __init__(self, degree: int) -> None:
         self.degree = degree
-        self.rows: list[Tensor] = [torch.empty(0)] * degree
+        self.rows: list[list[Tensor]] = [[]] * degree
         self.barrier = Barrier(degree, timeout=300)
 
     def all(self, index: int, value: Tensor) -> Tensor:
-        self.rows[index] = value.clone()
+        return torch.stack(self.lists(index, [value]))
+
+    def lists(self, index: int, values: Sequence[Tensor]) -> list[Tensor]:
+        """What each member has for this one; of a single value, everyone the same."""
+        self.rows[index] = [value.clone() for value in values]
         self.barrier.wait()
-        found = torch.stack(self.rows)
+        found = [row[min(index, len(row) - 1)] for row in self.rows]
         self.barrier.wait()
         return found
 
@@ -47,8 +51,11 @@ class Meeting:
 class ThreadMembers:
     """The members of a group, as one of their threads sees them."""
 
+    shapes_only = False
+
     def __init__(self, meeting: Meeting, index: int) -> None:
-        self.degree, self.index, self.all = meeting.degree, index, meeting.all
+        self.degree, self.index = meeting.degree, index
+        self.all, self.lists = meeting.all, meeting.lists
         self.calls: Counter[str] = Counter()
 
     def sum(self, value: Tensor) -> None:
@@ -64,6 +71,12 @@ class ThreadMembers:
     def reduce_scatter(self, values: Tensor) -> Tensor:
         self.calls["reduce_scatter"] += 1
         return self.all(self.index, values).sum(0)[self.index]
+
+    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
+        self.calls["all_to_all"] += 1
+        found = self.lists(self.index, rows.split([*sent]))
+        assert [len(part) for part in found] == [*received]
+        return torch.cat(found)
 
 
 Gradients = dict[str, Tensor]
@@ -131,10 +144,37 @@ def positions_and_tied_ends() -> Plan:
     return on_groups("gpt_tiny", [4], ["g0", "g1"], scheduled, sequence=True, precision="float64")
 
 
+@cache
+def whole_experts() -> Plan:
+    return on_groups(
+        "mixtral_tiny", [], ["g0"], scheduled, precision="float64", expert_parallel=True
+    )
+
+
+@cache
+def whole_experts_and_positions() -> Plan:
+    arguments = {"kv_heads": 4, "experts": 8}
+    return on_groups(
+        "mixtral_tiny",
+        [],
+        ["g0"],
+        scheduled,
+        4,
+        sequence=True,
+        precision="float64",
+        expert_parallel=True,
+        model_arguments=arguments,
+    )
+
+
 @pytest.mark.parametrize(
     ("make", "split"),
     [
         (four_heads, False),
+        (whole_experts, True),
+        (whole_experts, False),
+        (whole_experts_and_positions, True),
+        (whole_experts_and_positions, False),
         (recomputed, False),
         (positions_and_tied_ends, True),
         (positions_and_tied_ends, False),
@@ -177,7 +217,7 @@ def planned_calls(plan: Plan, *, split: bool) -> Counter[str]:
     assert record is not None
     rows = [row for layer in record.layers for row in layer.collectives]
     kinds = Counter(row.kind for row in rows if not (split and row.phase == "weight_gradient"))
-    return Counter({kind: kinds[kind] for kind in ("all_gather", "reduce_scatter")})
+    return Counter({kind: kinds[kind] for kind in ("all_gather", "reduce_scatter", "all_to_all")})
 
 
 def test_a_rank_holds_shares_of_what_is_split_and_all_of_the_rest() -> None:
@@ -219,6 +259,26 @@ def test_ranks_of_a_group_train_save_and_tell_times_as_one_device(tmp_path: Path
     timeline = MeasuredTimeline.load(tmp_path / "timeline.json")
     assert [(row.name, row.rank) for row in timeline.devices] == [("g0", 0)]
     assert len(timeline.operations) == 2 * sum(map(len, plan.parsed_orders().values()))
+
+
+def test_ranks_send_rows_to_experts_and_save_whole_ones(tmp_path: Path) -> None:
+    plan = on_groups(
+        "mixtral_tiny",
+        [],
+        ["g0"],
+        lambda pipeline: shuffled(pipeline, 1, split=0.5),
+        sequence=True,
+        microbatches=3,
+        expert_parallel=True,
+    )
+    runs = RunFiles(tmp_path, steps=2)
+    runs.add("experts", plan, "clip_norm = 0.5")
+    runs.launch(2)
+    alone = Alone(plan, runs.config("experts"))
+    assert runs.losses("experts") == pytest.approx(alone.train(2), rel=1e-6)
+    found = runs.parameters("experts")
+    assert found["layers.0.block_sparse_moe.experts.up_proj"].shape == (4, 48, 32)
+    assert worst_error(found, alone.parameters()) < 1e-6
 
 
 @pytest.mark.extensive

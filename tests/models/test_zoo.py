@@ -14,7 +14,7 @@ from torch.nn import functional
 from models import ZOO
 from models.bert import IGNORED
 from models.llama import LlamaConfig, SelfAttention
-from models.mixtral import MixtralConfig, MixtureOfExperts
+from models.mixtral import DenseMixture, MixtralConfig, MixtureOfExperts
 from models.rope import apply_rope, rope_tables
 from models.t5 import RelativeBias, T5Config
 
@@ -247,7 +247,7 @@ def test_a_mixture_is_the_weighted_sum_of_the_two_best_experts() -> None:
     """The oracle takes one token after the other to the two experts with the highest scores."""
     torch.manual_seed(0)
     config = MixtralConfig(1, 16, 2, 2, ffn=24, experts=5)
-    mixture = MixtureOfExperts(config)
+    mixture = DenseMixture(config)
     hidden = torch.randn(3, 7, 16)
     found = mixture(hidden)
     for place in torch.cartesian_prod(torch.arange(3), torch.arange(7)).tolist():
@@ -259,6 +259,33 @@ def test_a_mixture_is_the_weighted_sum_of_the_two_best_experts() -> None:
             share * mixture.experts[index](token) for share, index in zip(shares, best, strict=True)
         )
         torch.testing.assert_close(found[tuple(place)], expected)
+
+
+def test_tokens_sent_to_their_experts_give_what_all_experts_do() -> None:
+    """Values and gradients; the oracle computes all experts. Of five, one gets no token."""
+    torch.manual_seed(0)
+    config = MixtralConfig(1, 16, 2, 2, ffn=24, experts=5)
+    sparse, dense = MixtureOfExperts(config).double(), DenseMixture(config).double()
+    sparse.gate.weight.data[3] = 0
+    sparse.gate.weight.data[3, 0] = -100
+    for index, expert in enumerate(dense.experts):
+        for name, weight in expert.named_parameters():
+            own = getattr(sparse.experts, name.removesuffix(".weight"))
+            weight.data.copy_(own.data[index])
+    dense.gate.load_state_dict(sparse.gate.state_dict())
+    tokens = torch.randn(3, 7, 16).double().abs()
+    inputs = [tokens.clone().requires_grad_() for _ in range(2)]
+    found, expected = sparse(inputs[0]), dense(inputs[1])
+    torch.testing.assert_close(found, expected)
+    factor = torch.randn_like(found)
+    (found * factor).sum().backward()
+    (expected * factor).sum().backward()
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+    torch.testing.assert_close(sparse.gate.weight.grad, dense.gate.weight.grad)
+    for name, weight in sparse.experts.named_parameters():
+        rows = [getattr(expert, name).weight.grad for expert in dense.experts]
+        torch.testing.assert_close(weight.grad, torch.stack(rows))
+    assert not sparse.experts.up_proj.grad[3].any()
 
 
 def test_gnmt_has_the_parameters_of_its_paper() -> None:

@@ -27,6 +27,7 @@ WORDS = {
     "shard_optimizer": "shard_optimizer = true: {} supports .* with shard_optimizer = false",
     "offload": "offload = true: {} supports .* with offload = false",
     "recompute_attention": "recompute_attention = true: {} supports .*recompute_attention = false",
+    "expert_parallel": "expert_parallel = true: {} supports .* with expert_parallel = false",
     "lengths": "lengths: microbatches of 3 lengths, but {} supports one .* without lengths",
 }
 VALUES: dict[str, Any] = {
@@ -34,6 +35,7 @@ VALUES: dict[str, Any] = {
     "shard_optimizer": True,
     "offload": True,
     "recompute_attention": True,
+    "expert_parallel": True,
     "lengths": {"tokens": TOKENS, "shares": SHARES},
 }
 
@@ -50,7 +52,10 @@ def planned(feature: str) -> Plan:
     plan = solve(Problem(the_graph, star(2), job), time_limit_s=1, deterministic=True).plan
     if feature not in VALUES or has_lengths:
         return plan
-    return plan.model_copy(update={"job": Job.model_validate(asked | {feature: VALUES[feature]})})
+    asked |= {feature: VALUES[feature]}
+    if feature == "expert_parallel":
+        asked |= {"tensor_parallel": 2}  # Without groups there are no experts to give out.
+    return plan.model_copy(update={"job": Job.model_validate(asked)})
 
 
 def problem(feature: str) -> Problem:
@@ -82,14 +87,18 @@ def test_the_field_its_value_and_the_remedy_are_named(feature: str) -> None:
     job = planned(feature).job
     with pytest.raises(PipeplanError, match=WORDS[feature].format("this")):
         require_without(job, "this")
-    require_without(job, "this", [name for name in FEATURES if name != feature])
+    others = [name for name in FEATURES if name != feature]
+    if feature == "expert_parallel":
+        others.remove("tensor_parallel")
+    require_without(job, "this", others)
     require_without(planned("none").job, "this")
 
 
 def test_every_feature_is_named_at_once() -> None:
-    values = {**VALUES, "tensor_parallel": 1}
+    # The fields exclude one another in a job that is checked.
+    job = Job.model_validate({**VALUES, "tensor_parallel": 1, "expert_parallel": False})
     with pytest.raises(PipeplanError) as raised:
-        require_without(Job.model_validate(values), "this", degree=2)
+        require_without(job.model_copy(update={"expert_parallel": True}), "this", degree=2)
     assert [problem.split()[0] for problem in raised.value.problems] == [
         *FEATURES[:-1],
         "lengths:",
@@ -100,6 +109,13 @@ def test_every_feature_is_named_at_once() -> None:
 def test_what_is_left_open_is_refused(name: str) -> None:
     with pytest.raises(PipeplanError, match=f'{name} = "if_needed": this does not decide that'):
         require_decided(Job.model_validate({name: "if_needed"}), "this")
+
+
+def test_whole_experts_are_not_exported() -> None:
+    with pytest.raises(
+        PipeplanError, match=WORDS["expert_parallel"].format("export --to megatron")
+    ):
+        WITH_PLAN["export --to megatron"](planned("expert_parallel"))
 
 
 @pytest.mark.parametrize("feature", ["offload", "lengths"])

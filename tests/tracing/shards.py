@@ -6,6 +6,7 @@ a runtime has them, so that a gradient that the split leaves partial is found.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -94,6 +95,7 @@ class ListGroup:
 
     def __init__(self, degree: int) -> None:
         self.degree = degree
+        self.experts = 0
         self.calls: list[str] = []
 
     def all_reduce(self, values: Shares, is_fresh: bool = False) -> Shares:
@@ -115,6 +117,41 @@ class ListGroup:
         return Shares(
             share(value, dimension, parts, self.degree, rank) for rank, value in enumerate(values)
         )
+
+    def own_rows(self, hidden: Shares, chosen: Shares, experts: int) -> Shares:
+        return Shares(
+            _rows([hidden[rank]], [chosen[rank]], own)
+            for rank, own in enumerate(self._experts(experts))
+        )
+
+    def own_offsets(self, chosen: Shares, experts: int) -> Shares:
+        return Shares(_ends([chosen[rank]], own) for rank, own in enumerate(self._experts(experts)))
+
+    def own_sums(self, rows: Shares, chosen: Shares, weights: Shares, experts: int) -> Shares:
+        return Shares(
+            _sums([rows[rank]], [own], [chosen[rank]], 0, weights[rank])
+            for rank, own in enumerate(self._experts(experts))
+        )
+
+    def expert_counts(self, chosen: Shares, experts: int) -> Shares:
+        self.experts = experts
+        return chosen  # Who has all shares needs no numbers.
+
+    def send_rows(self, hidden: Shares, chosen: Shares, counts: Shares) -> Shares:
+        return Shares(_rows(hidden, chosen, own) for own in self._experts(self.experts))
+
+    def received_offsets(self, chosen: Shares) -> Shares:
+        return Shares(_ends(chosen, own) for own in self._experts(self.experts))
+
+    def return_rows(self, rows: Shares, chosen: Shares, weights: Shares, counts: Shares) -> Shares:
+        everyone = self._experts(self.experts)
+        return Shares(
+            _sums(rows, everyone, chosen, rank, weights[rank]) for rank in range(self.degree)
+        )
+
+    def _experts(self, experts: int) -> list[range]:
+        each = experts // self.degree
+        return [range(rank * each, (rank + 1) * each) for rank in range(self.degree)]
 
     def embedding(self, weights: Shares, indices: Shares, padding: int) -> Shares:
         found = Shares()
@@ -147,6 +184,47 @@ class ListGroup:
             scale = (target != ignored).sum() if reduction == 1 else 1
             found.append(loss.sum() / scale if reduction else loss)
         return found
+
+
+def _choices(chosen: Sequence[Tensor], own: range) -> list[tuple[int, int, int]]:
+    """Share, token and choice of each row of some experts, one expert after the other."""
+    picks = [tokens.flatten(0, -2).tolist() for tokens in chosen]
+    return [
+        (place, token, row.index(expert))
+        for expert in own
+        for place, tokens in enumerate(picks)
+        for token, row in enumerate(tokens)
+        if expert in row
+    ]
+
+
+def _rows(hidden: Sequence[Tensor], chosen: Sequence[Tensor], own: range) -> Tensor:
+    flat = [tokens.flatten(0, -2) for tokens in hidden]
+    rows = [flat[place][token] for place, token, _ in _choices(chosen, own)]
+    return torch.stack(rows) if rows else flat[0][:0]
+
+
+def _ends(chosen: Sequence[Tensor], own: range) -> Tensor:
+    counts = [len(_choices(chosen, range(expert, expert + 1))) for expert in own]
+    return torch.tensor(counts).cumsum(0)
+
+
+def _sums(
+    rows: Sequence[Tensor],
+    experts: Sequence[range],
+    chosen: Sequence[Tensor],
+    place: int,
+    weights: Tensor,
+) -> Tensor:
+    """Weighted sums of the tokens of one share, whose rows are spread over lists of experts."""
+    flat = weights.flatten(0, -2)
+    total = rows[0].new_zeros(len(flat), rows[0].shape[1])
+    for values, own in zip(rows, experts, strict=True):
+        for row, (source, token, choice) in enumerate(_choices(chosen, own)):
+            if source == place:
+                part = values[row] * flat[token, choice]
+                total = total.index_add(0, torch.tensor([token]), part[None])
+    return total.view(*weights.shape[:-1], -1)
 
 
 class _Ranks(fx.Interpreter):

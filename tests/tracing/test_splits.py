@@ -63,13 +63,15 @@ def in_doubles(step: ExportedStep) -> None:
     step.module.recompile()
 
 
-def equals_one_device(model: nn.Module, arguments: dict[str, Any]) -> list[Counter[str]]:
+def equals_one_device(
+    model: nn.Module, arguments: dict[str, Any], *, experts: bool = False, samples: int = 2
+) -> list[Counter[str]]:
     """Check loss and all gradients on groups of 2 and 4, without and with shared positions.
 
     Returns:
         The collectives of each of the four runs.
     """
-    job = Job(samples_per_microbatch=2, model_arguments=arguments)
+    job = Job(samples_per_microbatch=samples, model_arguments=arguments)
     model = model.double()
     batch = example_batch(model, job)
     batch = {name: v.double() if v.is_floating_point() else v for name, v in batch.items()}
@@ -83,7 +85,7 @@ def equals_one_device(model: nn.Module, arguments: dict[str, Any]) -> list[Count
     expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
     layers, counts = assign_layers(step), []
     for degree, sequence in product((2, 4), (False, True)):
-        split = split_step(step, layers, degree, sequence=sequence)
+        split = split_step(step, layers, degree, sequence=sequence, experts=experts)
         torch.manual_seed(1)
         found, gradients, calls = run_on_shards(step, split, degree, batch)
         torch.testing.assert_close(found, loss.detach(), rtol=1e-12, atol=1e-12)
@@ -94,9 +96,12 @@ def equals_one_device(model: nn.Module, arguments: dict[str, Any]) -> list[Count
     return counts
 
 
-def of_factory(name: str, arguments: dict[str, Any]) -> list[Counter[str]]:
+def of_factory(
+    name: str, arguments: dict[str, Any], *, experts: bool = False, samples: int = 2
+) -> list[Counter[str]]:
     torch.manual_seed(0)
-    return equals_one_device(build(import_factory(name), arguments), arguments)
+    model = build(import_factory(name), arguments)
+    return equals_one_device(model, arguments, experts=experts, samples=samples)
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=SLOW.get(n, ())) for n in ZOO])
@@ -185,7 +190,7 @@ def kinds(record: SplitRecord, layer: str, phase: str) -> list[str]:
         ("models.t5:t5_tiny", "encoder.1", 2, 2),
         # A third sublayer, whose keys and values read the encoder's output.
         ("models.t5:t5_tiny", "decoder.1", 3, 4),
-        # All experts' sums at once; the routing weights' gradients are one more, of few bytes.
+        # Sums of tokens, not of experts' rows; the routing weights' gradients are one more.
         ("models.mixtral:mixtral_tiny", "layers.1", 2, 3),
     ],
 )

@@ -32,6 +32,7 @@ class RuntimeLayout:
             and global batch sizes, for messages.
         tensor_parallel: devices of a group; 1: single devices.
         sequence_parallel: whether a group shares values by positions.
+        expert_parallel: whether its devices have whole experts.
         pipeline_size: ranks of a pipeline.
         replicas: data-parallel pipelines; None: as many as there are devices for.
         is_pipeline_first: whether consecutive groups are a pipeline, instead of replicas.
@@ -54,6 +55,7 @@ class RuntimeLayout:
     names: LayoutNames
     tensor_parallel: int = 1
     sequence_parallel: bool = False
+    expert_parallel: bool = False
     pipeline_size: int = 1
     replicas: int | None = None
     is_pipeline_first: bool = False
@@ -125,6 +127,7 @@ class RuntimeLayout:
             "tensor_parallel": self.tensor_parallel,
             "sequence_parallel": self.sequence_parallel,
             "recompute_attention": self.recompute_attention,
+            "expert_parallel": self.expert_parallel,
         }
         if self.shard_optimizer is not None:
             fields["shard_optimizer"] = self.shard_optimizer and self.replicas > 1

@@ -14,6 +14,7 @@ from planner.errors import PipeplanError, shorten
 from planner.interop.adopt.division import Division, divide
 from planner.interop.adopt.layout import LayoutNames, RuntimeLayout
 from planner.interop.adopt.megatron_arguments import MegatronArguments, read_arguments
+from planner.interop.adopt.megatron_experts import has_whole_experts
 from planner.interop.importing.megatron_layout import parse_layout, render_layout
 from planner.job import Precision
 from planner.model.blocks import block_stack
@@ -49,14 +50,13 @@ def read_megatron_arguments(path: str | Path) -> RuntimeLayout:
 
 
 def _refuse_inexpressible(found: MegatronArguments) -> None:
-    for name in ("context-parallel-size", "expert-model-parallel-size"):
-        if (number := found.number(name)) not in (None, 1):
-            kind = name.removesuffix("-size").replace("-model", "").replace("-", " ")
-            found.wrong(
-                name,
-                f"{number}: {kind} groups are not planned; set it to 1 and use tensor parallelism, "
-                "pipelines or replicas instead",
-            )
+    name = "context-parallel-size"
+    if (number := found.number(name)) not in (None, 1):
+        found.wrong(
+            name,
+            f"{number}: context parallel groups are not planned; set it to 1 and use tensor "
+            "parallelism, pipelines or replicas instead",
+        )
 
 
 def _layout(found: MegatronArguments) -> RuntimeLayout:
@@ -70,6 +70,7 @@ def _layout(found: MegatronArguments) -> RuntimeLayout:
         tensor_parallel=degree,
         # Megatron-LM leaves sequence parallelism off where a group is one device.
         sequence_parallel=found.has("sequence-parallel") and degree > 1,
+        expert_parallel=has_whole_experts(found, degree),
         pipeline_size=size,
         is_pipeline_first=found.has("use-tp-pp-dp-mapping"),
         samples_per_microbatch=samples,

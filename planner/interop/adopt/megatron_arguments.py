@@ -32,6 +32,7 @@ _NUMBERS = (
     "checkpoint-num-layers",
     "context-parallel-size",
     "expert-model-parallel-size",
+    "expert-tensor-parallel-size",
 )
 _WORDS = (
     "pipeline-model-parallel-layout",
@@ -39,6 +40,8 @@ _WORDS = (
     "recompute-method",
     "pp-partition-method",
     "zero-stage",
+    "moe-token-dispatcher-type",
+    "moe-expert-capacity-factor",
 )
 _LISTS = ("recompute-modules",)
 _SWITCHES = (

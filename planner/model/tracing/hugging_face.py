@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PipeplanError, shorten
+from planner.model.tracing.hugging_face_experts import send_tokens_to_experts
 
 PREFIX = "hf:"
 SEQUENCE_LENGTH = "sequence_length"
@@ -201,9 +202,7 @@ def _build(
     config._attn_implementation = "sdpa" if model_class._supports_sdpa else "eager"
     _require_inputs(name, model_class, kind)
     model: nn.Module = _one_tensor_class(name, model_class, kind, sizes)(config)
-    if model._can_set_experts_implementation():  # type: ignore[operator]
-        # Static shapes and the work of the chosen experts alone: tokens sorted by their expert.
-        model.set_experts_implementation("grouped_mm")  # type: ignore[operator]
+    send_tokens_to_experts(model)
     _require_positions(name, model, sizes[SEQUENCE_LENGTH])
     return model
 

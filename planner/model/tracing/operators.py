@@ -25,7 +25,7 @@ TRAFFIC_BOUND = frozenset(
         "constant_pad_nd repeat roll flip topk sort one_hot upsample_nearest2d upsample_bilinear2d "
         "any all norm linalg_vector_norm scalar_tensor lift_fresh_copy slice_scatter "
         "select_scatter split_with_sizes_copy _local_scalar_dense masked_fill where "
-        "floor_divide histc"
+        "floor_divide histc dispatch_to_experts expert_offsets combine_experts"
     ).split()
 )
 FREE = frozenset(
@@ -40,7 +40,7 @@ LOOKUPS = frozenset(["embedding"])  # They read the rows they look up, not the t
 MATRIX_PRODUCTS = frozenset(
     (
         "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
-        "conv_transpose2d _grouped_mm grouped_mm_fallback"
+        "conv_transpose2d _grouped_mm grouped_mm_fallback grouped_product"
     ).split()
 )
 
@@ -53,6 +53,7 @@ def _grouped_product_flops(left: Tensor, right: Tensor, *_: Any, **__: Any) -> i
 FLOPS: Mapping[str, Callable[..., int]] = {
     "_grouped_mm": _grouped_product_flops,
     "grouped_mm_fallback": _grouped_product_flops,
+    "grouped_product": _grouped_product_flops,
 }
 """Formulas for products without one in torch's FLOP counter, by the operator's name."""
 

@@ -19,6 +19,8 @@ from torch import Tensor, fx
 
 from planner.model.tracing.torch_private import OpOverload, schema_arguments, schema_name
 
+DISPATCH, OFFSETS, COMBINE = "dispatch_to_experts", "expert_offsets", "combine_experts"
+"""Operations of :mod:`planner.model.tracing.expert_operations` around the experts' products."""
 Dimension = tuple[fx.Node, int]
 """A dimension of a value, counted from the front."""
 
@@ -220,6 +222,24 @@ def _grouped_product(node: fx.Node) -> Iterator[Axis]:
         yield Axis(((rows, 1), (matrices, 1)), ())
 
 
+def _product_of_experts(node: fx.Node) -> Iterator[Axis]:
+    """Yield the axes of :func:`_grouped_product`, and that of the experts with their rows."""
+    rows, matrices, offsets = node.args
+    yield from _grouped_product(node)
+    yield Axis(((rows, 0), (matrices, 0), (offsets, 0)), ((node, 0),))  # type: ignore[arg-type]
+
+
+def _routed(node: fx.Node) -> Iterator[Axis]:
+    """Yield the axis of rows by expert, or of the experts: whose they are, the routing says."""
+    yield Axis((), ((node, 0),))
+
+
+def _combined(node: fx.Node) -> Iterator[Axis]:
+    """Yield the axis of rows by expert: those of some experts give a partial sum."""
+    rows: fx.Node = node.args[0]  # type: ignore[assignment]
+    yield Axis(((rows, 0),), ())
+
+
 def _attention(node: fx.Node) -> Iterator[Axis]:
     """Yield axes of attention: samples, heads (also grouped ones), and features of the values.
 
@@ -386,6 +406,10 @@ RULES: Mapping[str, Rule] = {
     "transpose": _transpose,
     "t": _transpose,
     "permute": _permute,
+    "grouped_product": _product_of_experts,
+    DISPATCH: _routed,
+    OFFSETS: _routed,
+    COMBINE: _combined,
     "linear": _linear,
     "scaled_dot_product_attention": _attention,
     "embedding": _embedding,

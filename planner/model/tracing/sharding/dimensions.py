@@ -21,6 +21,7 @@ from torch import fx, nn
 
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.sharding.axes import (
+    OFFSETS,
     Axis,
     Dimension,
     axes_of,
@@ -48,8 +49,18 @@ class DimensionClass:
     obstacles: tuple[str, ...]
 
     @property
+    def experts(self) -> int:
+        """The number of experts whose matrices and rows these are; 0: they are no experts'."""
+        return next((shape_of(n)[0] for n, _ in self.parts if operator_name(n) == OFFSETS), 0)
+
+    @property
     def sizes(self) -> tuple[int, ...]:
-        """Sizes of all parts, each once: a degree has to divide them."""
+        """Sizes of all parts, each once: a degree has to divide them.
+
+        Of experts that is their number: how many rows each has, the routing says.
+        """
+        if self.experts:
+            return (self.experts,)
         found = {
             int(shape_of(node)[own] * part)
             for (node, own), parts in self.parts.items()

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from planner.errors import PipeplanError
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.operators import MATRIX_PRODUCTS
 from planner.model.tracing.sharding.axes import (
@@ -28,11 +29,13 @@ from planner.model.tracing.sharding.axes import (
 )
 from planner.model.tracing.sharding.dimensions import Parts
 from planner.model.tracing.sharding.drawn import DrawnShares
+from planner.model.tracing.sharding.experts import ExpertGroup, RoutedShares
+from planner.model.tracing.sharding.regions import is_routing
 from planner.model.tracing.sharding.split import Split
 from planner.model.tracing.sharing import is_random
 
 
-class MemberGroup(Protocol):
+class MemberGroup(ExpertGroup, Protocol):
     """Collectives of a group, each differentiable; in brackets what the backward does."""
 
     def all_reduce(self, value: Tensor, is_fresh: bool) -> Tensor:
@@ -130,6 +133,7 @@ class Localiser:
         self.communicated: list[tuple[str, fx.Node, str]] = []
         self.made: dict[fx.Node, tuple[fx.Node, str]] = {}
         self.layer_of: Mapping[fx.Node, str] = split.layer_of
+        self.routed = RoutedShares(self._call, self._communicate)
 
     def run(self) -> fx.Graph:
         """Copy the graph, operation by operation."""
@@ -192,6 +196,8 @@ class Localiser:
     def _ready(self, value: fx.Node) -> fx.Node:
         """Return a value between regions: a sum reduced, and shares of positions if so placed."""
         found = self.placements
+        if value in found.exchanged:
+            return self.local[value]
         if value not in found.reduced and (value not in found.sequence or value in found.shared):
             return self.local[value]
         if value not in self.ready:
@@ -219,9 +225,18 @@ class Localiser:
     def _share_of(self, node: fx.Node) -> fx.Node:
         """Add a rank's share of an operation."""
         region = self.placements.region_of.get(node)
+        has_experts = region is not None and region.kind == "experts"
+        if region is not None and has_experts and is_routing(node):
+            return self._routed(node, *region.sizes)
         parts = region.parts if region is not None else self._positions(node)
         sums = region.sums if region is not None else frozenset()
         taken = self._constants(node, parts)
+        if has_experts and (taken or is_random(node)):
+            raise PipeplanError(
+                f"layer {self.layer_of.get(node, '')!r}: {node.target} computes rows of experts "
+                "with constants or random numbers of each row, whose shares are not known before "
+                "the step; set expert_parallel = false"
+            )
 
         def operand(value: Any) -> fx.Node:
             if value in taken:
@@ -259,8 +274,19 @@ class Localiser:
             target = _WITHOUT_BIAS[name]
             return self.graph.call_function(target, tuple(operand(factor) for factor in product))
         made = self.graph.node_copy(node, operand)
-        self._resize(made, node, parts)
+        self._resize(made, node, parts, has_experts)
         return made
+
+    def _routed(self, node: fx.Node, experts: int) -> fx.Node:
+        """Add a rank's share of an operation that sends tokens to experts or brings rows back."""
+        layer = self.layer_of[node]
+        if node in self.placements.exchanged:
+            return self.routed.exchanged(node, layer, self._ready, experts)
+        return self.routed.own(node, partial(self._operand, node), experts)
+
+    def _communicate(self, method: str, value: fx.Node, layer: str, *arguments: Any) -> fx.Node:
+        self.communicated.append((method, value, layer))
+        return self._note(self._call(method, *arguments), value, layer)
 
     def _positions(self, node: fx.Node) -> Mapping[Dimension, Parts]:
         """Return the split dimensions of an operation on shares of positions."""
@@ -282,11 +308,16 @@ class Localiser:
                     found[value] = own, part_sizes(shape_of(value)[own], parts)
         return found
 
-    def _resize(self, made: fx.Node, node: fx.Node, split: Mapping[Dimension, Parts]) -> None:
-        """Give an operation that names its result's shape the local one."""
+    def _resize(
+        self, made: fx.Node, node: fx.Node, split: Mapping[Dimension, Parts], is_uneven: bool
+    ) -> None:
+        """Give an operation that names its result's shape the local one.
+
+        How many rows the experts of a rank have, only the step will say.
+        """
         name, arguments = operator_name(node), list(made.args)
         shape = [
-            size // self.degree if (node, own) in split else size
+            (-1 if is_uneven else size // self.degree) if (node, own) in split else size
             for own, size in enumerate(shape_of(node))
         ]
         if name in ("view", "reshape", "_unsafe_view", "expand"):

@@ -13,18 +13,24 @@ from dataclasses import dataclass, field, replace
 import networkx as nx
 from torch import Tensor, fx
 
-from planner.model.tracing.sharding.axes import added_after, operator_name, shape_of
+from planner.model.tracing.sharding.axes import (
+    COMBINE,
+    DISPATCH,
+    added_after,
+    operator_name,
+    shape_of,
+)
 from planner.model.tracing.sharding.dimensions import Dimensions, Parts
-from planner.model.tracing.sharding.regions import Region
+from planner.model.tracing.sharding.regions import Region, is_routing
 
 SequenceShares = Callable[["Placements"], "Placements"]
 
 VIEWS = frozenset(
     "alias view reshape _unsafe_view flatten unflatten squeeze transpose t permute unsqueeze "
-    "contiguous clone index".split()
+    f"contiguous clone index {DISPATCH}".split()
 )
 """Operations that move elements of their first operand: sums and partial sums pass through."""
-_LINEAR = VIEWS | frozenset("neg sum select slice expand to".split())
+_LINEAR = VIEWS | frozenset(f"neg sum select slice expand to {COMBINE}".split())
 _MANY = frozenset(("add", "sub", "stack", "cat"))
 
 
@@ -46,6 +52,8 @@ class Placements:
         sequence: values between regions of which each rank has a share of the positions, with the
             dimension and its parts (sequence parallelism); empty without.
         shared: operations that each compute a share of such a value; other ones compute it whole.
+        exchanged: operations that send tokens to experts, or bring their rows back, where each rank
+            has a share of the tokens: rows go between ranks (all-to-all), and nothing is summed.
     """
 
     region_of: Mapping[fx.Node, Region]
@@ -57,6 +65,7 @@ class Placements:
     summed: frozenset[fx.Node] = frozenset()
     sequence: Mapping[fx.Node, tuple[int, Parts]] = field(default_factory=dict)
     shared: frozenset[fx.Node] = frozenset()
+    exchanged: frozenset[fx.Node] = frozenset()
 
     def is_partial_reader(self, node: fx.Node) -> bool:
         """Return whether an operation's gradients of its whole operands are partial."""
@@ -106,7 +115,9 @@ def place(
     """
     region_of = {node: region for region in regions for node in region.nodes}
     made = {node for region in regions for node in region.sums}
-    sums, reduced = _reduce_where_smallest(made, region_of, layer_of, gradients)
+    # Rows that go back to shares of tokens are no partial sums there; see _exchanged.
+    ends_there = {n for n in made if sequence is not None and operator_name(n) == COMBINE}
+    sums, reduced = _reduce_where_smallest(made, ends_there, region_of, layer_of, gradients)
     ends = {node: end for node in reduced if (end := _end(node, layer_of))}
     sums, reduced = sums | set(ends.values()), reduced - ends.keys() | set(ends.values())
     found = Placements(region_of, sums, reduced, ends)
@@ -116,6 +127,7 @@ def place(
     found = replace(found, views=frozenset(views))
     if sequence is not None:
         found = sequence(found)
+        found = replace(found, exchanged=_exchanged(found, regions))
     partial = {
         (value, node)
         for node in dimensions.axes
@@ -136,6 +148,24 @@ def place(
         if value not in summed and value not in found.sequence
     )
     return replace(found, copies=copies, summed=frozenset(summed))
+
+
+def _exchanged(found: Placements, regions: Sequence[Region]) -> frozenset[fx.Node]:
+    """Return the operations of experts all of whose tokens are shared by positions."""
+    exchanged: set[fx.Node] = set()
+    for region in regions:
+        routing = {node for node in region.nodes if is_routing(node)}
+        made = {node for node in routing if operator_name(node) == COMBINE}
+        read = {value for node in routing for value in node.all_input_nodes}
+        tokens = made | {value for value in read if region.split_dimension(value) is None}
+        # A combined value that stays a partial sum is reduced later, as without sharing.
+        if made <= found.reduced and all(_has_positions(found, value) for value in tokens):
+            exchanged |= routing
+    return frozenset(exchanged)
+
+
+def _has_positions(found: Placements, value: fx.Node) -> bool:
+    return value in found.sequence and found.sequence[value][0] == len(shape_of(value)) - 2
 
 
 def _end(node: fx.Node, layer_of: Mapping[fx.Node, str]) -> fx.Node | None:
@@ -181,6 +211,7 @@ def bytes_of(node: fx.Node) -> int:
 
 def _reduce_where_smallest(
     made: set[fx.Node],
+    ends_there: set[fx.Node],
     region_of: Mapping[fx.Node, Region],
     layer_of: Mapping[fx.Node, str],
     gradients: frozenset[fx.Node],
@@ -188,9 +219,10 @@ def _reduce_where_smallest(
     """Return the partial sums and those that are reduced, by a minimum cut.
 
     An operation is on the side of the sources if its result stays a partial sum; the cut pays for
-    sums that are needed whole, and for gradients of the whole operands of products with sums.
+    sums that are needed whole, and for gradients of the whole operands of products with sums. Sums
+    in ``ends_there`` are reduced at once.
     """
-    able = _may_stay_sums(made, region_of, layer_of)
+    able = _may_stay_sums(made - ends_there, region_of, layer_of)
     network = nx.DiGraph()
     for node in able:
         network.add_edge(node, (node, "read"), capacity=bytes_of(node))

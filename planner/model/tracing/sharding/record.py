@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from fractions import Fraction
+from math import ceil
+from typing import Any, Literal
 
 from torch import Tensor, fx
 
@@ -19,14 +21,16 @@ from planner.model.split_record import (
 )
 from planner.model.tracing.measure import OperationCost
 from planner.model.tracing.products import is_batched, products_of
-from planner.model.tracing.sharding.axes import shape_of
+from planner.model.tracing.sharding.axes import OFFSETS, operator_name, shape_of
 from planner.model.tracing.sharding.localise import Localiser, part_sizes
 from planner.model.tracing.sharding.placements import bytes_of
 from planner.model.tracing.sharding.regions import Region
+from planner.model.tracing.sharding.routing import Routing, require_whole_experts
 from planner.model.tracing.sharding.split import Split, split_step
 from planner.model.tracing.sharding.user_plan import wanted_by
 from planner.model.tracing.trace import TracedStep, gradient_sum, work_of
 
+_OF_ROWS = ("send_rows", "return_rows")
 _KINDS: Mapping[tuple[str, Phase], CollectiveKind] = {
     ("all_reduce", "forward"): "all_reduce",
     ("copy", "input_gradient"): "all_reduce",
@@ -38,6 +42,8 @@ _KINDS: Mapping[tuple[str, Phase], CollectiveKind] = {
     # Each member keeps its share for the backward.
     ("gather_partial", "weight_gradient"): "all_gather",
     ("scatter", "input_gradient"): "all_gather",
+    ("expert_counts", "forward"): "all_gather",
+    **{(name, phase): "all_to_all" for name in _OF_ROWS for phase in PHASES[:2]},
 }
 
 
@@ -46,6 +52,7 @@ def record_of(
     degree: int | None = None,
     *,
     sequence: bool = False,
+    experts: Routing | None = None,
     plan: Mapping[str, object] | None = None,
 ) -> SplitRecord:
     """Find how a traced step splits, and add it up layer by layer.
@@ -54,16 +61,27 @@ def record_of(
         step: the step.
         degree: number of members; None: whatever some degree divides.
         sequence: whether values between regions are shared by positions.
+        experts: how tokens are routed to experts, of which members have whole ones; None: they
+            have a share of each.
         plan: the user's own split: a plan of ``parallelize_module`` for the model; see
             :func:`~planner.model.tracing.sharding.user_plan.wanted_by`.
 
     Raises:
-        PipeplanError: if the plan cannot be followed.
+        PipeplanError: if the plan cannot be followed, or whole experts cannot be given out.
     """
     wanted = None if plan is None else wanted_by(plan, step.module)
     sequence = sequence or (wanted is not None and wanted.sequence)
-    split = split_step(step.exported, step.layers, degree, sequence=sequence, wanted=wanted)
-    shares = _Shares(split)
+    split = split_step(
+        step.exported,
+        step.layers,
+        degree,
+        sequence=sequence,
+        experts=experts is not None,
+        wanted=wanted,
+    )
+    if experts is not None:
+        require_whole_experts(split.dimensions.classes, step.layers, degree, experts)
+    shares = _Shares(split, degree, experts or Routing())
     return SplitRecord(
         degree=degree,
         sequence=sequence,
@@ -73,25 +91,49 @@ def record_of(
         summed_parameters=tuple(
             sorted({step.exported.names[str(node.target)] for node in split.placements.summed})
         ),
+        experts=experts is not None,
+        expert_load=() if experts is None else experts.loads,
     )
 
 
-def with_splits(step: TracedStep, degrees: Iterable[int], *, sequence: bool) -> GraphRecord:
+def with_splits(
+    step: TracedStep,
+    degrees: Iterable[int],
+    *,
+    sequence: bool,
+    experts: Routing | None = None,
+) -> GraphRecord:
     """Return the layer graph of a step with its splits over groups.
 
     Args:
         step: the step.
         degrees: numbers of members.
         sequence: whether values between regions are shared by positions.
+        experts: as of :func:`record_of`.
     """
-    splits = tuple(record_of(step, degree, sequence=sequence) for degree in degrees)
+    splits = tuple(
+        record_of(step, degree, sequence=sequence, experts=experts) for degree in degrees
+    )
     return step.graph.model_copy(update={"splits": splits})
 
 
 class _Shares:
-    """Values of which each member has a share, with how and by which dimension."""
+    """What each member has a share of: values, with how and by which dimension, and work.
 
-    def __init__(self, split: Split) -> None:
+    Rows of experts are not equal shares: the member with the most decides, and has ``most`` times
+    the mean. Of a figure w, all t members together have t times its own, ``most`` w, which is
+    s + t (w - s) if s = w (t - most) / (t - 1) is shared.
+    """
+
+    def __init__(self, split: Split, degree: int | None, routing: Routing) -> None:
+        self.split, self.degree = split, degree or 1
+        regions = [region for region in split.regions if region.kind == "experts"]
+        self._most = {
+            node: routing.most_loaded(place, self.degree)
+            for place, region in enumerate(regions)
+            for node in region.nodes.union(value for value, _ in region.parts)
+            if operator_name(node) != OFFSETS
+        }
         self.found: dict[fx.Node, tuple[Literal["region", "positions"], int]] = {
             node: ("positions", own) for node, (own, _) in split.placements.sequence.items()
         }
@@ -109,33 +151,75 @@ class _Shares:
                     dimension=found[1] if found else None,
                 )
 
-    def stash(self, step: TracedStep, split: Split) -> dict[str, int]:
+    def _of(self, node: fx.Node, figure: int, held: int = 0) -> int:
+        """Return how much of a figure is shared, given what of it does not depend on rows."""
+        if node not in self._most or self.degree == 1:
+            return figure
+        held = min(held, figure)
+        even = Fraction(self.degree - self._most[node], self.degree - 1)
+        return held + int((figure - held) * even)
+
+    def work(self, node: fx.Node, cost: OperationCost) -> OperationCost:
+        """Return the shared work of an operation; its matrices are moved whatever the rows."""
+        shared: dict[str, Any] = dict.fromkeys(_WORK, 0)
+        if _is_shared(node, self.split):
+            operands = node.all_input_nodes if operator_name(node) == "grouped_product" else ()
+            held = sum(bytes_of(n) for n in operands if len(shape_of(n)) > 2)
+            for name in _WORK:
+                figure = getattr(cost, name)
+                shared[name] = self._of(node, figure, held if name.endswith("bytes") else 0)
+        return replace(cost, **shared)
+
+    def of_all(self, node: fx.Node, cost: OperationCost) -> OperationCost:
+        """Return the work of all members: what is not shared as often as there are members."""
+        shared, count = self.work(node, cost), self.degree
+        total: dict[str, Any] = {
+            name: getattr(cost, name) * count - getattr(shared, name) * (count - 1)
+            for name in _WORK
+        }
+        return replace(cost, **total)
+
+    def rows_sent(self, value: fx.Node) -> int:
+        """Return the bytes of rows that a member sends and keeps in an all-to-all."""
+        return ceil(bytes_of(value) * self._most[value] / self.degree)
+
+    def product(self, node: fx.Node, product: Product) -> Product:
+        """Return a product with what is split of it, and the rows of the most loaded member."""
+        found = {"split": _split_size(node, self.split, is_batched(node))}
+        rows = round(product.rows * self._most.get(node, 1))
+        return product.model_copy(update={**found, "rows": rows})
+
+    def stash(self, step: TracedStep) -> dict[str, int]:
         """Return the bytes of each layer's stash of which each member keeps a share."""
-        return self._held(step, split, _storages(step.measured.saved))
+        return self._held(step, _storages(step.measured.saved))
 
-    def again(self, step: TracedStep, split: Split) -> dict[str, int]:
+    def again(self, step: TracedStep) -> dict[str, int]:
         """Return the same of what backwards make again."""
-        return self._held(step, split, _storages(step.measured.again))
+        return self._held(step, _storages(step.measured.again))
 
-    def weight_stash(self, step: TracedStep, split: Split) -> dict[str, int]:
+    def weight_stash(self, step: TracedStep) -> dict[str, int]:
         """Return the same of what weight gradients of split backwards need."""
-        return self._held(step, split, step.measured.weight_stash)
+        return self._held(step, step.measured.weight_stash)
 
     def _held(
-        self, step: TracedStep, split: Split, rows: Iterable[tuple[fx.Node, int | None, int]]
+        self, step: TracedStep, rows: Iterable[tuple[fx.Node, int | None, int]]
     ) -> dict[str, int]:
-        storage = step.measured.storage
-        shared = {key for node, key in storage.items() if node in self.found}
-        known = set(storage.values())
+        known = set(step.measured.storage.values())
+        shared = {key: n for n, key in step.measured.storage.items() if n in self.found}
         held: dict[str, int] = dict.fromkeys(step.layers.names, 0)
         for node, key, bytes_ in rows:
             if key is None:
-                is_shared = node in self.found
+                owner = node if node in self.found else None
+            elif key in known:
+                owner = shared.get(key)
             else:
-                is_shared = key in shared or (key not in known and _is_shared(node, split))
-            if is_shared:
-                held[step.layers.layer_of[node]] += bytes_
+                owner = node if _is_shared(node, self.split) else None
+            if owner is not None:
+                held[step.layers.layer_of[node]] += self._of(owner, bytes_)
         return held
+
+
+_WORK = tuple(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes"))
 
 
 def _storages(
@@ -166,19 +250,15 @@ def _region(step: TracedStep, region: Region) -> SplitRegion:
 def _layers(
     step: TracedStep, split: Split, shares: _Shares, degree: int | None
 ) -> Iterator[LayerSplit]:
-    stash, late = shares.stash(step, split), shares.weight_stash(step, split)
-    again = shares.again(step, split)
-    collectives = _collectives(step, split)
+    stash, late = shares.stash(step), shares.weight_stash(step)
+    again = shares.again(step)
+    collectives = _collectives(step, split, shares)
     parameters = {row.name: row for row in step.graph.parameters}
     for layer in step.graph.layers:
         nodes = [node for node, name in step.layers.layer_of.items() if name == layer.name]
         cost_of = step.measured.cost
-        costs = [cost_of[n] for n in nodes if n in cost_of and _is_shared(n, split)]
-        work = {
-            f"{phase}_{what}": sum(getattr(cost, f"{phase}_{what}") for cost in costs)
-            for phase in PHASES
-            for what in ("flops", "traffic_bytes")
-        }
+        costs = [shares.work(n, cost_of[n]) for n in nodes if n in cost_of]
+        work = {name: sum(getattr(cost, name) for cost in costs) for name in _WORK}
         held = [name for name in layer.parameters if name in split.parameters]
         gradient = 3 * sum(parameters[name].bytes for name in held if parameters[name].trainable)
         work["weight_gradient_traffic_bytes"] += gradient
@@ -192,38 +272,34 @@ def _layers(
             **work,
             stash_bytes=stash[layer.name],
             weight_stash_bytes=late[layer.name],
-            work=() if degree is None else tuple(_group_work(step, split, layer, nodes, degree)),
+            work=() if degree is None else tuple(_group_work(step, shares, layer, nodes)),
             parameter_bytes=sum(parameters[name].bytes for name in held),
             collectives=tuple(collectives.get(layer.name, ())),
-            products=tuple(_products(nodes, split)),
+            products=tuple(shares.product(*row) for row in products_of(nodes)),
             unsplit={n: split.unsplit[n] for n in layer.parameters if n in split.unsplit},
             again_bytes=again[layer.name],
         )
 
 
 def _group_work(
-    step: TracedStep, split: Split, layer: Layer, nodes: Sequence[fx.Node], degree: int
+    step: TracedStep, shares: _Shares, layer: Layer, nodes: Sequence[fx.Node]
 ) -> Iterator[Work]:
     """Yield the work of all members: of each operation that is not shared as often as they are."""
-    copies = [(node, 1 if _is_shared(node, split) else degree) for node in nodes]
-    costs = [_copies(step.measured.cost[n], k) for n, k in copies if n in step.measured.cost]
+    measured = step.measured.cost
+    costs = [shares.of_all(node, measured[node]) for node in nodes if node in measured]
     sizes = {row.name: row.bytes for row in step.graph.parameters if row.trainable}
     for name in layer.parameters:
         if name in sizes:
-            costs.append(gradient_sum(sizes[name] * (1 if name in split.parameters else degree)))
+            copies = 1 if name in shares.split.parameters else shares.degree
+            costs.append(gradient_sum(copies * sizes[name]))
     yield from work_of(costs)
-
-
-def _copies(cost: OperationCost, count: int) -> OperationCost:
-    names = (f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes"))
-    return replace(cost, **{name: count * getattr(cost, name) for name in names})
 
 
 def _is_shared(node: fx.Node, split: Split) -> bool:
     return node in split.placements.region_of or node in split.placements.shared
 
 
-def _collectives(step: TracedStep, split: Split) -> dict[str, list[Collective]]:
+def _collectives(step: TracedStep, split: Split, shares: _Shares) -> dict[str, list[Collective]]:
     """Return the collectives of each layer, as the local graph has them."""
     found: dict[str, list[Collective]] = {}
     localiser = Localiser(step.exported, split, 1)
@@ -233,9 +309,10 @@ def _collectives(step: TracedStep, split: Split) -> dict[str, list[Collective]]:
         for phase in PHASES:
             kind = _KINDS.get((method, phase))
             if kind is not None and (phase == "forward" or value in split.gradients):
-                rows.append(
-                    Collective(kind=kind, phase=phase, tensor=value.name, bytes=bytes_of(value))
-                )
+                size = shares.rows_sent(value) if method in _OF_ROWS else bytes_of(value)
+                if method == "expert_counts":
+                    size = shares.degree * _counts_bytes(value)
+                rows.append(Collective(kind=kind, phase=phase, tensor=value.name, bytes=size))
         if method == "cross_entropy_loss":
             rows += _loss(value)
     return found
@@ -248,10 +325,9 @@ def _loss(logits: fx.Node) -> list[Collective]:
     return [row] * 3
 
 
-def _products(nodes: list[fx.Node], split: Split) -> Iterator[Product]:
-    for node, product in products_of(nodes):
-        found = _split_size(node, split, is_batched(node))
-        yield product.model_copy(update={"split": found})
+def _counts_bytes(chosen: fx.Node) -> int:
+    """Return the bytes of the number of tokens that chose each expert."""
+    return sum(bytes_of(user) for user in chosen.users if operator_name(user) == OFFSETS)
 
 
 def _split_size(

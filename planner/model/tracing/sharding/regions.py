@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
 
 from torch import fx
 
 from planner.errors import PipeplanError
-from planner.model.split_record import INDIVISIBLE
+from planner.model.split_record import INDIVISIBLE, RegionKind
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.operators import MATRIX_PRODUCTS
-from planner.model.tracing.sharding.axes import Axis, Dimension, operator_name, shape_of
+from planner.model.tracing.sharding.axes import (
+    COMBINE,
+    DISPATCH,
+    OFFSETS,
+    Axis,
+    Dimension,
+    operator_name,
+    shape_of,
+)
 from planner.model.tracing.sharding.dimensions import DimensionClass, Dimensions, Parts
 from planner.model.tracing.sharding.user_plan import Wanted
 
@@ -23,14 +30,15 @@ class Region:
     """Operations that are split together, between values that every rank has whole.
 
     Attributes:
-        kind: ``heads``, ``vocabulary`` or ``columns``: columns of a product and rows of the next.
+        kind: ``heads``, ``vocabulary``, ``columns``: columns of a product and rows of the next; or
+            ``experts``: whole ones, with the rows of the tokens that chose them.
         parts: what is split: dimensions of values and parameters, with the parts of each.
         nodes: operations that each do a share of the work.
         sums: those among them whose result is a partial sum.
         sizes: what a degree has to divide.
     """
 
-    kind: Literal["heads", "columns", "vocabulary"]
+    kind: RegionKind
     parts: Mapping[Dimension, Parts]
     nodes: frozenset[fx.Node]
     sums: frozenset[fx.Node]
@@ -63,6 +71,8 @@ def choose(
     order: Mapping[fx.Node, int],
     degree: int | None = None,
     wanted: Wanted | None = None,
+    *,
+    experts: bool = False,
 ) -> Choice:
     """Choose regions: those with the most work first, as long as no operation is in two.
 
@@ -74,6 +84,7 @@ def choose(
         order: position of each operation.
         degree: number of devices; None: whatever some degree divides.
         wanted: what is split instead.
+        experts: whether whole experts are given out, before anything else; otherwise never.
 
     Raises:
         PipeplanError: if something wanted cannot be split, or not without something else.
@@ -87,6 +98,7 @@ def choose(
         index: sum(_work(node, axis) for node, axis in rows)
         for index, rows in axes_by_class.items()
         if _is_splittable(dimensions.classes[index], degree)
+        and (experts or not dimensions.classes[index].experts)
     }
     if wanted is not None:
         gain = {
@@ -95,7 +107,12 @@ def choose(
         }
     taken: set[fx.Node] = set()
     regions: list[Region] = []
-    for index in sorted(gain, key=lambda i: (-gain[i], _first(axes_by_class[i], order))):
+
+    def rank(index: int) -> tuple[bool, int, int]:
+        is_other = not dimensions.classes[index].experts
+        return is_other, -gain[index], _first(axes_by_class[index], order)
+
+    for index in sorted(gain, key=rank):
         region = _region(dimensions.classes[index], axes_by_class[index])
         if gain[index] and taken.isdisjoint(region.nodes):
             taken |= region.nodes
@@ -188,10 +205,15 @@ def _region(found: DimensionClass, rows: Iterable[tuple[fx.Node, Axis]]) -> Regi
     return Region(_kind(nodes, sums), found.parts, nodes, sums, found.sizes)
 
 
-def _kind(
-    nodes: frozenset[fx.Node], sums: frozenset[fx.Node]
-) -> Literal["heads", "columns", "vocabulary"]:
+def is_routing(node: fx.Node) -> bool:
+    """Return whether an operation sends tokens to experts, or brings their rows back."""
+    return operator_name(node) in (DISPATCH, OFFSETS, COMBINE)
+
+
+def _kind(nodes: frozenset[fx.Node], sums: frozenset[fx.Node]) -> RegionKind:
     names = set(map(operator_name, nodes))
+    if any(map(is_routing, nodes)):
+        return "experts"
     if names & {"scaled_dot_product_attention", "softmax", "_softmax"}:
         return "heads"
     if "cross_entropy_loss" in names or "embedding" in map(operator_name, sums):

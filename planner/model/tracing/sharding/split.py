@@ -49,6 +49,7 @@ def split_step(
     degree: int | None = None,
     *,
     sequence: bool = False,
+    experts: bool = False,
     wanted: Wanted | None = None,
 ) -> Split:
     """Find how a step splits: the most work with the least communication.
@@ -58,6 +59,7 @@ def split_step(
         layers: layers of its operations.
         degree: number of devices; None: every split that some degree divides.
         sequence: whether values between regions are shared by positions.
+        experts: whether whole experts are given out.
         wanted: the user's own split, instead of the best.
 
     Raises:
@@ -66,7 +68,7 @@ def split_step(
     dimensions = dimensions_of(exported)
     _refuse_values_written_again(dimensions.data)
     order = {node: index for index, node in enumerate(exported.graph.nodes)}
-    choice = choose(exported, dimensions, order, degree, wanted)
+    choice = choose(exported, dimensions, order, degree, wanted, experts=experts)
     gradients = nodes_with_gradient(exported)
     share = partial(share_positions, exported, degree=degree) if sequence else None
     placements = place(dimensions, choice.regions, layers.layer_of, gradients, share)

@@ -1,0 +1,120 @@
+"""How tokens are routed to experts, and whether a step's experts can be given out whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from planner.errors import PipeplanError
+from planner.job import Job
+from planner.model.split_record import most_loaded
+from planner.model.tracing.export import ExportedStep
+from planner.model.tracing.layers import LayerAssignment
+from planner.model.tracing.sharding.dimensions import DimensionClass, dimensions_of
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How many tokens the experts of layers get.
+
+    Attributes:
+        loads: relative numbers, one for each expert: of all layers with experts, or of each; empty:
+            equally many.
+    """
+
+    loads: tuple[tuple[float, ...], ...] = ()
+
+    def most_loaded(self, layer: int, degree: int) -> Fraction:
+        """Return :func:`planner.model.split_record.most_loaded` of a layer.
+
+        Args:
+            layer: its place among those with experts.
+            degree: number of members.
+        """
+        return most_loaded(self._of(layer), degree) if self.loads else Fraction(1)
+
+    def _of(self, layer: int) -> tuple[float, ...]:
+        return self.loads[layer if len(self.loads) > 1 else 0]
+
+    def problems(self, experts: Sequence[tuple[str, int]]) -> Iterator[str]:
+        """Yield why the loads are not those of some layers, given their names and experts."""
+        if len(self.loads) not in (0, 1, len(experts)):
+            yield (
+                f"expert_load: has lists for {len(self.loads)} layers, but {len(experts)} have "
+                "experts; give a list for each, or one for all"
+            )
+            return
+        for place, (layer, count) in enumerate(experts if self.loads else ()):
+            if len(self._of(place)) != count:
+                yield (
+                    f"expert_load: has {len(self._of(place))} numbers, but layer {layer!r} has "
+                    f"{count} experts; give one for each"
+                )
+
+
+def routing_of(job: Job) -> Routing | None:
+    """Return the routing for which a job divides experts; None if it gives out no whole ones."""
+    return Routing(job.expert_loads) if job.expert_parallel else None
+
+
+def degrees_with_experts(exported: ExportedStep, degrees: Sequence[int]) -> tuple[int, ...]:
+    """Return the degrees that divide the experts of every layer.
+
+    Raises:
+        PipeplanError: if there are none.
+    """
+    counts = sorted({row.experts for row in dimensions_of(exported).classes if row.experts})
+    found = tuple(degree for degree in degrees if all(count % degree == 0 for count in counts))
+    if degrees and not found:
+        raise PipeplanError(
+            f'tensor_parallel = "any": none of {", ".join(map(str, degrees))} divides the '
+            f"{' and '.join(map(str, counts))} experts of a layer; choose another number of "
+            "experts, or leave expert_parallel out"
+        )
+    return found
+
+
+def require_whole_experts(
+    classes: Sequence[DimensionClass],
+    layers: LayerAssignment,
+    degree: int | None,
+    routing: Routing,
+) -> None:
+    """Refuse to give out experts that are not there, or not for so many members.
+
+    Args:
+        classes: of the step's dimensions.
+        layers: of its operations.
+        degree: number of members; None: whatever some degree divides.
+        routing: of the tokens.
+
+    Raises:
+        PipeplanError: naming the layers.
+    """
+    experts = [row for row in classes if row.experts]
+    if not experts:
+        raise PipeplanError(
+            "expert_parallel = true: the model sends no tokens to experts by the operations of "
+            "planner.model.tracing.expert_operations (docs/experts.md), so that there are no whole "
+            "experts to give out; use these operations, or leave expert_parallel out"
+        )
+    named = [(_layer(row, layers), row.experts) for row in experts]
+    problems = [*routing.problems(named)]
+    for (layer, count), row in zip(named, experts, strict=True):
+        if row.obstacles:
+            problems.append(
+                f"expert_parallel = true: the experts of layer {layer!r} cannot be given out "
+                f"whole: {row.obstacles[0]}; leave expert_parallel out"
+            )
+        if degree is not None and count % degree:
+            problems.append(
+                f"tensor_parallel = {degree}: does not divide the {count} experts of layer "
+                f"{layer!r}; choose a divisor of them, or leave expert_parallel out"
+            )
+    if problems:
+        raise PipeplanError(dict.fromkeys(problems))
+
+
+def _layer(row: DimensionClass, layers: LayerAssignment) -> str:
+    return next(layers.layer_of[node] for node, _ in row.parts if node in layers.layer_of)
