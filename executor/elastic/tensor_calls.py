@@ -240,7 +240,7 @@ class TensorClient:
         address: str,
         key: bytes,
         timeout_s: float,
-        during: Callable[[socket.socket], AbstractContextManager[None]] = nullcontext,
+        during: Callable[[socket.socket], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
