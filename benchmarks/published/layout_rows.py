@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.published.layouts_3d import MOST_TO_CALIBRATE, Layout, Machine
+from benchmarks.published.layouts_3d import MOST_TO_CALIBRATE, Figures, Layout, Machine
 from benchmarks.published.megatron_gpt import Gpt
 from planner.errors import PipeplanError, shorten
 from planner.plan.runtime_rules import RULES
@@ -31,11 +31,16 @@ OF_INFINIBAND = 0.8
 OF_OMNI_PATH_GB_PER_S = 40.5 / 8
 """What NCCL reaches over one of the cards, of 12.5: an all-reduce of 4 GB among 32 A100 of that
 machine (the same repository, experiments/bandwidth/all_reduce_bench-a100-n4.txt)."""
+BLOCKED_LAUNCH_US = 30.0
+"""Host time of an operation whose launch blocks, as all did there: 15 µs that torch and Python take
+(``python -m benchmarks.published.launches`` on a server processor), and as much for the launch and
+for the wait until the host sees that the kernel has ended (a guess)."""
 JEAN_ZAY = Machine(
     "48 nodes with 4 x 100 Gb/s Omni-Path, Megatron-DeepSpeed with ZeRO-1",
     4 * OF_OMNI_PATH_GB_PER_S,
     RULES["deepspeed"],
     zero=True,
+    figures=Figures(host_us=BLOCKED_LAUNCH_US),
     fills=True,
 )
 SELENE = Machine(

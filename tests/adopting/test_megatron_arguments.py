@@ -250,7 +250,7 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
         ("--recompute-granularity most", "'most': expected full or selective"),
         (
             "--recompute-granularity selective --recompute-modules core_attn mlp --bf16",
-            "core_attn mlp: of selective recomputation plans have core_attn alone",
+            "'core_attn mlp': of selective recomputation plans have core_attn alone",
         ),
         (
             "--recompute-activations --recompute-granularity full --recompute-method uniform "

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import (
     GIGA,
@@ -113,7 +114,7 @@ def test_tensors_sent_in_parts_by_hand() -> None:
         placed.backward_transfer(1, "g1", "g0"),
     ):
         assert (transfer.seconds, transfer.latency_s) == pytest.approx((1.0, 0.5))
-    assert placed.transfers_s(0, forward=True) == pytest.approx([[1.0]])
+    assert placed.transfers_s(0, forward=True) == pytest.approx(np.array([[1.0]]))
     assert [stage.sent_bytes for stage in placed.stages] == [GIGA, 0]
     assert [stage.stash_bytes for stage in placed.stages] == [
         stage.stash_bytes for stage in other.stages

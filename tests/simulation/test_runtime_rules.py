@@ -197,8 +197,8 @@ def test_tied_gradients_are_reduced_in_turn(shards: bool) -> None:
     timeline = replayed(placed, orders(**texts))
     first_s = 2 if shards else 4
     assert [(e.synchronisation.devices, e.start_s, e.end_s) for e in timeline.synchronisations] == [
-        (("d0", "d1"), 6, 6 + first_s),
         (("d2", "d3"), 4, 4 + first_s),
+        (("d0", "d1"), 6, 6 + first_s),
         (("d0", "d2"), 6 + first_s, 10 + first_s),
         (("d1", "d3"), 6 + first_s, 10 + first_s),
     ]

@@ -43,21 +43,42 @@ def with_attention_again(measured: Measurement) -> Measurement:
             "to false"
         )
     again = {key: measured.saved[key] for key in _made_again(measured, inside)}
+    kept = {key: row for key, row in measured.saved.items() if key not in again}
     return replace(
         measured,
         cost={n: _twice(cost) if n in inside else cost for n, cost in measured.cost.items()},
-        saved={key: row for key, row in measured.saved.items() if key not in again},
+        saved=_inputs(measured, inside) | kept,
         again=again,
     )
 
 
+def _inputs(measured: Measurement, inside: frozenset[fx.Node]) -> dict[int, tuple[fx.Node, int]]:
+    """Return the storages that recomputed operations start from, each with the first of them."""
+    makers = _makers(measured)
+    found: dict[int, tuple[fx.Node, int]] = {}
+    for user in (node for node in measured.storage if node in inside):
+        for node in user.all_input_nodes:
+            key = measured.storage.get(node)
+            if node not in inside and key is not None:
+                value = makers[key].meta["val"]
+                found.setdefault(key, (user, value.numel() * value.element_size()))
+    return found
+
+
+def _makers(measured: Measurement) -> dict[int, fx.Node]:
+    """Return the first operation whose value has each storage."""
+    found: dict[int, fx.Node] = {}
+    for node, key in measured.storage.items():
+        found.setdefault(key, node)
+    return found
+
+
 def _made_again(measured: Measurement, inside: frozenset[fx.Node]) -> Iterator[int]:
     """Yield the storages that only recomputed operations make and save."""
-    maker: dict[int, fx.Node] = {}
-    for node, key in measured.storage.items():
-        maker.setdefault(key, node)
+    makers = _makers(measured)
     for key in measured.saved:
-        if measured.savers[key] <= inside and maker.get(key, next(iter(inside))) in inside:
+        is_inner = key not in makers or makers[key] in inside
+        if is_inner and measured.savers[key] <= inside:
             yield key
 
 
