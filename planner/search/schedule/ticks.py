@@ -43,8 +43,8 @@ class TickPipeline(PlacedPipeline):
         """Return the duration in ticks."""
         return self._ticks(super().seconds(stage, kind, device))
 
-    def _transfer(self, bytes_: int, source: str, target: str) -> Transfer:
-        transfer = super()._transfer(bytes_, source, target)
+    def _transfer(self, bytes_: int, gathered_bytes: int, source: str, target: str) -> Transfer:
+        transfer = super()._transfer(bytes_, gathered_bytes, source, target)
         latency = self._ticks(transfer.latency_s)
         return replace(transfer, seconds=self._ticks(transfer.seconds), latency_s=latency)
 
