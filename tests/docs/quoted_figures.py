@@ -286,7 +286,7 @@ QUOTED = (
     Quoted("docs/limits.md", "With several stages per device gaps were # to # %", gaps_of_several),
     Quoted("docs/limits.md", "four ranks on two cores were off by # to # %", four_ranks),
     Quoted("docs/published_run.md", "does the same with # rows", published_rows),
-    Quoted("docs/published_run.md", "has # published layouts", published_layouts),
+    Quoted("docs/published_run.md", "predicts # published layouts", published_layouts),
     Quoted(
         "docs/unequal_microbatches.md",
         "with # microbatches of # to # tokens, .* #, # and # times as fast as .*, #, # and # times "
