@@ -307,4 +307,4 @@ def calibrated(layouts: Sequence[Layout]) -> Figures:
         if np.allclose(before, found, rtol=CLOSE):
             break
     inverse, host_us = (*found, start.host_us)[:2]
-    return Figures(1 / inverse, host_us)
+    return Figures(float(1 / inverse), float(host_us))
