@@ -106,6 +106,7 @@ def test_degrees_of_0_2_are_read_from_toml(read: Any) -> None:
         "microbatches": 8,
         "tensor_parallel": 2,
         "sequence_parallel": True,
+        "expert_parallel": False,
         "recompute_attention": False,
     }
     assert layout.recompute_blocks is None
