@@ -101,7 +101,8 @@ def _summary(history: Sequence[StepMetrics], ranks: str, emulated: bool) -> str:
 
 def _about_memory(plan: Plan) -> str:
     """Say why the memory of a step's line is more than the plan's."""
-    most = max(row.peak_memory_bytes for row in plan.predicted.devices.values()) / plan.degree
+    rows = plan.predicted.devices.items()
+    most = max(row.peak_memory_bytes / len(plan.members(name)) for name, row in rows)
     return (
         "note: memory is all that the largest process held, with Python, torch and the data in it; "
         f"the plan counts tensors of training alone, {format_bytes(most)} at most"

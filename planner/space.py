@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from planner.records.document import Record
+from planner.records.document import MOST_ENTRIES, Record, without_defaults
 from planner.units import plural
 
 Backward = Literal["whole", "split", "any"]
@@ -40,9 +40,9 @@ class Space(Record):
             ``blocks``: that of the first N numbered blocks of every stage alone, as in Megatron-LM.
         overlap_reduction: Whether the gradients of a stage may be reduced in buckets while its last
             backwards still run; otherwise at once after the last of them.
-        tensor_parallel: Devices of each tensor-parallel group that holds a stage, of one type and
-            one number in the whole plan; 1: no groups; ``any``: the best of 1 and every number for
-            which the layer graph has a split.
+        tensor_parallel: Devices of each tensor-parallel group that holds a stage, of one type; 1:
+            no groups; ``any``: the best of 1 and every number for which the layer graph has a
+            split, perhaps another one in each stage.
         sequence_parallel: Whether the devices of a group share values between the split parts of
             layers by positions.
         shard_optimizer: Whether the replicas of a stage share the optimizer's state among them
@@ -193,18 +193,27 @@ class BoundCovers(Record):
         space: The freedoms these plans may use; null if the bound covers nothing.
         own_constraints: Whether only plans that keep constraints of one's own are covered
             (``constrain=`` of ``planner.solve``).
+        packings: Digests of the packings in tensor-parallel groups of several sizes that are
+            covered besides those of one size, where the space has ``any``.
         reason: Why nothing is covered; null if something is.
     """
 
     space: Space | None
     own_constraints: bool = False
+    packings: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)] = ()
     reason: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_missing_packings(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, dump(self), "packings")
 
     def __str__(self) -> str:
         if self.space is None:
             return "nothing" if self.reason is None else f"nothing: {self.reason}"
         own = ", under constraints of one's own" if self.own_constraints else ""
-        return f"every plan that cuts the chain of layers, with {self.space}{own}"
+        count = len(self.packings)
+        mixed = f", or {plural(count, 'packing')} in groups of several sizes" if count else ""
+        return f"every plan that cuts the chain of layers, with {self.space}{mixed}{own}"
 
 
 def covers_nothing(reason: str) -> BoundCovers:

@@ -98,7 +98,7 @@ def plan_of(model: str) -> Plan:
     return group_plan(
         FACTORIES[model],
         job,
-        1,
+        [RANKS],
         lambda problem: [StageSpec(tuple(problem.graph.layers), ("g0",))],
         lambda pipeline: {"g0": order},
     )

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.executor.group_plans import random_group_plan, random_size
+from benchmarks.executor.group_plans import random_group_plan, random_sizes
 from benchmarks.executor.plans import MAX_RANKS, MIN_RANKS, PRECISIONS, random_plan
 from benchmarks.executor.single_process import TOLERANCE
 from planner.plan.plan import Plan
@@ -109,8 +109,8 @@ def of_devices(rng: random.Random) -> Drawing:
 
 def of_groups(rng: random.Random) -> Drawing:
     """Return a plan of tensor-parallel groups."""
-    degree, groups = random_size(rng)
-    return Drawing(degree * groups, partial(random_group_plan, rng, degree, groups))
+    sizes = random_sizes(rng)
+    return Drawing(sum(sizes), partial(random_group_plan, rng, sizes))
 
 
 def _run(plans: Mapping[int, Plan], ranks: int, folder: Path) -> list[Outcome]:
@@ -223,8 +223,9 @@ def parity_rows(count: int, seed: int) -> list[list[object]]:
 
 GROUP_COLUMNS = ("plans of groups", *COLUMNS)
 _KINDS: Mapping[str, Callable[[Plan], bool]] = {
-    "of 2": lambda plan: plan.degree == 2,
-    "of 4": lambda plan: plan.degree == 4,
+    "of 2": lambda plan: plan.degrees == (2,),
+    "of 4": lambda plan: plan.degrees == (4,),
+    "of several sizes": lambda plan: len(plan.degrees) > 1,
     "sharing positions": lambda plan: plan.job.sequence_parallel,
     "with experts": lambda plan: "mixtral" in plan.model.name,
     "sharing optimizer state": lambda plan: plan.job.shards_state and _has_replicas(plan),

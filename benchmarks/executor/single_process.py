@@ -86,24 +86,20 @@ def joined(plan: Plan, ranks: list[Held]) -> list[Held]:
     """Return what ranks hold, parts of gradients and shares of groups put together."""
     if plan.job.shards_state:
         ranks = _with_parts(plan, ranks)
-    split = planned_split(plan)
-    if split is None:
-        return ranks
-
-    def whole(held: list[dict], name: str) -> Tensor | None:
-        place = split.parameters[name]
-        tensors = [row[name] for row in held]
-        return (
-            None if any(x is None for x in tensors) else join(tensors, place.dimension, place.parts)
-        )
 
     def of_group(held: list[dict]) -> list[dict]:
-        shared = {name: whole(held, name) for name in held[0] if name in split.parameters}
+        split = planned_split(plan, len(held))
+        shared = {}
+        for name, place in ({} if split is None else split.parameters).items():
+            tensors = [row[name] for row in held if row.get(name) is not None]
+            if name in held[0]:
+                is_whole = len(tensors) == len(held)
+                shared[name] = join(tensors, place.dimension, place.parts) if is_whole else None
         return [{**row, **shared} for row in held]
 
     found = []
-    for first in range(0, len(ranks), plan.degree):
-        group = ranks[first : first + plan.degree]
+    for name in plan.ranks:
+        group = [ranks[rank] for rank in plan.ranks_of(name)]
         gradients = of_group([row.gradients for row in group])
         parameters = of_group([row.parameters for row in group])
         for row, own, after in zip(group, gradients, parameters, strict=True):
@@ -115,7 +111,12 @@ def _with_parts(plan: Plan, ranks: list[Held]) -> list[Held]:
     """Put together gradients of which each rank of a place in its group has the sum of a part."""
     found = []
     for rank, own in enumerate(ranks):
-        others = [row.gradients for row in ranks[rank % plan.degree :: plan.degree]]
+        place = plan.place_of(rank)
+        others = [
+            row.gradients
+            for other, row in enumerate(ranks)
+            if plan.place_of(other)[1:] == place[1:]
+        ]
         gradients = dict(own.gradients)
         for name, gradient in own.gradients.items():
             for row in others if gradient is not None else ():

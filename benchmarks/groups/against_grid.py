@@ -133,7 +133,7 @@ def _layout(
     variant: Variant, stages: Sequence[StageSpec], setting: Setting, method: str, time_s: float
 ) -> Layout:
     return Layout(
-        degree=1 if variant.parallel is None else variant.parallel.degree,
+        degree=1 if variant.parallel is None else variant.parallel.degrees[0],
         replicas=tuple(len(stage.devices) for stage in stages),
         samples=setting[0],
         shares_state=setting[1],
@@ -192,7 +192,7 @@ def _ours(problem: Problem, limit_s: float) -> tuple[Layout | None, float | None
         raise PipeplanError(wrong)
     plan, job = found.plan, problem.job
     layout = Layout(
-        degree=plan.degree,
+        degree=max(plan.degrees),
         replicas=tuple(len(stage.devices) for stage in plan.stages),
         samples=job.samples_per_microbatch,
         shares_state=job.shards_state,

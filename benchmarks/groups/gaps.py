@@ -102,7 +102,7 @@ def _planned(
         model=model,
         cluster=machines.name,
         samples=samples,
-        degree=found.plan.degree,
+        degree=max(found.plan.degrees),
         replicas=tuple(len(stage.devices) for stage in found.plan.stages),
         time_s=found.iteration_time_s,
         bound_s=found.lower_bound_s,

@@ -235,8 +235,8 @@ def _full_gpus(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
 
 def _predicted_bytes(plan: Plan, rank: int) -> float:
     """Return what a rank is predicted to take, of a group's prediction its share."""
-    whole = plan.predicted.devices[plan.ranks[rank // plan.degree]]
-    return whole.peak_memory_bytes / plan.degree
+    place = plan.place_of(rank)
+    return plan.predicted.devices[place.replica].peak_memory_bytes / place.members
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -30,9 +30,9 @@ def require_asynchronous(plan: Plan, config: TrainingConfig, run: RunSettings) -
 
 
 def _of_stages(plan: Plan) -> Iterator[str]:
-    if plan.degree > 1:
+    if plan.tensor_parallel is not None:
         yield (
-            f"tensor_parallel.degree: {plan.degree}; the members of a group would step one after "
+            f"tensor_parallel: groups of {max(plan.degrees)}; their members would step one after "
             f"the other; plan without tensor parallelism, or {_OTHERWISE}"
         )
     for stage in plan.stages:

@@ -23,9 +23,10 @@ from executor.launch.model import (
 from executor.launch.partial_model import Needed
 from executor.launch.run import PlanRank, RunSettings
 from executor.runtime.lowering import lower
+from executor.runtime.member_messages import MemberMessages
 from executor.split.in_place_writes import is_noted, require_order
-from executor.split.member_step import ParameterShares, member_step
-from executor.split.model_split import cut, cut_for_member
+from executor.split.member_step import MemberStep, ParameterShares, member_step
+from executor.split.model_split import cut, cut_for_member, messages_by_size
 from executor.split.stage_module import StageModule
 from executor.sync.shared_parameters import ParameterOwners, planned_split
 from planner.errors import PipeplanError
@@ -58,6 +59,8 @@ class Prepared:
         too_small_for_text: why the model has no room for bytes, if it has none.
         shorter: the same stages for microbatches of each length but the longest, ascending; empty
             if all are equal.
+        messages: what this rank sends to members of tensor-parallel groups of other sizes; None
+            where all have one size.
     """
 
     plan: Plan
@@ -69,6 +72,7 @@ class Prepared:
     program: tuple[Action, ...]
     too_small_for_text: str | None = None
     shorter: tuple[tuple[StageModule, ...], ...] = ()
+    messages: MemberMessages | None = None
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -110,7 +114,8 @@ def prepare(
     require_runnable(plan, place.world_size)
     needed = needed_by(plan, place.rank)
     return_freed_memory()
-    shares = member_shares(planned_split(plan), place.rank % plan.degree)
+    own = plan.place_of(place.rank)
+    shares = member_shares(planned_split(plan, own.members), own.member)
     partial = build_model(plan, allowed_factory(plan, model), seed, needed, shares)
     built = partial.model
     own_loss = allowed_loss(plan, loss)
@@ -120,18 +125,25 @@ def prepare(
     too_small = too_small_for_text(lookups(exported))
     held = ParameterShares(exported, shares, partial.shares)
     with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
-        stages = _stages(plan, place.rank, exported, layers, held, device)
+        steps = _member_steps(plan, own.members, exported, layers)
+        stages = _stages(plan, place.rank, exported, layers, steps.get(own.members), held, device)
         shorter = tuple(
-            _stages(plan, place.rank, *step, held, device)
+            _stages(plan, place.rank, *step, None, held, device)
             for step in export_shorter_lengths(plan, built, own_loss, autocast)
         )
+    messages = None
+    if len(plan.degrees) > 1:
+        sent = messages_by_size(plan, exported, layers, steps)
+        messages = MemberMessages.of_plan(plan, place.rank, sent)
     require_order(plan, stages)
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
     for row in (stages, *shorter):
         _move(row, device)
     program = tuple(lower(plan)[place.rank])
-    return Prepared(plan, place, device, built, unused, stages, program, too_small, shorter)
+    return Prepared(
+        plan, place, device, built, unused, stages, program, too_small, shorter, messages
+    )
 
 
 def _stages(
@@ -139,16 +151,32 @@ def _stages(
     rank: int,
     exported: ExportedStep,
     layers: LayerAssignment,
+    step: MemberStep | None,
     shares: ParameterShares,
     device: torch.device,
 ) -> tuple[StageModule, ...]:
     """Cut out the stages of a rank; a member of a tensor-parallel group has its shares of them."""
-    mine = [s.index for s in plan.stages if plan.ranks[rank // plan.degree] in s.devices]
-    split = planned_split(plan)
-    if split is None:
+    here = plan.place_of(rank).replica
+    mine = [stage.index for stage in plan.stages if here in stage.devices]
+    if step is None:
         return tuple(cut(exported, layers, plan, mine, device))
-    step = member_step(exported, layers, split)
     return tuple(cut_for_member(step, plan, mine, shares, device))
+
+
+def _member_steps(
+    plan: Plan, members: int, exported: ExportedStep, layers: LayerAssignment
+) -> dict[int, MemberStep]:
+    """Return what tensor-parallel groups run, by their members.
+
+    Where groups have one size, of these; else of all sizes, whose messages have to fit.
+    """
+    sizes = plan.degrees if len(plan.degrees) > 1 else (members,)
+    splits = {size: planned_split(plan, size) for size in sizes}
+    return {
+        size: member_step(exported, layers, split)
+        for size, split in splits.items()
+        if split is not None
+    }
 
 
 def require_no_writes(exported: ExportedStep) -> None:
@@ -290,9 +318,10 @@ def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> N
     Raises:
         PipeplanError: naming each field, its value and the remedy.
     """
-    if plan.degree == 1:
+    if plan.tensor_parallel is None:
         return
-    have = f"plans with tensor-parallel groups (tensor_parallel.degree = {plan.degree})"
+    numbers = " and ".join(map(str, plan.degrees))
+    have = f"plans with tensor-parallel groups (of {numbers} devices)"
     problems = []
     if plan.sync.strategy not in GROUP_STRATEGIES:
         problems.append(

@@ -18,7 +18,15 @@ from dataclasses import replace
 
 from planner.plan.operations import Kind, Operation, owners
 from planner.plan.plan import Plan
-from planner.plan.programs import Action, Compute, Message, Reduce, directions, message_of
+from planner.plan.programs import (
+    Action,
+    Compute,
+    Message,
+    Reduce,
+    directions,
+    message_of,
+    pairs_of_members,
+)
 from planner.simulation.simulator import simulate_plan
 from planner.simulation.timeline import Timeline
 from planner.verification.issue_order import Communicator, require_issuable
@@ -33,8 +41,9 @@ more, for messages that come sooner than in the simulation."""
 def lower(plan: Plan, *, lead: int = LEAD) -> list[list[Action]]:
     """The program of every rank.
 
-    Members of a tensor-parallel group have the same program. Each exchanges messages and gradients
-    with the members of other groups that have its place in them.
+    Members of a tensor-parallel group run the same computations. Each exchanges gradients with the
+    members of other groups that have its number, and messages with those that
+    :func:`planner.plan.programs.pairs_of_members` says.
 
     Args:
         plan: verified.
@@ -46,10 +55,12 @@ def lower(plan: Plan, *, lead: int = LEAD) -> list[list[Action]]:
     timeline = simulate_plan(plan)
     programs = [_ahead(program, lead) for program in _Messages(plan).put_into(timeline)]
     reductions = _reductions(plan, timeline)
+    places = [_with_reductions(k, program, reductions) for k, program in enumerate(programs)]
+    members = _MemberActions(plan)
     lowered = [
-        [_of_member(action, member, plan.degree) for action in program]
-        for program in (_with_reductions(k, p, reductions) for k, p in enumerate(programs))
-        for member in range(plan.degree)
+        [row for action in program for row in members.of(action, rank)]
+        for name, program in zip(plan.ranks, places, strict=True)
+        for rank in plan.ranks_of(name)
     ]
     opened = communicators(plan, [a for row in lowered for a in row if isinstance(a, Reduce)])
     require_issuable(lowered, len(plan.stages), opened, members_by_rank(plan))
@@ -68,19 +79,49 @@ def communicators(plan: Plan, reductions: Sequence[Reduce]) -> list[Communicator
 
 def members_by_rank(plan: Plan) -> dict[int, tuple[int, ...]]:
     """Return the ranks of each rank's tensor-parallel group; empty without groups."""
-    groups = [tuple(plan.ranks_of(name)) for name in plan.ranks] if plan.degree > 1 else []
-    return {rank: ranks for ranks in groups for rank in ranks}
+    groups = [tuple(plan.ranks_of(name)) for name in plan.ranks]
+    return {rank: ranks for ranks in groups if len(ranks) > 1 for rank in ranks}
 
 
-def _of_member(action: Action, member: int, degree: int) -> Action:
-    """Return an action between groups, by their places, as one between members of them."""
-    match action:
-        case Message():
-            return replace(action, peer=action.peer * degree + member)
-        case Reduce():
-            ranks = tuple(place * degree + member for place in action.ranks)
-            return replace(action, ranks=ranks)
-    return action
+class _MemberActions:
+    """Actions between groups, by their places, as actions between members of them."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._ends: dict[tuple[str, str], list[tuple[int, int]]] = {}
+
+    def of(self, action: Action, rank: int) -> list[Action]:
+        """Return what a rank does of an action of its group.
+
+        A message may go to several ranks or to none, and come from several.
+
+        Args:
+            action: of its group.
+            rank: a member.
+        """
+        here = self._plan.place_of(rank)
+        match action:
+            case Compute():
+                return [action]
+            case Reduce():
+                ranks = (self._plan.ranks_of(self._plan.ranks[place]) for place in action.ranks)
+                return [replace(action, ranks=tuple(row[here.member] for row in ranks))]
+        there = self._plan.ranks[action.peer]
+        sent = self._between(here.replica, there)
+        if action.direction == "send":
+            return [replace(action, peer=target) for source, target in sent if source == rank]
+        return [
+            # Of what this rank has sent to other members than that it is not known.
+            replace(action, peer=peer, arrived=action.arrived if (rank, peer) in sent else ())
+            for peer, target in self._between(there, here.replica)
+            if target == rank
+        ]
+
+    def _between(self, source: str, target: str) -> list[tuple[int, int]]:
+        key = source, target
+        if key not in self._ends:
+            self._ends[key] = pairs_of_members(self._plan, source, target)
+        return self._ends[key]
 
 
 class _Messages:

@@ -7,18 +7,20 @@ notes when each operation, message and reduction began and ended.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
+from executor.runtime.member_messages import MemberMessages, Part, joined
 from executor.runtime.transport import Receiving, Sending, Transport
 from executor.runtime.worker import OperationObserver, TensorSpec, Worker
 from planner.plan.operations import Operation
-from planner.plan.programs import Action, Compute, Message, Reduce
+from planner.plan.programs import Action, Compute, Message, Reduce, message_of
 
 
 class DeviceClock(Protocol):
@@ -194,16 +196,20 @@ class Recorder:
 
 @dataclass(frozen=True)
 class _Receive:
-    """A posted receive, and the sends that are over once it has ended."""
+    """A posted receive, and the sends that are over once it has ended.
+
+    ``parts`` says which parts of the message's tensors it has, where not all of all.
+    """
 
     tensors: Sequence[Receiving]
     source: int
     sends_over: Sequence[Operation]
+    parts: Sequence[Part] = ()
 
 
 @dataclass(frozen=True)
 class _Send:
-    """Sends under way."""
+    """Sends under way to one rank."""
 
     tensors: Sequence[Sending]
     target: int
@@ -221,6 +227,8 @@ class PipelineRuntime:
         observers: called around each operation, the first one outermost.
         waited: called with the marks of the recorder's clock between which an operation waited for
             its input.
+        messages: divides what goes to tensor-parallel groups of other sizes; None: all is sent
+            whole.
     """
 
     def __init__(
@@ -232,7 +240,9 @@ class PipelineRuntime:
         recorder: Recorder,
         observers: Sequence[OperationObserver] = (),
         waited: Callable[[Any, Any], None] | None = None,
+        messages: MemberMessages | None = None,
     ) -> None:
+        self._messages = messages
         self.workers = workers
         self.program = program
         self.transport = transport
@@ -242,8 +252,14 @@ class PipelineRuntime:
         self._waited = waited
         # By the operation that makes the tensors: what waits to be used or sent, what is under way.
         self._results: dict[Operation, tuple[Tensor, ...]] = {}
-        self._receiving: dict[Operation, _Receive] = {}
-        self._sending: dict[Operation, _Send] = {}
+        self._receiving: dict[Operation, list[_Receive]] = {}
+        self._sending: dict[Operation, list[_Send]] = {}
+        # Of a tensor-parallel group, one member may send a result to several ranks, others to none.
+        sent = (row.operation for row in program if _is_send(row))
+        ran = [row.operation for row in program if isinstance(row, Compute)]
+        self._targets = Counter(sent)
+        needed = {self._source(operation) for operation in ran}
+        self._unused = {message_of(operation) for operation in ran} - needed - self._targets.keys()
         self._losses: list[Tensor] = []
 
     def step(self) -> Tensor:
@@ -305,17 +321,25 @@ class PipelineRuntime:
 
     def _await_input(self, operation: Operation) -> None:
         source = self._source(operation)
-        receive = None if source is None else self._receiving.pop(source, None)
-        if source is not None and receive is not None:
+        received = [] if source is None else self._receiving.pop(source, [])
+        if source is None or not received:
+            return
+        tensors: list[Tensor] = []
+        for receive in received:
             start = self.recorder.mark()
             with talking_to(f"rank {receive.source}, which was to send {source}"):
-                self._results[source] = tuple(tensor.wait() for tensor in receive.tensors)
+                tensors += [tensor.wait() for tensor in receive.tensors]
             end = self.recorder.mark()
             # They arrive in order, so the last one's arrival is that of all.
             arrived = receive.tensors[-1].arrived if receive.tensors else None
             self.recorder.note("receives", (source, receive.source), start, arrived or end)
             if self._waited is not None:
                 self._waited(start, end)
+        parts = [part for receive in received for part in receive.parts]
+        self._results[source] = (
+            tuple(tensors) if self._messages is None else joined(zip(parts, tensors, strict=True))
+        )
+        for receive in received:
             self._finish_sends(receive.sends_over)
 
     def _compute(self, operation: Operation) -> None:
@@ -330,28 +354,39 @@ class PipelineRuntime:
             outputs = worker.forward(microbatch, received)
             if worker.is_last:
                 self._losses.append(outputs[0])
-            else:
+            elif operation not in self._unused:
                 self._results[operation] = outputs
         else:
             gradients = worker.backward(microbatch, received)
-            if stage > 0:
-                self._results[Operation(stage, "B", microbatch)] = gradients
+            made = Operation(stage, "B", microbatch)
+            if stage > 0 and made not in self._unused:
+                self._results[made] = gradients
 
     # --- messages ----------------------------------------------------------------------------
 
     def _send(self, message: Message) -> None:
-        tensors = self._results.pop(message.operation)
+        tensors: Sequence[Tensor] = self._results[message.operation]
         start = self.recorder.mark()
+        if self._messages is not None:
+            tensors = self._messages.sent(message.operation, tensors, message.peer)
         with talking_to(_receiver(message.peer, message.operation)):
             sends = [self.transport.send(tensor, message.peer) for tensor in tensors]
-        self._sending[message.operation] = _Send(sends, message.peer)
+        under_way = self._sending.setdefault(message.operation, [])
+        under_way.append(_Send(sends, message.peer))
+        if len(under_way) >= self._targets[message.operation]:
+            del self._results[message.operation]
         self.recorder.note("sends", (message.operation, message.peer), start)
 
     def _receive(self, message: Message) -> None:
         specs = self._expected(message.operation)
+        parts: list[Part] = []
+        if self._messages is not None:
+            rows = self._messages.expected(message.operation, specs, message.peer)
+            parts, specs = [part for part, _ in rows], [spec for _, spec in rows]
         with talking_to(f"rank {message.peer}, which was to send {message.operation}"):
             tensors = [self.transport.receive(spec, message.peer) for spec in specs]
-        self._receiving[message.operation] = _Receive(tensors, message.peer, message.arrived)
+        received = _Receive(tensors, message.peer, message.arrived, parts)
+        self._receiving.setdefault(message.operation, []).append(received)
 
     def _expected(self, operation: Operation) -> Sequence[TensorSpec]:
         if operation.kind == "F":
@@ -360,11 +395,14 @@ class PipelineRuntime:
 
     def _finish_sends(self, operations: Sequence[Operation]) -> None:
         for operation in operations:
-            send = self._sending.pop(operation, None)
-            if send is not None:
+            for send in self._sending.pop(operation, ()):
                 with talking_to(_receiver(send.target, operation)):
                     for tensor in send.tensors:
                         tensor.wait()
+
+
+def _is_send(action: Action) -> TypeGuard[Message]:
+    return isinstance(action, Message) and action.direction == "send"
 
 
 def _receiver(rank: int, operation: Operation) -> str:

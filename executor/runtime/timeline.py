@@ -137,7 +137,7 @@ class TimelineWriter:
             row["begin_s"] = on_clock_of_first_s(row["own_s"], self._clock, after)
         mine = {"hardware": _hardware(self.device), "steps": self._rows}
         parts = [json.loads(text) for text in self._ranks.gather(json.dumps(mine))]
-        parts = _of_groups(parts, self.plan.degree)
+        parts = _of_groups(parts, self.plan)
         self._ranks.on_first(lambda: self._timeline(parts).save(self._path))
 
     def _warn_of_drift(self, after: ClockReading) -> None:
@@ -155,8 +155,8 @@ class TimelineWriter:
         rows = [part["steps"] for part in parts]
         steps = [_Step(self.plan, pipeline, row) for row in zip(*rows, strict=True)]
         devices = [
-            {"name": name, "rank": self.plan.ranks_of(name)[0], "hardware": part["hardware"]}
-            for name, part in zip(self.plan.ranks, parts, strict=True)
+            {"name": name, "rank": place, "hardware": part["hardware"]}
+            for place, (name, part) in enumerate(zip(self.plan.ranks, parts, strict=True))
         ]
         return MeasuredTimeline.parse(
             {
@@ -176,22 +176,26 @@ class TimelineWriter:
         )
 
 
-def _of_groups(parts: Sequence[dict[str, Any]], degree: int) -> list[dict[str, Any]]:
+def _of_groups(parts: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
     """Return what the first member of each tensor-parallel group did, with the memory of all.
 
     Args:
         parts: of all ranks.
-        degree: members of each group; 1 without groups.
+        plan: whose groups count; without any, each rank is one of its own.
     """
-    groups = [parts[first : first + degree] for first in range(0, len(parts), degree)]
+    place = {name: number for number, name in enumerate(plan.ranks)}
+    groups = [[parts[rank] for rank in plan.ranks_of(name)] for name in plan.ranks]
     for group in groups:
         for row, *others in zip(*(part["steps"] for part in group), strict=True):
             row["peak_memory_bytes"] += sum(other["peak_memory_bytes"] for other in others)
             for kind in ("sends", "receives"):
-                row[kind] = [
-                    [[what, peer // degree], start_s, end_s]
-                    for (what, peer), start_s, end_s in row[kind]
-                ]
+                # A member may send to several of a group, and receive from several.
+                found: dict[tuple[str, int], tuple[float, float]] = {}
+                for (what, peer), start_s, end_s in row[kind]:
+                    key = what, place[plan.place_of(peer).replica]
+                    first_s, last_s = found.get(key, (start_s, end_s))
+                    found[key] = min(first_s, start_s), max(last_s, end_s)
+                row[kind] = [[[*key], *span] for key, span in found.items()]
     return [group[0] for group in groups]
 
 
@@ -267,8 +271,7 @@ class _Step:
     def _bytes(self, operation: str) -> int:
         what = parse_operation(operation)
         assert what is not None
-        stage = self.pipeline.stages[what.stage]
-        return stage.output_bytes if what.kind == "F" else stage.input_gradient_bytes
+        return self.pipeline.held_of_message(what)[0]
 
     def reductions(self) -> Iterator[dict[str, Any]]:
         size: Counter[tuple[int, ...]] = Counter()

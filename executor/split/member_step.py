@@ -40,11 +40,16 @@ class MemberStep:
             the member's.
         layers: of its operations.
         takes_gradient: names of the values that the backward reaches.
+        place_of: of each operation, that of the value in the whole step which it makes, a part of
+            it or communicates.
+        shared: of operations whose results members have shares of by positions, the dimension.
     """
 
     exported: ExportedStep
     layers: LayerAssignment
     takes_gradient: frozenset[str]
+    place_of: Mapping[fx.Node, int]
+    shared: Mapping[fx.Node, int]
 
 
 def member_step(
@@ -69,7 +74,9 @@ def member_step(
     localiser = Localiser(exported, split, planned.degree)
     module = _with_group(exported, localiser.run(), localiser.group, planned.degree)
     _Shapes(module, exported, planned).find()
+    places = {node: place for place, node in enumerate(exported.graph.nodes)}
     layer_of: dict[fx.Node, str] = {}
+    place_of: dict[fx.Node, int] = {}
     static, takes_gradient = set(), set()
     for node in module.graph.nodes:
         value, layer = localiser.made.get(node, (None, ""))
@@ -77,6 +84,8 @@ def member_step(
             static.add(node)
         elif node.op.startswith("call_"):
             layer_of[node] = layer
+        if value is not None:
+            place_of[node] = places[value]
         if value in split.gradients:
             takes_gradient.add(node.name)
     return MemberStep(
@@ -88,7 +97,22 @@ def member_step(
             tuple(module.graph.find_nodes(op="placeholder")),
         ),
         frozenset(takes_gradient),
+        place_of,
+        _shared(localiser.made, split),
     )
+
+
+def _shared(made: Mapping[fx.Node, tuple[fx.Node, str]], split: Split) -> dict[fx.Node, int]:
+    """Return the dimension of positions of each operation that makes a contiguous share of them."""
+    found = {}
+    for node, (value, _) in made.items():
+        dimension, parts = split.placements.sequence.get(value, (0, ()))
+        local, whole = node.meta.get("val"), value.meta.get("val")
+        if len(parts) != 1 or not isinstance(local, Tensor) or not isinstance(whole, Tensor):
+            continue
+        if local.shape != whole.shape:
+            found[node] = dimension
+    return found
 
 
 def _with_group(

@@ -65,8 +65,61 @@ def cut_for_member(
     Raises:
         PipeplanError: as of :func:`cut`.
     """
-    cutter = _Cutter(step.exported, step.layers, plan.stages, step.takes_gradient, device, shares)
+    cutter = _of_member(step, plan, device, shares)
     return [cutter.stage(index) for index in indices]
+
+
+def _of_member(
+    step: MemberStep, plan: Plan, device: torch.device = CPU, shares: Filled | None = None
+) -> _Cutter:
+    return _Cutter(
+        step.exported,
+        step.layers,
+        plan.stages,
+        step.takes_gradient,
+        device,
+        shares,
+        step,
+    )
+
+
+Messages = Sequence[Sequence[BoundaryTensor]]
+"""What each stage but the last sends to the next."""
+
+
+def messages_by_size(
+    plan: Plan, exported: ExportedStep, layers: LayerAssignment, steps: Mapping[int, MemberStep]
+) -> Mapping[int, Messages]:
+    """Return what stages send, by the members of the tensor-parallel group that holds them.
+
+    Args:
+        plan: its stages count.
+        exported: the whole step, as single devices run it.
+        layers: of its operations.
+        steps: of groups of several sizes, by these.
+
+    Raises:
+        PipeplanError: naming a stage that would hand on other tensors in groups of another size.
+    """
+    takes_gradient = {t.name for t in plan.model.graph.boundaries if t.requires_grad}
+    cutters = {1: _Cutter(exported, layers, plan.stages, takes_gradient, CPU)}
+    cutters |= {size: _of_member(step, plan) for size, step in steps.items()}
+    found = {
+        size: [[cutter.boundary(node) for node in row] for row in cutter.crossing]
+        for size, cutter in cutters.items()
+    }
+    for index in range(len(plan.stages) - 1):
+        sent = [
+            [(t.whole_shape(size), t.dtype, t.requires_grad, t.order) for t in rows[index]]
+            for size, rows in found.items()
+        ]
+        shared = [[t.shared for t in rows[index]] for size, rows in found.items() if size > 1]
+        if any(row != sent[0] for row in sent) or any(row != shared[0] for row in shared):
+            raise PipeplanError(
+                f"stages[{index}]: what it sends differs between groups of several sizes; plan "
+                "again with tensor_parallel = N, groups of one size"
+            )
+    return found
 
 
 def cut_layer(
@@ -124,6 +177,7 @@ class _Cutter:
         takes_gradient: Set[str],
         device: torch.device,
         filled: Filled | None = None,
+        member: MemberStep | None = None,
     ) -> None:
         self.device = device
         self.filled = filled
@@ -139,6 +193,11 @@ class _Cutter:
         self.node_stage = {n: stage_of[layer] for n, layer in layers.layer_of.items()}
         self.node_piece = {n: piece_of[layer] for n, layer in layers.layer_of.items()}
         self.crossing = _crossing(self.node_stage, self.stage_count)
+        self.shared: Mapping[fx.Node, int] = {} if member is None else member.shared
+        if member is not None:
+            # Groups of all sizes send tensors in the order of the whole step.
+            places = member.place_of
+            self.crossing = [sorted(row, key=places.__getitem__) for row in self.crossing]
         between = _crossing(self.node_piece, len(self.pieces))
         self.written = InPlaceWrites(
             exported, self.node_piece, between, self.node_stage
@@ -183,7 +242,8 @@ class _Cutter:
         value = node.meta["val"]
         requires_grad = node is self.loss or node.name in self.takes_gradient
         order = memory_order(value)
-        return BoundaryTensor(node.name, tuple(value.shape), value.dtype, requires_grad, order)
+        shape, shared = tuple(value.shape), self.shared.get(node)
+        return BoundaryTensor(node.name, shape, value.dtype, requires_grad, order, shared)
 
     def _inputs(self, place_of: Mapping[fx.Node, int], place: int) -> list[fx.Node]:
         """The batch's entries that the operations of a stage or a piece read."""

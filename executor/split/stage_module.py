@@ -21,6 +21,8 @@ class BoundaryTensor:
         order: its dimensions from the outermost to the innermost in memory, in which it is sent,
             without a copy if it lies as expected. Dropout draws in the order of memory: a stage
             must receive a transposed tensor as one.
+        shared: dimension of which each member of a tensor-parallel group has an equal share, in
+            order; None: the tensor is whole.
     """
 
     name: str
@@ -28,6 +30,14 @@ class BoundaryTensor:
     dtype: torch.dtype
     requires_grad: bool
     order: tuple[int, ...]
+    shared: int | None = None
+
+    def whole_shape(self, members: int) -> tuple[int, ...]:
+        """Return the shape of the tensor that the shares of so many members make."""
+        return tuple(
+            size * (members if dimension == self.shared else 1)
+            for dimension, size in enumerate(self.shape)
+        )
 
     @property
     def sent_shape(self) -> tuple[int, ...]:

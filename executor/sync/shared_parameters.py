@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from planner.model.split_record import SplitRecord
 from planner.plan.operations import owners
 from planner.plan.plan import Plan
 from planner.plan.programs import Reduce
+from planner.plan.tensor_parallel import splits_of
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,13 @@ class ParameterOwners:
 
     Attributes:
         ranks: that hold it or, of a tensor-parallel group, a share of it.
-        split: how groups share parameters; None without groups.
-        degree: members of each group; 1 without.
+        members: of the group of each rank; 1 without.
+        shared: the parameters of which members have shares, by their number.
     """
 
     ranks: Mapping[str, tuple[int, ...]]
-    split: SplitRecord | None = None
-    degree: int = 1
+    members: Sequence[int]
+    shared: Mapping[int, frozenset[str]]
 
     @classmethod
     def of_plan(cls, plan: Plan) -> ParameterOwners:
@@ -43,31 +44,39 @@ class ParameterOwners:
                 held = (rank for device in stage.devices for rank in plan.ranks_of(device))
                 found.setdefault(name, set()).update(held)
         ranks = {name: tuple(sorted(ranks)) for name, ranks in found.items()}
-        return cls(ranks, planned_split(plan), plan.degree)
+        parallel = plan.tensor_parallel
+        splits = {} if parallel is None else splits_of(plan.model.graph, parallel)
+        shared = {degree: frozenset(split.parameters) for degree, split in splits.items()}
+        return cls(ranks, [plan.place_of(r).members for r in range(plan.world_size)], shared)
 
     def first_held(self, rank: int) -> frozenset[str]:
         """Return the tensors that this rank is the first to hold whole: it counts and writes them.
 
         Members of a group are all the first to hold their shares of a parameter.
         """
-        shared = {} if self.split is None else self.split.parameters
         return frozenset(
             name
             for name, ranks in self.ranks.items()
-            if rank in ranks[: self.degree if name in shared else 1]
+            if rank in ranks[: self.members[ranks[0]] if self.is_split(name) else 1]
         )
 
     def is_split(self, name: str) -> bool:
         """Return whether members of a group each hold a share of a parameter."""
-        return self.split is not None and name in self.split.parameters
+        members = self.members[self.ranks[name][0]]  # All that hold it have as many.
+        return name in self.shared.get(members, ())
 
 
-def planned_split(plan: Plan) -> SplitRecord | None:
-    """Return how the tensor-parallel groups of a plan share its model; None without groups."""
+def planned_split(plan: Plan, members: int) -> SplitRecord | None:
+    """Return how tensor-parallel groups of a plan share its model; None of single devices.
+
+    Args:
+        plan: with such groups.
+        members: of a group.
+    """
     parallel = plan.tensor_parallel
-    if parallel is None:
+    if parallel is None or members == 1:
         return None
-    return split_of(plan.model.graph, parallel.degree, sequence=parallel.sequence)
+    return split_of(plan.model.graph, members, sequence=parallel.sequence)
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,7 @@ def own_shares(plan: Plan, rank: int) -> dict[str, float]:
     All uses of a tied parameter count alike; of those in stages that the rank does not hold it
     knows nothing, and its share is of the others.
     """
-    device, owner = plan.ranks[rank // plan.degree], owners(plan.parsed_orders())
+    device, owner = plan.place_of(rank).replica, owners(plan.parsed_orders())
     run = Counter(stage for (stage, _), where in owner.items() if where == device)
     mine = {stage.index for stage in plan.stages if device in stage.devices}
     shares = {}

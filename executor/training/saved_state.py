@@ -54,8 +54,9 @@ class SavedState:
             if name in names
         }
         plan, rank = prepared.plan, prepared.place.rank
-        self._member = rank % plan.degree
-        self._shares = member_shares(planned_split(plan), self._member)
+        place = plan.place_of(rank)
+        self._member = place.member
+        self._shares = member_shares(planned_split(plan, place.members), self._member)
         # The first member of a group writes what the shares of all make.
         self._first = ParameterOwners.of_plan(plan).first_held(rank - self._member)
 

@@ -23,6 +23,7 @@ from executor.emulation.pace import Pace, Pacer
 from executor.launch.prepare import Prepared
 from executor.launch.run import PlanRank
 from executor.runtime.lowering import members_by_rank
+from executor.runtime.member_messages import MemberMessages
 from executor.runtime.runtime import PipelineRuntime, Recorder, StepRecord, clock_of
 from executor.runtime.transport import (
     Transport,
@@ -129,7 +130,8 @@ def optimisation_of(
         assert isinstance(options, AllReduceOptions)
         shards = StateShards(buckets_by_reduction(shared, options.bucket_mib), rank)
         # Each element is in a slice of one rank; of what members of a group have whole, one counts.
-        whole = [n for n in shards.shared if rank % plan.degree == 0 or owners.is_split(n)]
+        is_first = plan.place_of(rank).member == 0
+        whole = [n for n in shards.shared if is_first or owners.is_split(n)]
         counted = counted - shards.shared | frozenset(whole)
     optimisation = Optimisation(
         prepared.parameters,
@@ -139,7 +141,7 @@ def optimisation_of(
         shards=shards,
         **settings,
     )
-    if plan.degree > 1:
+    if plan.tensor_parallel is not None:
         require_step_by_element(optimisation.optimizer)
     return optimisation
 
@@ -178,6 +180,7 @@ class Trainer:
         watch: whether arrivals of messages are noted, for a timeline.
         pace: operations take the time that the plan's costs and it say; None: their own.
         emulates: whether nothing is computed, and the optimizer step is timed as well.
+        messages: divides what goes to tensor-parallel groups of other sizes; None: there are none.
 
     Attributes:
         members: of this rank's tensor-parallel group; None if it is in none.
@@ -199,18 +202,19 @@ class Trainer:
         watch: bool = False,
         pace: Pace | None = None,
         emulates: bool = False,
+        messages: MemberMessages | None = None,
     ) -> None:
         self.plan = plan
         self.parameters = parameters
         self.optimisation = optimisation
         self._place = place
-        self._replica = plan.ranks[place.rank // plan.degree]
+        self._replica = plan.place_of(place.rank).replica
         self._device = device
         self._optimise = optimise or optimisation.step
         self._recorder = Recorder(clock_of(device))
         self._pending = self._recorder.end()
         transport = self._connect(timeout)
-        split = planned_split(plan)
+        split = planned_split(plan, plan.place_of(place.rank).members)
         summed = () if split is None else split.summed_parameters
         self._partial = [parameters[name] for name in sorted(summed) if name in parameters]
         shared = shared_gradients(plan, program, parameters)
@@ -237,6 +241,7 @@ class Trainer:
             self._recorder,
             observers,
             None if self._pacer is None else self._pacer.clock.waited,
+            messages,
         )
 
     @classmethod
@@ -308,22 +313,23 @@ class Trainer:
             timeout=timeout,
             watch=watch,
             pace=pace,
+            messages=prepared.messages,
         )
 
     def _connect(self, timeout: timedelta | None) -> Transport:
         """Make process groups and open them, all ranks together; return what messages go over."""
         plan = self.plan
         replicas = {
-            (stage.index, member): tuple(sorted(plan.ranks_of(d)[member] for d in stage.devices))
+            (stage.index, member): tuple(sorted(ranks))
             for stage in plan.stages
-            for member in range(plan.degree)
+            for member, ranks in enumerate(zip(*map(plan.ranks_of, stage.devices), strict=True))
         }
         groups = members_by_rank(plan)
         sets = [row.ranks for row in shared_parameters(plan)]
         sets += [ranks for ranks in replicas.values() if len(ranks) > 1]
         self.process_groups = make_process_groups([*sets, *groups.values()], timeout)
         rank = self._place.rank
-        mine = rank % plan.degree
+        mine = plan.place_of(rank).member
         self._replicas = {stage: r for (stage, member), r in replicas.items() if member == mine}
         self.members = (
             ProcessGroupMembers(self.process_groups[groups[rank]]) if rank in groups else None

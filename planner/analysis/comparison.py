@@ -86,9 +86,9 @@ class ComparisonRow:
     parallel: TensorParallel | None = None
 
     @property
-    def degree(self) -> int:
-        """Devices that hold each replica of a stage together."""
-        return 1 if self.parallel is None else self.parallel.degree
+    def degrees(self) -> tuple[int, ...]:
+        """Numbers of devices that hold a replica of a stage together, ascending."""
+        return (1,) if self.parallel is None else self.parallel.degrees
 
     @property
     def time_s(self) -> float:
@@ -100,7 +100,10 @@ class ComparisonRow:
         """Number of devices in use."""
         if self.stages is None:
             return None
-        return self.degree * len({name for stage in self.stages for name in stage.devices})
+        used = {name for stage in self.stages for name in stage.devices}
+        if self.parallel is None:
+            return len(used)
+        return sum(len(row.devices) for row in self.parallel.groups if row.name in used)
 
 
 @dataclass(frozen=True, repr=False)

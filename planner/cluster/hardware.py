@@ -211,6 +211,11 @@ class DeviceType(Record):
         return 0.0 if self.loader_gb_per_s is None else bytes_ / (self.loader_gb_per_s * 1e9)
 
     @property
+    def members(self) -> int:
+        """Devices of a tensor-parallel group; 1 of a single device."""
+        return 1 if self.group is None else self.group.devices
+
+    @property
     def optimizer_gb_per_s(self) -> float:
         """Bytes that the optimizer's step reads and writes, in 10^9 bytes/s."""
         return self.memory_bandwidth_gb_per_s * self.optimizer_efficiency

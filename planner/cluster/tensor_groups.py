@@ -35,11 +35,12 @@ class TensorGroup(Record):
 
     Attributes:
         name: Name of the group, by which stages and orders call it.
-        devices: Its devices, of one type; collectives run around them in this order.
+        devices: Its devices, of one type; collectives run around them in this order. One alone runs
+            whole layers.
     """
 
     name: Name
-    devices: Annotated[tuple[Name, ...], Field(min_length=2)]
+    devices: Annotated[tuple[Name, ...], Field(min_length=1)]
 
 
 def grouped(cluster: Cluster, groups: Sequence[TensorGroup]) -> Cluster:
@@ -50,7 +51,7 @@ def grouped(cluster: Cluster, groups: Sequence[TensorGroup]) -> Cluster:
 
     Args:
         cluster: of single devices.
-        groups: disjoint, of equally many devices each.
+        groups: disjoint; those in one host that slows its devices have equally many devices.
 
     Raises:
         PipeplanError: naming every group that cannot be one.
@@ -59,7 +60,8 @@ def grouped(cluster: Cluster, groups: Sequence[TensorGroup]) -> Cluster:
     if problems:
         raise PipeplanError(problems)
     inside = _Inside(cluster, groups)
-    types: dict[str, DeviceType] = {}
+    alone = [cluster.type_of(group.devices[0]) for group in groups if len(group.devices) == 1]
+    types = {name: cluster.device_types[name] for name in alone}
     devices = []
     for group in groups:
         name = _named(types, cluster.type_of(group.devices[0]), inside.type_of(group))
@@ -77,12 +79,6 @@ def grouped(cluster: Cluster, groups: Sequence[TensorGroup]) -> Cluster:
 
 def _problems(cluster: Cluster, groups: Sequence[TensorGroup]) -> Iterator[str]:
     uses = Counter(name for group in groups for name in group.devices)
-    sizes = sorted({len(group.devices) for group in groups})
-    if len(sizes) > 1:
-        yield (
-            f"groups: have {' and '.join(map(str, sizes))} devices; give all of them as many "
-            "devices"
-        )
     for index, group in enumerate(groups):
         unknown = [name for name in group.devices if name not in cluster.numbers]
         for name in unknown:
@@ -92,6 +88,14 @@ def _problems(cluster: Cluster, groups: Sequence[TensorGroup]) -> Iterator[str]:
                 yield f"groups[{index}].devices: {name!r} is named twice; keep it in one group"
         if not unknown:
             yield from _unlike(cluster, index, group)
+    for host in cluster.hosts:
+        held = [group for group in groups if set(group.devices) & set(host.devices)]
+        if len({len(group.devices) for group in held}) > 1:
+            yield (
+                f"groups: {', '.join(group.name for group in held)} have several numbers of "
+                "devices in one host, where devices slow each other by how many compute at once; "
+                "give them equally many"
+            )
 
 
 def _unlike(cluster: Cluster, index: int, group: TensorGroup) -> Iterator[str]:
@@ -140,7 +144,9 @@ class _Inside:
 
     def __init__(self, cluster: Cluster, groups: Sequence[TensorGroup]) -> None:
         self._cluster = cluster
-        self._plans = {group.name: _algorithms(group.devices) for group in groups}
+        self._plans = {
+            group.name: _algorithms(group.devices) for group in groups if len(group.devices) > 1
+        }
         self._sharing: dict[tuple[CollectiveKind, int], Counter[tuple[int, int]]] = {}
         for rows in self._plans.values():
             for collective, algorithms in rows.items():
@@ -157,6 +163,8 @@ class _Inside:
         """Return the figures of a group as a device."""
         one = self._cluster.device_type(group.devices[0])
         count = len(group.devices)
+        if count == 1:
+            return one
         host = self._cluster.host_of.get(group.devices[0])
         collectives = {
             collective: tuple(
@@ -223,7 +231,8 @@ def slowed(kind: DeviceType, factor: float) -> DeviceType:
 
 def _named(types: dict[str, DeviceType], one: str, kind: DeviceType) -> str:
     """Return a name for a group's type, the same for equal figures."""
-    assert kind.group is not None
+    if kind.group is None:
+        return one
     name, number = f"{one}x{kind.group.devices}", 1
     while types.setdefault(name, kind) != kind:
         number += 1

@@ -42,8 +42,9 @@ class LayerMoments:
         kind = problem.cluster.type_of(device)
         machine, precision = problem.cluster.device_types[kind], problem.job.precision
         rows = []
-        for name in problem.graph.in_order(spec.layers):
-            layer, recompute = problem.graph.layers[name], name in spec.recompute
+        graph = problem.graph.on(kind)
+        for name in graph.in_order(spec.layers):
+            layer, recompute = graph.layers[name], name in spec.recompute
             times = layer_times(layer, kind, machine, precision, recompute)
             rows.append(([p for p in layer.parameters if p in names], times))
         needed: dict[str, float] = {}

@@ -21,8 +21,9 @@ from planner.costs.reductions import (
     gradient_reductions,
 )
 from planner.costs.roofline import OperationTimes, layer_times
-from planner.costs.stage_bytes import stage_bytes
+from planner.costs.stage_bytes import bytes_of_stages
 from planner.errors import PipeplanError
+from planner.plan.operations import Operation
 from planner.plan.plan import Plan, Stage, Sync, overlapped_bucket_bytes, overlaps_reductions
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RuntimeBehaviour
@@ -81,8 +82,9 @@ class PlacedStage:
         weight_stash_bytes: kept from a split input gradient until the weight gradient.
         input_bytes, output_bytes: activations received from and sent to the neighbours.
         input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
-        sent_bytes, returned_bytes: activations and gradients sent. Where microbatches have several
-            lengths, times and these are their mean, and all other figures of the longest.
+        sent_bytes, returned_bytes: activations and gradients sent, as many as the neighbour
+            receives. Where microbatches have several lengths, times and these are their mean, and
+            all other figures of the longest.
         offload_bytes: of the stash, what is copied to the host after the forward and back before
             the backward.
         gathered_bytes, returned_gathered_bytes: of ``sent_bytes`` and ``returned_bytes``, what the
@@ -177,7 +179,9 @@ class PlacedPipeline:
         if not self.overlaps or not self.synchronisations:
             return None
         stages = [stage.spec for stage in self.stages]
-        parameters = [self.problem.graph.parameters_of(stage.layers) for stage in stages]
+        parameters = [
+            self.problem.graph_on(stage.devices).parameters_of(stage.layers) for stage in stages
+        ]
         times: list[TimesByDevice] = [{} for _ in stages]
         once = gradient_reductions(self.problem, stages, parameters, times, None, self.groups)
         return replace(self, sync=Sync(options={"overlap": False}), synchronisations=once)
@@ -291,6 +295,19 @@ class PlacedPipeline:
         cluster = self.problem.cluster
         return tuple(row.load(cluster) for row in self.synchronisations)
 
+    def held_of_message(self, made: Operation) -> tuple[int, int]:
+        """Return the bytes that the target and the source of a message hold of it.
+
+        They are equal unless the two are tensor-parallel groups of several sizes.
+
+        Args:
+            made: what made it: activations of a forward, else gradients of a stage's input.
+        """
+        here = self.stages[made.stage]
+        if made.kind == "F":
+            return self.stages[made.stage + 1].input_bytes, here.output_bytes
+        return self.stages[made.stage - 1].output_gradient_bytes, here.input_gradient_bytes
+
     def is_message(self, stage: int, source: str, target: str, *, forward: bool) -> bool:
         """Return whether a stage's activations, or gradients of its input, take a message."""
         placed = self.stages[stage]
@@ -376,7 +393,10 @@ def place(
     bucket_bytes = overlapped_bucket_bytes(problem.job, sync, behaviour)
     times = [_layer_times(problem, stage) for stage in stages]
     host = OperationTimes(*[behaviour.computation_s] * len(OperationTimes._fields))
-    parameters = [problem.graph.parameters_of(stage.layers) for stage in stages]
+    graphs = [problem.graph_on(stage.devices) for stage in stages]
+    parameters = [
+        graph.parameters_of(stage.layers) for graph, stage in zip(graphs, stages, strict=True)
+    ]
     devices = [stage.devices for stage in stages]
     holders = state_holders(problem, devices, parameters, max(1, len(groups)))
     placed = tuple(
@@ -399,7 +419,7 @@ def place(
             returned_gathered_bytes=row.returned_gathered,
         )
         for spec, by_device, held, row in zip(
-            stages, times, parameters, stage_bytes(problem.graph, stages), strict=True
+            stages, times, parameters, bytes_of_stages(graphs, stages), strict=True
         )
     )
     return PlacedPipeline(
@@ -423,6 +443,25 @@ def place_plan(plan: Plan) -> PlacedPipeline:
 def specs_of(stages: Iterable[Stage]) -> list[StageSpec]:
     """Return the stages of a plan as a solver chooses them."""
     return [StageSpec(row.layers, row.devices, row.recompute, row.offload) for row in stages]
+
+
+def has_equal_groups(problem: Problem, stages: Sequence[StageSpec]) -> bool:
+    """Return whether each stage has groups of one size, and so have stages that share a parameter.
+
+    Only tensor-parallel groups of one size have the same shares of parameters to reduce.
+    """
+    graph, cluster = problem.graph, problem.cluster
+    if not graph.record.on_types:
+        return True
+    sizes: dict[str, set[int]] = {}
+    for stage in stages:
+        found = {cluster.device_type(device).members for device in stage.devices}
+        if len(found) > 1:
+            return False
+        for layer in stage.layers:
+            for name in graph.layers[layer].parameters:
+                sizes.setdefault(name, set()).update(found)
+    return all(len(found) == 1 for found in sizes.values())
 
 
 def copy_s(problem: Problem, device: str, bytes_: int) -> float:
@@ -456,11 +495,10 @@ def _layer_times(problem: Problem, spec: StageSpec) -> TimesByDevice:
 
 def _layer_times_on(problem: Problem, spec: StageSpec, type_name: str) -> list[OperationTimes]:
     kind, again = problem.cluster.device_types[type_name], set(spec.recompute)
+    graph, precision = problem.graph.on(type_name), problem.job.precision
     return [
-        layer_times(
-            problem.graph.layers[name], type_name, kind, problem.job.precision, name in again
-        )
-        for name in problem.graph.in_order(spec.layers)
+        layer_times(graph.layers[name], type_name, kind, precision, name in again)
+        for name in graph.in_order(spec.layers)
     ]
 
 

@@ -227,6 +227,7 @@ def gradient_reductions(
             device for each of the stages'; gradients are reduced among all groups.
     """
     graph, tied = problem.graph, _tied_parameters(parameters)
+    bytes_of = {p.name: p.bytes for held in parameters for p in held}
     held_by = [stage.devices for stage in stages]
     in_turn = {holders for holders in tied.values() if reduces_in_turn(problem, held_by, holders)}
     apart = {name for name, holders in tied.items() if holders not in in_turn}
@@ -235,7 +236,7 @@ def gradient_reductions(
     for index, held in enumerate(own):
         wanted[(index,)] = sum(p.bytes for p in held)
     for name, holders in tied.items():
-        wanted[holders] = wanted.get(holders, 0) + graph.parameters[name].bytes
+        wanted[holders] = wanted.get(holders, 0) + bytes_of[name]
     rows: list[GradientReduction] = []
     # What a file lists first decides nothing: stages in order, then what several of them hold.
     for group in sorted(wanted, key=lambda stages: (len(stages) > 1, stages)):

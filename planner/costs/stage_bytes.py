@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
 
@@ -95,6 +95,33 @@ class StageBytes:
     gathered: int = 0
     returned_gathered: int = 0
     offload: int = 0
+
+
+def bytes_of_stages(
+    graphs: Sequence[LayerGraph], stages: Sequence[StageLayers]
+) -> list[StageBytes]:
+    """Return the figures of every stage where each may have the tensors and layers of its own type.
+
+    A message has the bytes that its receiver holds of it: each member of a tensor-parallel group
+    receives what it needs from one of the group before, whatever the sizes of the two.
+
+    Args:
+        graphs: of each stage, see :meth:`LayerGraph.on`.
+        stages: in pipeline order; every layer in one at most, no edge backwards.
+    """
+    found = {id(graph): stage_bytes(graph, stages) for graph in graphs}
+    rows = [found[id(graph)] for graph in graphs]
+    if len(found) <= 1:
+        return rows[0] if rows else []
+    last = len(stages) - 1
+    return [
+        replace(
+            row[j],
+            sent=rows[min(j + 1, last)][j].sent,
+            returned=rows[max(j - 1, 0)][j].returned,
+        )
+        for j, row in enumerate(rows)
+    ]
 
 
 def stage_bytes(graph: LayerGraph, stages: Sequence[StageLayers]) -> list[StageBytes]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from planner.model.figures import (
     PHASES,
@@ -277,6 +278,10 @@ class GraphRecord(Record):
             values between regions shared by positions or whole.
         recomputes_attention: Whether the core of attention runs again in the backward, in all of
             these figures.
+        on_types: The same layers, tensors and parameters as devices of a type have them, by its
+            name, where types have other FLOPs and bytes: tensor-parallel groups of several sizes.
+            All other figures are then the least that any type has, and times are those by type.
+            Problems of groups have it, files do not.
     """
 
     format: Literal["pipeplan-graph/2"] = "pipeplan-graph/2"
@@ -290,6 +295,7 @@ class GraphRecord(Record):
     uncounted_operators: tuple[str, ...] = ()
     splits: tuple[SplitRecord, ...] = ()
     recomputes_attention: bool = False
+    on_types: SkipJsonSchema[dict[Name, GraphRecord]] = Field(default_factory=dict)  # In no file.
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -312,6 +318,8 @@ class GraphRecord(Record):
             _check_boundary(f"boundaries[{index}]", boundary, position)
         _check_splits(self)
         _check_lengths(self)
+        for name, other in self.on_types.items():
+            _check_type(f"on_types[{name!r}]", self, other)
         return self
 
     @property
@@ -321,7 +329,42 @@ class GraphRecord(Record):
 
     @model_serializer(mode="wrap")
     def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "splits", "recomputes_attention")
+        return without_defaults(self, dump(self), "splits", "recomputes_attention", "on_types")
+
+
+def _check_type(field: str, record: GraphRecord, other: GraphRecord) -> None:
+    """Refuse figures on a type that are not of the same graph, or less than the least ones."""
+    if other.on_types or other.lengths != record.lengths:
+        raise ValueError(f"{field}: it has types or lengths of its own; remove them")
+    for kind, (figures, same) in _OF_TYPES.items():
+        rows, others = getattr(record, kind), getattr(other, kind)
+        if [same(row) for row in others] != [same(row) for row in rows]:
+            raise ValueError(
+                f"{field}.{kind}: they are not those of the graph in its order; trace the model "
+                "again"
+            )
+        for row, least in zip(others, rows, strict=True):
+            for name in figures:
+                if getattr(row, name) < getattr(least, name):
+                    raise ValueError(
+                        f"{field}.{kind}: {name} of {row.name!r} is {getattr(row, name)}, but the "
+                        f"least of all types is said to be {getattr(least, name)}; correct the one "
+                        "or the other"
+                    )
+
+
+_OF_TYPES: dict[str, tuple[tuple[str, ...], Callable[[Any], object]]] = {
+    "layers": (
+        ("stash_bytes", "kept_for_weights_bytes"),
+        lambda row: (row.name, row.parameters, row.device_types, row.batch_bytes),
+    ),
+    "boundaries": (
+        ("bytes",),
+        lambda row: (row.name, row.producer, row.users, row.requires_grad, row.saved_by),
+    ),
+    "parameters": (("bytes", "elements"), lambda row: (row.name, row.trainable)),
+}
+"""Of each list of a graph: figures of which types may have more, and what they have in common."""
 
 
 def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from planner.errors import PipeplanError
 from planner.model.graph_record import SHARED, Boundary, GraphRecord, Layer, Parameter
+from planner.model.layer_graph import LayerGraph
 from planner.model.split_record import LayerSplit, SplitRecord
+from planner.records.document import Record
+
+_Row = TypeVar("_Row", bound=Record)
 
 
 def split_of(graph: GraphRecord, degree: int, *, sequence: bool) -> SplitRecord:
@@ -33,7 +38,8 @@ def split_of(graph: GraphRecord, degree: int, *, sequence: bool) -> SplitRecord:
 
 def group_graph(
     graph: GraphRecord,
-    split: SplitRecord,
+    splits: Mapping[int, SplitRecord],
+    sizes: Mapping[str, int],
     types: Mapping[str, Sequence[str]],
     *,
     in_parts: bool = False,
@@ -41,31 +47,94 @@ def group_graph(
     """Return a graph whose figures are those of all devices of a group together.
 
     What each device has a share of counts once, and what every device has or does counts for each.
-    Operations are counted once, since all devices start theirs at the same time.
+    Operations are counted once, since all devices start theirs at the same time. Groups of several
+    sizes have a graph each (:attr:`GraphRecord.on_types`).
 
     Args:
         graph: the layer graph of single devices.
-        split: how it splits over a group.
+        splits: how it splits over groups, by their size; none for single devices.
+        sizes: devices of a group, by its device type.
         types: device types of groups by the type of their devices.
         in_parts: whether groups send each other parts of what all their devices have whole.
 
     Raises:
         PipeplanError: if a layer's times were measured on a device of a group.
     """
-    _require_computed(graph, split, types)
-    parameters = _parameters(graph, split)
+    of_size = {}
+    for size in sorted({*sizes.values()}):
+        split = splits.get(size)
+        if split is not None:
+            one = [name for name, kinds in types.items() if any(sizes[k] == size for k in kinds)]
+            _require_computed(graph, split, one)
+        of_size[size] = _of_size(graph, split, types, in_parts=in_parts)
+    if len(of_size) == 1:
+        return next(iter(of_size.values()))
+    least = _least([*of_size.values()])
     return GraphRecord.model_validate(
         {
             **{name: getattr(graph, name) for name in GraphRecord.model_fields},
-            "layers": tuple(
-                _layer(layer, row, split, types)
-                for layer, row in zip(graph.layers, split.layers, strict=True)
-            ),
-            "boundaries": tuple(_boundaries(graph, split, in_parts=in_parts)),
-            "parameters": tuple(parameters),
+            **least,
             "splits": (),
+            "on_types": {kind: of_size[size] for kind, size in sizes.items()},
         }
     )
+
+
+def _of_size(
+    graph: GraphRecord,
+    split: SplitRecord | None,
+    types: Mapping[str, Sequence[str]],
+    *,
+    in_parts: bool,
+) -> GraphRecord:
+    """Return the graph as groups of one size run it; without a split, as single devices do."""
+    changed: dict[str, Any] = {
+        "layers": tuple(_on_kinds(layer, types) for layer in graph.layers),
+        "splits": (),
+    }
+    if split is not None:
+        changed["layers"] = tuple(
+            _layer(layer, row, split)
+            for layer, row in zip(changed["layers"], split.layers, strict=True)
+        )
+        changed["boundaries"] = tuple(_boundaries(graph, split, in_parts=in_parts))
+        changed["parameters"] = tuple(_parameters(graph, split))
+    fields = {name: getattr(graph, name) for name in GraphRecord.model_fields}
+    return GraphRecord.model_validate({**fields, **changed})
+
+
+def _on_kinds(layer: Layer, types: Mapping[str, Sequence[str]]) -> Layer:
+    """Return a layer that may run on groups of the devices that it may run on."""
+    kinds = (t for name in layer.device_types for t in types.get(name, (name,)))
+    return layer.model_copy(update={"device_types": tuple(dict.fromkeys(kinds))})
+
+
+def _least(graphs: Sequence[GraphRecord]) -> dict[str, Any]:
+    """Return the layers, tensors and parameters of a graph with the least figures of several."""
+    peaks = [LayerGraph.from_record(graph).peak_bytes for graph in graphs]
+    layers = []
+    for rows in zip(*(graph.layers for graph in graphs), strict=True):
+        least = _smallest(rows, (name for name in SHARED if name != "weight_stash_bytes"))
+        least["weight_stash_bytes"] = min(row.kept_for_weights_bytes for row in rows)
+        least["peak_bytes"] = min(peak[rows[0].name] for peak in peaks)
+        # Seconds are those of the types.
+        least |= {"work": (), "collectives": (), "products": (), "measured": {}}
+        layers.append(rows[0].model_copy(update=least))
+    tensors = zip(*(graph.boundaries for graph in graphs), strict=True)
+    parameters = zip(*(graph.parameters for graph in graphs), strict=True)
+    return {
+        "layers": tuple(layers),
+        "boundaries": tuple(_with_least(rows, ("bytes",)) for rows in tensors),
+        "parameters": tuple(_with_least(rows, ("bytes", "elements")) for rows in parameters),
+    }
+
+
+def _smallest(rows: Sequence[Record], names: Iterable[str]) -> dict[str, Any]:
+    return {name: min(getattr(row, name) for row in rows) for name in names}
+
+
+def _with_least(rows: Sequence[_Row], names: Iterable[str]) -> _Row:
+    return rows[0].model_copy(update=_smallest(rows, names))
 
 
 def region_cuts(graph: GraphRecord, split: SplitRecord) -> frozenset[str]:
@@ -83,11 +152,9 @@ def region_cuts(graph: GraphRecord, split: SplitRecord) -> frozenset[str]:
     )
 
 
-def _require_computed(
-    graph: GraphRecord, split: SplitRecord, types: Mapping[str, Sequence[str]]
-) -> None:
+def _require_computed(graph: GraphRecord, split: SplitRecord, types: Sequence[str]) -> None:
     for layer in graph.layers:
-        measured = sorted(layer.measured.keys() & types.keys())
+        measured = sorted(layer.measured.keys() & set(types))
         if measured:
             raise PipeplanError(
                 f"tensor_parallel = {split.degree}: layer {layer.name!r} was measured whole on "
@@ -96,9 +163,7 @@ def _require_computed(
             )
 
 
-def _layer(
-    layer: Layer, row: LayerSplit, split: SplitRecord, types: Mapping[str, Sequence[str]]
-) -> Layer:
+def _layer(layer: Layer, row: LayerSplit, split: SplitRecord) -> Layer:
     degree = split.degree or 1
     whole = {name: getattr(layer, name) for name in SHARED}
     whole["weight_stash_bytes"] = layer.kept_for_weights_bytes
@@ -108,9 +173,6 @@ def _layer(
             **{name: _of_all(whole[name], getattr(row, name), degree) for name in SHARED},
             "peak_bytes": None,
             "measured": {},
-            "device_types": tuple(
-                t for name in layer.device_types for t in types.get(name, (name,))
-            ),
             "work": row.work,
             "collectives": row.collectives,
             "products": tuple(product.of_share(degree) for product in row.products),

@@ -128,7 +128,13 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
         Raises:
             PipeplanError: naming every wrong field.
         """
-        return cls.from_record(GraphRecord.parse(check_format(data, FORMAT, source), source))
+        record = GraphRecord.parse(check_format(data, FORMAT, source), source)
+        if record.on_types:
+            raise PipeplanError(
+                f"{source}: on_types: {', '.join(record.on_types)}, but a file has the figures of "
+                'single devices; remove it and plan with tensor_parallel = "any"'
+            )
+        return cls.from_record(record)
 
     @classmethod
     def load(cls, path: str | Path) -> LayerGraph:
@@ -138,6 +144,23 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
     def save(self, path: str | Path) -> None:
         """Write the graph as JSON, atomically."""
         write_atomically(path, self.record.model_dump_json(indent=1) + "\n")
+
+    def on(self, device_type: str) -> LayerGraph:
+        """Return the graph with the figures that devices of a type have, usually itself.
+
+        Types have other figures where they are tensor-parallel groups of several sizes. Those of
+        this graph are then the least of all, which suit bounds.
+        """
+        return self._on_types.get(device_type, self)
+
+    @cached_property
+    def _on_types(self) -> dict[str, LayerGraph]:
+        """The graphs of types that have figures of their own; types of equal figures share one."""
+        made: dict[int, LayerGraph] = {}
+        for record in self.record.on_types.values():
+            if id(record) not in made:
+                made[id(record)] = LayerGraph.from_record(record)
+        return {name: made[id(record)] for name, record in self.record.on_types.items()}
 
     @cached_property
     def digest(self) -> str:

@@ -131,8 +131,9 @@ def outside_bound(
 def outside_packing(space: Space, plan: Plan) -> Iterator[Outside]:
     """Yield the groups of a plan that a bound over every size of groups does not cover.
 
-    Such a bound covers one packing of the cluster's devices of each size. One over a single size
-    is for the plan's own groups, which its digest names.
+    Such a bound covers one packing of the cluster's devices of each size, and packings of several
+    sizes that it names. One over a single size is for the plan's own groups, which its digest
+    names.
 
     Args:
         space: the freedoms that the bound covers.
@@ -141,14 +142,18 @@ def outside_packing(space: Space, plan: Plan) -> Iterator[Outside]:
     parallel = plan.tensor_parallel
     if space.tensor_parallel != "any" or parallel is None:
         return
-    if parallel.groups != packed(plan.cluster, parallel.degree):
+    if len(parallel.degrees) > 1:
+        is_covered = parallel.digest in plan.provenance.bound_covers.packings
+    else:
+        is_covered = parallel.groups == packed(plan.cluster, parallel.degrees[0])
+    if not is_covered:
         yield Outside(
             "tensor_parallel.groups",
             "other groups than the search packed",
             "tensor_parallel",
             '"any"',
             "plan again",
-            str(parallel.degree),
+            " and ".join(map(str, parallel.degrees)),
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
@@ -249,6 +249,20 @@ class Provenance(Record):
     problem_digest: str | None = None
 
 
+class RankPlace(NamedTuple):
+    """The place of a rank in a plan.
+
+    Attributes:
+        replica: of a stage, as stages list it: a device's or a group's name.
+        member: number of the rank in its tensor-parallel group; 0 without one.
+        members: ranks of the group; 1 without one.
+    """
+
+    replica: str
+    member: int
+    members: int
+
+
 class Plan(ShownInNotebooks, JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
@@ -263,8 +277,9 @@ class Plan(ShownInNotebooks, JsonFile):
         orders: Operations of each device in order, such as ``2F0`` (stage 2, forward, microbatch
             0), separated by spaces; F forward, B whole backward, I and W input and weight gradient
             of a split backward.
-        ranks: Device of each rank; with tensor-parallel groups the group of each so many ranks in a
-            row, of which the first is on its first device, see :attr:`rank_devices`.
+        ranks: Device of each rank; with tensor-parallel groups the group of as many ranks in a row
+            as it has devices, of which the first is on its first device, see
+            :attr:`rank_devices`.
         sync: Synchronisation strategy of the replicas.
         predicted: Simulation results.
         provenance: How the plan was made.
@@ -381,14 +396,30 @@ class Plan(ShownInNotebooks, JsonFile):
         return (self.single_device_problem if is_open else self.problem).digests_in(space)
 
     @property
+    def degrees(self) -> tuple[int, ...]:
+        """Numbers of devices that hold a replica of a stage together, ascending; 1 of no groups."""
+        return (1,) if self.tensor_parallel is None else self.tensor_parallel.degrees
+
+    @property
     def degree(self) -> int:
-        """Number of devices that hold each replica of a stage together; 1 without groups."""
-        return 1 if self.tensor_parallel is None else self.tensor_parallel.degree
+        """The number of devices that hold each replica of a stage together; 1 without groups.
+
+        Raises:
+            PipeplanError: if it differs from stage to stage.
+        """
+        if len(self.degrees) > 1:
+            numbers = " and ".join(map(str, self.degrees))
+            raise PipeplanError(
+                f"tensor_parallel.groups: they have {numbers} devices, and this takes groups of "
+                "one size only so far; plan again with tensor_parallel = one of these"
+            )
+        return self.degrees[0]
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return len(self.ranks) * self.degree
+        groups = self._devices_of_groups
+        return sum(len(groups.get(name, (name,))) for name in self.ranks)
 
     def members(self, name: str) -> tuple[str, ...]:
         """Return the devices of a replica of a stage, in the order of their ranks.
@@ -412,12 +443,27 @@ class Plan(ShownInNotebooks, JsonFile):
 
     def ranks_of(self, name: str) -> range:
         """Return the ranks of a replica of a stage, as stages list it."""
-        first = self._places[name] * self.degree
-        return range(first, first + self.degree)
+        return self._ranks_of[name]
+
+    def place_of(self, rank: int) -> RankPlace:
+        """Return the replica of a stage that a rank is part of, and its number there."""
+        return self._places[rank]
 
     @cached_property
-    def _places(self) -> dict[str, int]:
-        return {name: place for place, name in enumerate(self.ranks)}
+    def _ranks_of(self) -> dict[str, range]:
+        found, first = {}, 0
+        for name in self.ranks:
+            found[name] = range(first, first + len(self.members(name)))
+            first = found[name].stop
+        return found
+
+    @cached_property
+    def _places(self) -> tuple[RankPlace, ...]:
+        return tuple(
+            RankPlace(name, number, len(self.members(name)))
+            for name in self.ranks
+            for number in range(len(self.members(name)))
+        )
 
     @property
     def behaviour(self) -> RuntimeBehaviour:

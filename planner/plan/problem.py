@@ -88,7 +88,7 @@ class Problem:
             )
         for name in sorted(types):
             kind = self.cluster.device_types[name]
-            measured = all(name in layer.measured for layer in self.graph.record.layers)
+            measured = all(name in layer.measured for layer in self.graph.on(name).record.layers)
             if not measured and self.job.precision not in kind.precisions:
                 known = ", ".join(kind.precisions)
                 raise PipeplanError(
@@ -96,6 +96,10 @@ class Problem:
                     f"{self.job.precision!r} (it has {known}); choose one of these in the job or "
                     f"add peak_tflop_per_s.{self.job.precision} to the cluster file"
                 )
+
+    def graph_on(self, devices: Sequence[str]) -> LayerGraph:
+        """Return the graph with the figures of devices that hold a stage, which are alike there."""
+        return self.graph.on(self.cluster.type_of(devices[0]))
 
     @property
     def has_groups(self) -> bool:

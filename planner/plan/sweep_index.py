@@ -85,6 +85,9 @@ class SweepSettings(Record):
     deterministic: bool = False
 
 
+Degree = Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)]
+
+
 class SweptPoint(Record):
     """The result of a point: a plan, or the reason why there is none.
 
@@ -98,8 +101,8 @@ class SweptPoint(Record):
         lower_bound_s: Lower bound on the chosen devices, for plans named in the plan file.
         chosen: Devices available to the search.
         used: Devices that the plan uses.
-        degree: Devices of each tensor-parallel group of the plan; null: there is no plan, or an
-            older sweep did not say.
+        degree: Devices of each tensor-parallel group of the plan, a list of numbers where they
+            differ; null: there is no plan, or an older sweep did not say.
         reason: Why there is no plan.
     """
 
@@ -112,7 +115,7 @@ class SweptPoint(Record):
     lower_bound_s: NonNegative | None = None
     chosen: tuple[str, ...] = ()
     used: tuple[str, ...] = ()
-    degree: Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)] | None = None
+    degree: Degree | Annotated[tuple[Degree, ...], Field(min_length=2, max_length=16)] | None = None
     reason: str | None = None
 
     @property

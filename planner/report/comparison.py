@@ -69,7 +69,7 @@ def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
                 for stage in row.stages
             ],
             "devices": row.devices,
-            "tensor_parallel": row.degree,
+            "tensor_parallel": _degrees_data(row.degrees),
             "schedule": row.schedule,
             **dict.fromkeys(
                 ("iteration_time_s", "bubble", "peak_memory_bytes", "peak_memory_share")
@@ -84,9 +84,15 @@ def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
     ]
 
 
+def _degrees_data(degrees: tuple[int, ...]) -> int | list[int]:
+    """Return the number of devices of a group, or a list of the numbers."""
+    return degrees[0] if len(degrees) == 1 else list(degrees)
+
+
 def row_cells(row: ComparisonRow) -> list[str]:
     """Return a row as text, by :data:`HEADINGS`; the reason replaces a missing schedule."""
-    groups = f" in groups of {row.degree}" if row.degree > 1 else ""
+    numbers = " and ".join(map(str, row.degrees))
+    groups = "" if row.degrees == (1,) else f" in groups of {numbers}"
     shape = "-" if row.stages is None else f"{len(row.stages)} x {row.devices}{groups}"
     if row.figures is None:
         return [row.planner, shape, *["-"] * 5, row.reason or "-"]

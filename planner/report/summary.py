@@ -122,7 +122,17 @@ def group_lines(plan: Plan) -> list[str]:
     if parallel is None:
         return []
     shared = ", which share values between split parts by positions" if parallel.sequence else ""
-    line = f"each device above is a tensor-parallel group of {parallel.degree} devices{shared}"
+    if len(parallel.degrees) == 1:
+        count = parallel.degrees[0]
+        line = f"each device above is a tensor-parallel group of {count} devices{shared}"
+        return [line, *_expert_lines(plan, parallel)]
+    used = {name for stage in plan.stages for name in stage.devices}
+    sizes: dict[int, list[str]] = {}
+    for group in parallel.groups:
+        if group.name in used:
+            sizes.setdefault(len(group.devices), []).append(group.name)
+    rows = (f"{', '.join(names)} of {plural(size, 'device')}" for size, names in sizes.items())
+    line = f"the devices above are tensor-parallel groups: {'; '.join(rows)}"
     return [line, *_expert_lines(plan, parallel)]
 
 

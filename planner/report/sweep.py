@@ -46,14 +46,21 @@ def sweep_table(result: SweepResult) -> Table:
     for row in result.rows:
         mark = FRONT_MARK if row.on_front else ""
         devices, *others = _numbers(row, rates)
-        degree = ["-" if row.degree is None else str(row.degree)] if group else []
+        degree = [_group(row)] if group else []
         table.add_row(mark, plain(row.point.cluster), devices, *degree, *others)
     return table
 
 
 def _has_groups(result: SweepResult) -> bool:
     """Return whether any plan has tensor-parallel groups."""
-    return any((row.degree or 1) > 1 for row in result.rows)
+    return any(row.degree not in (None, 1) for row in result.rows)
+
+
+def _group(row: SweepRow) -> str:
+    """Return the devices of a plan's groups: a number, or several."""
+    if row.degree is None or isinstance(row.degree, int):
+        return "-" if row.degree is None else str(row.degree)
+    return "+".join(map(str, row.degree))
 
 
 def sweep_lines(result: SweepResult) -> list[str]:

@@ -16,7 +16,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placement import (
+    PlacedPipeline,
+    StageSpec,
+    has_equal_groups,
+    is_connected,
+    place,
+)
 from planner.errors import InfeasibleError
 from planner.search.partition.baselines import Baseline
 from planner.search.partition.chain import Chain, Partition, StageChoice
@@ -104,7 +110,9 @@ class BaselineSchedules:
         """
         partitions = planner.partitions(self._chain)
         if self._chain.problem.has_groups:
-            partitions = list(filter(None, map(self._chain.at_cuts, partitions)))
+            at_cuts = filter(None, map(self._chain.at_cuts, partitions))
+            problem, specs = self._chain.problem, self._chain.specs
+            partitions = [row for row in at_cuts if has_equal_groups(problem, specs(row))]
         if not partitions:
             raise InfeasibleError(
                 f"{planner.name}: no stages are left if cuts keep to the places that the job and "

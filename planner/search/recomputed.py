@@ -290,7 +290,7 @@ class RecomputedSchedules:
             return stage
         cluster = self._chain.problem.cluster
         types = tuple(sorted(cluster.type_of(device) for device in stage.devices))
-        least = self._chain.stashes.workspace_bytes(stage.begin, stage.end)
+        least = self._chain.on(types[0]).stashes.workspace_bytes(stage.begin, stage.end)
         # The workspace of now is outside the rooms, that of a choice above the least is inside.
         more = {count: room + now.workspace_bytes - least for count, room in rooms.items()}
         for count in sorted(more, key=lambda count: more[count] / count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -17,6 +18,7 @@ from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.search.budget import Clock
 from planner.search.finished import OPTIMALITY_TOLERANCE
+from planner.search.mixed_groups import mixed_packings
 from planner.search.partition.bounds.partition import work_bound_s
 from planner.search.partition.chain import Chain
 from planner.search.result import Ended, HistoryRow, Result, Status
@@ -45,7 +47,7 @@ class SolveOne(Protocol):
 
 @dataclass(frozen=True)
 class Variant:
-    """The problem with one size of groups.
+    """The problem with groups of one size, or of several.
 
     Attributes:
         problem: whose devices are the groups.
@@ -62,7 +64,10 @@ class Variant:
         """What its devices are."""
         if self.parallel is None:
             return "single devices"
-        return f"groups of {self.parallel.degree}"
+        if len(self.parallel.degrees) == 1:
+            return f"groups of {self.parallel.degrees[0]}"
+        counts = Counter(len(group.devices) for group in self.parallel.groups)
+        return " and ".join(f"{counts[size]} groups of {size}" for size in sorted(counts))
 
 
 def solve_on_groups(
@@ -72,7 +77,8 @@ def solve_on_groups(
 
     All sizes share one half of the time, and the size of the fastest plan then and that of the
     least bound the other. The bound is the least of theirs, so it covers plans with one size of
-    groups, packed as :func:`planner.cluster.group_packing.packed` does.
+    groups, packed as :func:`planner.cluster.group_packing.packed` does, and plans on the packings
+    of several sizes that were searched (:mod:`planner.search.mixed_groups`).
 
     Args:
         problem: of single devices; its job's ``tensor_parallel`` is not 1.
@@ -90,6 +96,7 @@ def solve_on_groups(
         result = solve_one(only.problem, time_limit_s=clock.left_s, progress=progress)
         result = replace(result, plan=result.plan.of_problem(problem, only.parallel))
     else:
+        variants = sorted([*variants, *_mixed(problem, variants)], key=lambda row: row.work_s)
         search = _Search(problem, variants, clock, progress or (lambda row: None))
         result = search.best(solve_one)
     require_valid(result.plan)
@@ -125,6 +132,16 @@ def variants_of(problem: Problem) -> list[Variant]:
     return sorted(found, key=lambda row: row.work_s)
 
 
+def _mixed(problem: Problem, variants: Sequence[Variant]) -> list[Variant]:
+    """Return the problem with groups of several sizes, of those that variants have."""
+    degrees = [1 if row.parallel is None else row.parallel.degrees[0] for row in variants]
+    found = []
+    for parallel in mixed_packings(problem, sorted(degrees)):
+        on_groups = grouped_problem(problem, parallel)
+        found.append(Variant(on_groups, parallel, work_bound_s(Chain(on_groups))))
+    return found
+
+
 def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) -> Variant:
     """Return the problem with one size of groups, packed unless they are given."""
     if degree == 1:
@@ -138,9 +155,7 @@ def _variant(problem: Problem, degree: int, groups: Sequence[TensorGroup] = ()) 
             "equal shares (heads, columns, vocabulary or experts); choose another number"
         )
     parallel = TensorParallel(
-        degree=degree,
-        sequence=sequence,
-        groups=tuple(groups or packed(problem.cluster, degree)),
+        sequence=sequence, groups=tuple(groups or packed(problem.cluster, degree))
     )
     variant = grouped_problem(problem, parallel)
     return Variant(variant, parallel, work_bound_s(Chain(variant)))
@@ -296,10 +311,13 @@ class _Search:
         """Return a plan with the bound over all sizes, of which there is no certificate."""
         space = self.problem.job.space
         tried = ", ".join(variant.words for variant in self.variants)
+        packings = (row.parallel for row in self.variants if row.parallel is not None)
+        mixed = tuple(row.digest for row in packings if len(row.degrees) > 1)
+        covers = plan.provenance.bound_covers
         provenance = plan.provenance.model_copy(
             update={
                 "solver": f"{plan.provenance.solver}; the best of {tried}",
-                "bound_covers": plan.provenance.bound_covers.model_copy(update={"space": space}),
+                "bound_covers": covers.model_copy(update={"space": space, "packings": mixed}),
                 "problem_digest": self.problem.digest_in(space),
             }
         )

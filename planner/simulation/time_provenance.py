@@ -94,7 +94,8 @@ class _StepSources:
     def _parts(self, stage: int, kind: str, type_name: str) -> Iterator[tuple[Source, float]]:
         spec, problem = self._pipeline.stages[stage].spec, self._pipeline.problem
         device, recomputed = self._cluster.device_types[type_name], set(spec.recompute)
-        layers = (problem.graph.layers[name] for name in spec.layers)
+        own = problem.graph.on(type_name).layers
+        layers = (own[name] for name in spec.layers)
         for name, layer, share in ((row.name, *part) for row in layers for part in _by_length(row)):
             if type_name in layer.measured:
                 times = layer_times(

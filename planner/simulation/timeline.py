@@ -190,11 +190,9 @@ def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
     for event in timeline.operations:
         changes[event.device] += _operation_changes(pipeline, event)
     for transfer in timeline.transfers:
-        stage = pipeline.stages[transfer.operation.stage]
-        forward = transfer.operation.kind == "F"
-        bytes_ = stage.output_bytes if forward else stage.input_gradient_bytes
-        changes[transfer.target].append((transfer.start_s, bytes_))
-        changes[transfer.source].append((transfer.end_s, -bytes_))
+        received, sent = pipeline.held_of_message(transfer.operation)
+        changes[transfer.target].append((transfer.start_s, received))
+        changes[transfer.source].append((transfer.end_s, -sent))
     for copy in timeline.copies:
         change = (copy.end_s, -copy.bytes) if copy.is_out else (copy.start_s, copy.bytes)
         changes[copy.device].append(change)

@@ -25,18 +25,19 @@ def regrouped(
     """Return groups of the same size: those that are kept, and new ones of all other devices.
 
     Args:
-        parallel: the groups before.
+        parallel: the groups before, of one size.
         kept: those of them that stay.
         cluster: of single devices, after the change.
 
     Raises:
         PipeplanError: if there are none.
     """
-    groups = [*kept, *_new_groups(kept, cluster, parallel.degree)]
+    degree = parallel.degrees[0]
+    groups = [*kept, *_new_groups(kept, cluster, degree)]
     if not groups:
         raise PipeplanError(
-            f"no tensor-parallel group of {parallel.degree} devices is left, and the cluster has "
-            f"no {parallel.degree} joined devices of one type for another; plan anew with "
+            f"no tensor-parallel group of {degree} devices is left, and the cluster has "
+            f"no {degree} joined devices of one type for another; plan anew with "
             "`pipeplan plan --tensor-parallel any` on the new cluster"
         )
     place = cluster.numbers

@@ -10,7 +10,7 @@ from typing import Any
 from planner.cluster.cluster import Cluster, Link
 from planner.cluster.hardware import DeviceType, LinkType
 from planner.errors import PipeplanError, near
-from planner.model.graph_record import Layer, MeasuredTimes
+from planner.model.graph_record import GraphRecord, Layer, MeasuredTimes
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.variants.changes import DeviceChange, LinkChange
@@ -85,10 +85,21 @@ def with_device_type(
 
 def _with_layers(graph: LayerGraph, old: str, new: str, speed: float) -> LayerGraph:
     """Return the graph with a type's entries under its new name, times divided by its speed."""
-    layers = tuple(_with_type_of(layer, old, new, speed) for layer in graph.record.layers)
-    if layers == graph.record.layers:
-        return graph
-    return LayerGraph.from_record(graph.record.model_copy(update={"layers": layers}))
+    record = _with_entries(graph.record, old, new, speed)
+    return graph if record is graph.record else LayerGraph.from_record(record)
+
+
+def _with_entries(record: GraphRecord, old: str, new: str, speed: float) -> GraphRecord:
+    update: dict[str, Any] = {}
+    layers = tuple(_with_type_of(layer, old, new, speed) for layer in record.layers)
+    if layers != record.layers:
+        update["layers"] = layers
+    if old in record.on_types:
+        of_types = {**record.on_types, new: record.on_types[old]}
+        update["on_types"] = {
+            name: _with_entries(row, old, new, speed) for name, row in of_types.items()
+        }
+    return record.model_copy(update=update) if update else record
 
 
 def _with_type_of(layer: Layer, old: str, new: str, speed: float) -> Layer:

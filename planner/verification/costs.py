@@ -270,15 +270,29 @@ class PlanCosts:
         self.shares_state = plan.job.shards_state
         self.problem = ProblemCosts(plan.cluster, plan.job)
         self._graph = plan.model.graph
-        self._parameters = {parameter.name: parameter for parameter in self._graph.parameters}
+        self._graphs = [
+            self._graph.on_types.get(plan.cluster.type_of(stage.devices[0]), self._graph)
+            for stage in plan.stages
+        ]
         self._stage_of = {name: stage.index for stage in plan.stages for name in stage.layers}
         self._rerun = {name for stage in plan.stages for name in stage.recompute}
         self._made: defaultdict[str, list[Boundary]] = defaultdict(list)
         self._used: defaultdict[str, list[Boundary]] = defaultdict(list)
-        for tensor in self._graph.boundaries:
-            self._made[tensor.producer].append(tensor)
-            for user in tensor.users:
-                self._used[user].append(tensor)
+        for graph in {id(graph): graph for graph in self._graphs}.values():
+            own = {name for name, stage in self._stage_of.items() if self._graphs[stage] is graph}
+            for tensor in graph.boundaries:
+                if tensor.producer in own:
+                    self._made[tensor.producer].append(tensor)
+                for user in tensor.users:
+                    if user in own:
+                        self._used[user].append(tensor)
+        # Stages that share a parameter have it on devices alike.
+        sizes = [{row.name: row for row in graph.parameters} for graph in self._graphs]
+        self._parameters = {
+            name: sizes[self._stage_of[layer.name]][name]
+            for layer in self._graph.layers
+            for name in layer.parameters
+        }
         self.routes = Routes(plan.cluster)
         self.stages_on = {
             device: [stage.index for stage in plan.stages if device in stage.devices]
@@ -315,7 +329,8 @@ class PlanCosts:
 
     def layers(self, stage: int) -> list[Layer]:
         """Return a stage's layers in the order of the layer graph."""
-        return [row for row in self._graph.layers if self._stage_of[row.name] == stage]
+        rows = self._graphs[stage].layers
+        return [row for row in rows if self._stage_of[row.name] == stage]
 
     def layer_seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer, with its forward again where it is recomputed."""
@@ -462,7 +477,10 @@ class PlanCosts:
 
     def _stage_bytes(self, stage: Stage) -> CheckedStageBytes:
         index, layers = stage.index, self.layers(stage.index)
-        received, sent = self._crossing(index), self._crossing(index + 1)
+        received, sent = self._crossing(index, index), self._crossing(index + 1, index)
+        # As many bytes are sent as the other side holds of them.
+        onwards = self._crossing(index + 1, min(index + 1, len(self._graphs) - 1))
+        back = self._crossing(index, max(index - 1, 0))
         # What a layer that does not run again keeps of the received tensors is in its stash.
         in_stash = sum(t.bytes for t in received if self._keeper(t) == index)
         input_bytes = sum(t.bytes for t in received)
@@ -480,8 +498,8 @@ class PlanCosts:
             sent=sum(t.bytes for t in sent),
             gradient_sent=sum(t.bytes for t in received if t.requires_grad),
             gradient_received=sum(t.bytes for t in sent if t.requires_grad),
-            message=sum(map(moved_bytes, sent)),
-            gradient_message=sum(moved_bytes(t) for t in received if t.requires_grad),
+            message=sum(map(moved_bytes, onwards)),
+            gradient_message=sum(moved_bytes(t) for t in back if t.requires_grad),
             gathered=sum(moved_bytes(t) for t in sent if t.parts > 1),
             gradient_gathered=sum(
                 moved_bytes(t) for t in received if t.requires_grad and t.parts > 1
@@ -505,11 +523,11 @@ class PlanCosts:
         kept = sum(max(0, row.stash_bytes - row.batch_bytes) for row in rows)
         return max(0, kept - staying)
 
-    def _crossing(self, cut: int) -> list[Boundary]:
-        """Tensors made before a stage and used in it or behind it."""
+    def _crossing(self, cut: int, stage: int) -> list[Boundary]:
+        """Tensors made before a cut and used behind it, with the bytes that a stage has of them."""
         return [
             tensor
-            for tensor in self._graph.boundaries
+            for tensor in self._graphs[stage].boundaries
             if self._stage_of[tensor.producer] < cut
             and any(self._stage_of[user] >= cut for user in tensor.users)
         ]

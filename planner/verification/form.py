@@ -1,7 +1,7 @@
 """What can be seen of a plan without a simulation; the verifier's first half."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 
 from planner.errors import PipeplanError, near
@@ -92,6 +92,7 @@ def stage_problems(plan: Plan) -> Iterator[str]:
         if name not in stage_of:
             yield f"stages: layer {name!r} is in no stage; every layer must be in exactly one"
     yield from _stage_devices(plan)
+    yield from _group_sizes(plan)
     yield from _layer_rules(plan)
     yield from _edges_backwards(plan, stage_of)
 
@@ -116,6 +117,38 @@ def _stage_devices(plan: Plan) -> Iterator[str]:
                     f"stages[{position}].offload: device {device!r} is of type {kind!r}, which has "
                     "no host_link_gb_per_s; set it, or keep the stashes"
                 )
+
+
+def _group_sizes(plan: Plan) -> Iterator[str]:
+    """Groups that have the same parameters have them in equally many shares."""
+    known = set(plan.cluster.device_names)
+    members = {kind: row.members for kind, row in plan.cluster.device_types.items()}
+    sizes: dict[int, set[int]] = {}
+    for position, stage in enumerate(plan.stages):
+        held = known.intersection(stage.devices)
+        sizes[position] = {members[plan.cluster.type_of(device)] for device in held}
+        if len(sizes[position]) > 1:
+            yield (
+                f"stages[{position}].devices: groups of {_listed(sizes[position])} devices, which "
+                "have different shares of parameters; give a stage groups of one size"
+            )
+    users: dict[str, list[int]] = {}
+    layers = {layer.name: layer for layer in plan.model.graph.layers}
+    for position, stage in enumerate(plan.stages):
+        used = (layers[name].parameters for name in stage.layers if name in layers)
+        for name in dict.fromkeys(name for names in used for name in names):
+            users.setdefault(name, []).append(position)
+    for name, holders in users.items():
+        different = set().union(*(sizes[position] for position in holders))
+        if len(holders) > 1 and len(different) > 1:
+            yield (
+                f"stages: {_listed(holders)} share parameter {name!r} on groups of "
+                f"{_listed(different)} devices; give these stages groups of one size"
+            )
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return " and ".join(map(str, sorted(numbers)))
 
 
 def _layer_rules(plan: Plan) -> Iterator[str]:

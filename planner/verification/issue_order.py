@@ -247,7 +247,9 @@ def _waits(programs: Sequence[Program], stages: int, members: Members) -> dict[_
                 before[node].update(received.get(needed, ()) if needed else ())
             elif isinstance(action, Message) and action.direction == "receive":
                 back = Communicator("messages", (rank, action.peer))
-                received[action.operation] = {node, *((back, sent) for sent in action.arrived)}
+                # Members of a tensor-parallel group may have parts of it from several ranks.
+                parts = received.setdefault(action.operation, set())
+                parts |= {node, *((back, sent) for sent in action.arrived)}
     return before
 
 

@@ -277,10 +277,12 @@ class _Replay:
         target = self._runs_on[message.stage, message.microbatch]
         return source != target and self._sent_bytes(message) > 0
 
-    def _bytes(self, message: Message) -> int:
+    def _bytes(self, message: Message) -> tuple[int, int]:
+        """What there is room for on the source and on the target."""
+        there = self._costs.bytes[message.stage]
         if message.kind == "F":
-            return self._costs.bytes[message.stage - 1].sent
-        return self._costs.bytes[message.stage + 1].gradient_sent
+            return self._costs.bytes[message.stage - 1].sent, there.received
+        return self._costs.bytes[message.stage + 1].gradient_sent, there.gradient_received
 
     def _sent_bytes(self, message: Message) -> int:
         """What is sent, in place of what there is room for."""
@@ -362,9 +364,9 @@ class _Replay:
         self._brought[user] = message
         if user.kind == "B":
             self._brought[Operation(user.stage, "I", user.microbatch)] = message
-        bytes_, (source, target) = self._bytes(user), message.devices
-        self._changes[target].append((message.start_s, bytes_))
-        self._changes[source].append((message.end_s, -bytes_))
+        (sent, received), (source, target) = self._bytes(user), message.devices
+        self._changes[target].append((message.start_s, received))
+        self._changes[source].append((message.end_s, -sent))
         heappush(self._moments, (message.end_s, user, True))
 
     def _blocked_by(self, moment: float, devices: tuple[str, ...]) -> list[Step | None]:

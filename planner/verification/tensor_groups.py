@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from math import ceil, log2
 
 from planner.cluster.cluster import Cluster, Device, Link
@@ -39,27 +39,49 @@ def group_problems(plan: Plan) -> Iterator[str]:
                 f"cluster.device_types.{name}.group: a plan has the cluster's single devices; name "
                 "the groups in tensor_parallel"
             )
-    if allowed not in ("any", plan.degree):
+    if plan.model.graph.on_types:
         yield (
-            f"tensor_parallel: a replica of a stage is {plan.degree} devices, but "
-            f"job.tensor_parallel is {allowed}; plan again, or set the job's to {plan.degree}"
+            "model.graph.on_types: a plan has the figures of single devices; name the groups in "
+            "tensor_parallel"
+        )
+    if allowed != "any" and plan.degrees != (allowed,):
+        sizes = " and ".join(map(str, plan.degrees))
+        remedy = sizes if len(plan.degrees) == 1 else '"any"'
+        yield (
+            f"tensor_parallel: a replica of a stage is {sizes} devices, but job.tensor_parallel is "
+            f"{allowed}; plan again, or set the job's to {remedy}"
         )
     if parallel is None:
         return
+    if plan.degrees == (1,):
+        yield "tensor_parallel.groups: each has one device; remove tensor_parallel"
     if parallel.sequence != plan.job.sequence_parallel:
         yield (
             f"tensor_parallel.sequence: {str(parallel.sequence).lower()}, but "
             f"job.sequence_parallel is {str(plan.job.sequence_parallel).lower()}; make them equal"
         )
-    if _split(plan.model.graph, parallel) is None:
+    if plan.job.runtime not in (None, "pipeplan") and len(plan.degrees) > 1:
         yield (
-            f"tensor_parallel: model.graph.splits has none of degree {parallel.degree} with "
-            f"sequence {str(parallel.sequence).lower()}; plan again from the model"
+            f"tensor_parallel.groups: they have {' and '.join(map(str, plan.degrees))} devices, "
+            f"but {plan.job.runtime} has groups of one size; set job.runtime to null"
         )
+    for degree in plan.degrees:
+        if degree > 1 and _split(plan.model.graph, degree, parallel.sequence) is None:
+            yield (
+                f"tensor_parallel: model.graph.splits has none of degree {degree} with sequence "
+                f"{str(parallel.sequence).lower()}; plan again from the model"
+            )
     yield from _experts(plan, parallel)
     yield from _names(parallel)
     for index, group in enumerate(parallel.groups):
         yield from _devices(plan.cluster, f"tensor_parallel.groups[{index}]", group, parallel)
+    for host in plan.cluster.hosts:
+        held = [row for row in parallel.groups if not set(host.devices).isdisjoint(row.devices)]
+        if len({len(row.devices) for row in held}) > 1:
+            yield (
+                f"tensor_parallel.groups: {', '.join(row.name for row in held)} are in one host "
+                "that slows its devices and have several numbers of them; give them equally many"
+            )
 
 
 def _experts(plan: Plan, parallel: TensorParallel) -> Iterator[str]:
@@ -104,9 +126,20 @@ def _experts_of(plan: Plan, split: SplitRecord) -> Iterator[str]:
             )
 
 
-def _split(graph: GraphRecord, parallel: TensorParallel) -> SplitRecord | None:
-    wanted = (parallel.degree, parallel.sequence)
+def _split(graph: GraphRecord, degree: int, sequence: bool) -> SplitRecord | None:
+    wanted = (degree, sequence)
     return next((row for row in graph.splits if (row.degree, row.sequence) == wanted), None)
+
+
+def _splits(plan: Plan) -> dict[int, SplitRecord]:
+    """Return how the model splits over groups, by their size; single devices split nothing."""
+    parallel = plan.tensor_parallel
+    found = {}
+    for degree in () if parallel is None else plan.degrees:
+        split = _split(plan.model.graph, degree, parallel is not None and parallel.sequence)
+        if split is not None:
+            found[degree] = split
+    return found
 
 
 def _names(parallel: TensorParallel) -> Iterator[str]:
@@ -122,7 +155,7 @@ def _names(parallel: TensorParallel) -> Iterator[str]:
 def _devices(
     cluster: Cluster, field: str, group: TensorGroup, parallel: TensorParallel
 ) -> Iterator[str]:
-    if len(group.devices) != parallel.degree:
+    if parallel.degree is not None and len(group.devices) != parallel.degree:
         yield f"{field}.devices: {len(group.devices)} devices, expected {parallel.degree}"
     known = {device.name: device.type for device in cluster.devices}
     unknown = [name for name in group.devices if name not in known]
@@ -138,12 +171,13 @@ def _devices(
 
 def divided_regions(plan: Plan) -> Iterator[str]:
     """Yield cuts at tensors of which every device of a group has a share inside a split part."""
-    parallel = plan.tensor_parallel
-    split = None if parallel is None else _split(plan.model.graph, parallel)
-    if split is None:
-        return
     stage_of = {name: stage.index for stage in plan.stages for name in stage.layers}
-    inside = {row.name for row in split.boundaries if row.placement == "region"}
+    inside = {
+        row.name
+        for split in _splits(plan).values()
+        for row in split.boundaries
+        if row.placement == "region"
+    }
     for tensor in plan.model.graph.boundaries:
         stages = {stage_of.get(name) for name in (tensor.producer, *tensor.users)}
         if tensor.name in inside and len(stages) > 1:
@@ -165,11 +199,21 @@ def contracted(plan: Plan) -> Plan:
     """
     if plan.tensor_parallel is None:
         return plan
-    split = _split(plan.model.graph, plan.tensor_parallel)
-    assert split is not None  # Refused before.
-    cluster, types = _cluster(plan.cluster, plan.tensor_parallel)
-    in_parts = plan.runtime.group_messages == "parts"
-    graph = _graph(plan.model.graph, split, plan.tensor_parallel.degree, types, in_parts=in_parts)
+    groups = plan.tensor_parallel.groups
+    cluster = _cluster(plan.cluster, groups)
+    one_of = {row.name: plan.cluster.type_of(row.devices[0]) for row in groups}
+    types: dict[str, dict[str, None]] = defaultdict(dict)
+    for device in cluster.devices:
+        types[one_of[device.name]][device.type] = None
+    splits, in_parts = _splits(plan), plan.runtime.group_messages == "parts"
+    graphs = {
+        degree: _graph(
+            plan.model.graph, splits.get(degree), degree, types, cluster, in_parts=in_parts
+        )
+        for degree in plan.degrees
+    }
+    sizes = {row.type: cluster.device_types[row.type].members for row in cluster.devices}
+    graph = _together(graphs, sizes)
     model = plan.model.model_copy(update={"graph": graph, "graph_digest": graph_digest(graph)})
     return plan.model_copy(update={"model": model, "cluster": cluster, "tensor_parallel": None})
 
@@ -177,32 +221,30 @@ def contracted(plan: Plan) -> Plan:
 # --- the cluster ----------------------------------------------------------------------------------
 
 
-def _cluster(
-    cluster: Cluster, parallel: TensorParallel
-) -> tuple[Cluster, dict[str, tuple[str, ...]]]:
-    """Return the cluster of groups, and the types of groups by those of their devices."""
-    inside = _inside(cluster, parallel.groups)
-    kinds: dict[str, DeviceType] = {}
-    devices, types = [], defaultdict[str, dict[str, None]](dict)
-    for group in parallel.groups:
-        one = cluster.type_of(group.devices[0])
-        figures = _type(cluster, group, inside[group.name])
-        name = f"{one}x{parallel.degree}"
-        alike = [n for n, k in kinds.items() if n in types[one] and k == figures]
-        if alike or types[one]:
-            name = alike[0] if alike else f"{name}-{len(types[one]) + 1}"
-        kinds[name] = figures
-        types[one][name] = None
+def _cluster(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> Cluster:
+    """Return the cluster of groups."""
+    inside = _inside(cluster, tuple(row for row in groups if len(row.devices) > 1))
+    single = [cluster.type_of(row.devices[0]) for row in groups if len(row.devices) == 1]
+    kinds = {name: cluster.device_types[name] for name in single}
+    devices = []
+    for group in groups:
+        name = one = cluster.type_of(group.devices[0])
+        if group.name in inside:
+            figures = _type(cluster, group, inside[group.name])
+            stem, number = f"{one}x{len(group.devices)}", 1
+            name = stem
+            while kinds.setdefault(name, figures) != figures:
+                number += 1
+                name = f"{stem}-{number}"
         devices.append(Device(name=group.name, type=name))
-    made = Cluster(
+    return Cluster(
         name=cluster.name,
         device_types=kinds,
         devices=tuple(devices),
         switches=cluster.switches,
-        links=tuple(_links(cluster, parallel.groups)),
-        hosts=tuple(_hosts(cluster, parallel)),
+        links=tuple(_links(cluster, groups)),
+        hosts=tuple(_hosts(cluster, groups)),
     )
-    return made, {one: tuple(names) for one, names in types.items()}
 
 
 def _ways(devices: tuple[str, ...]) -> dict[CollectiveKind, list[tuple[int, float, list[_Edge]]]]:
@@ -236,7 +278,7 @@ def _inside(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> dict[str, Grou
     found: dict[str, dict[CollectiveKind, list[CollectiveFigures]]] = {
         group.name: defaultdict(list) for group in groups
     }
-    for kind, algorithms in ways[groups[0].name].items():
+    for kind, algorithms in ways[groups[0].name].items() if groups else ():
         for number in range(len(algorithms)):
             everyone = [edge for rows in ways.values() for edge in rows[kind][number][2]]
             figures = iter(routes.step_figures(everyone))
@@ -322,15 +364,15 @@ def _links(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> Iterator[Link]:
         )
 
 
-def _hosts(cluster: Cluster, parallel: TensorParallel) -> Iterator[Host]:
+def _hosts(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> Iterator[Host]:
     """Yield how groups of a host slow each other, beyond what one of them is slowed."""
     for host in cluster.hosts:
-        names = [g.name for g in parallel.groups if set(g.devices) <= set(host.devices)]
-        counts = [parallel.degree * (number + 1) for number in range(len(names))]
-        if names:
+        held = [group for group in groups if set(group.devices) <= set(host.devices)]
+        counts = [len(group.devices) * number for number, group in enumerate(held, 1)]
+        if held:
             alone = host.slowdown[counts[0] - 1]
             slowdown = tuple(host.slowdown[count - 1] / alone for count in counts)
-            yield Host(devices=tuple(names), slowdown=slowdown)
+            yield Host(devices=tuple(group.name for group in held), slowdown=slowdown)
 
 
 # --- the layers -----------------------------------------------------------------------------------
@@ -338,23 +380,40 @@ def _hosts(cluster: Cluster, parallel: TensorParallel) -> Iterator[Host]:
 
 def _graph(
     graph: GraphRecord,
-    split: SplitRecord,
+    split: SplitRecord | None,
     degree: int,
-    types: dict[str, tuple[str, ...]],
+    types: Mapping[str, Iterable[str]],
+    cluster: Cluster,
     *,
     in_parts: bool,
 ) -> GraphRecord:
-    """Return the graph with the figures of all devices of a group together."""
-    others = degree - 1  # Whatever is not shared, these have and do as well.
-    held = {row.name for region in split.regions for row in region.parameters}
-    whole = {row.name for row in split.boundaries if row.placement == "whole"}
+    """Return the graph with the figures of all devices of a group together.
+
+    Args:
+        graph: of single devices.
+        split: over groups of the degree; None of single devices, which have the graph's figures.
+        degree: devices of a group.
+        types: those of groups, by the types of their devices.
+        cluster: of groups.
+        in_parts: whether groups send each other parts of what all their devices have whole.
+    """
+    held = {row.name for region in split.regions for row in region.parameters} if split else set()
+    whole = {row.name for row in split.boundaries if row.placement == "whole"} if split else set()
+    summed = split.summed_parameters if split else ()
+    grouped = {
+        one
+        for one, kinds in types.items()
+        if degree > 1 and any(cluster.device_types[kind].members == degree for kind in kinds)
+    }
     layers = []
-    for layer, shares in zip(graph.layers, split.layers, strict=True):
-        if set(layer.measured) & set(types):
+    for number, layer in enumerate(graph.layers):
+        if grouped.intersection(layer.measured):
             raise PipeplanError(
                 f"model.graph: layer {layer.name!r} was measured whole, on no share of it"
             )
-        layers.append(_layer(layer, shares, others, types))
+        allowed = tuple(n for one in layer.device_types for n in types.get(one, (one,)))
+        mine = layer.model_copy(update={"device_types": allowed})
+        layers.append(mine if split is None else _layer(mine, split.layers[number], degree - 1))
     return graph.model_copy(
         update={
             "layers": tuple(layers),
@@ -373,7 +432,7 @@ def _graph(
                     update={
                         "elements": row.elements * (1 if row.name in held else degree),
                         "bytes": row.bytes * (1 if row.name in held else degree),
-                        "summed": row.name in split.summed_parameters,
+                        "summed": row.name in summed,
                     }
                 )
                 for row in graph.parameters
@@ -382,9 +441,24 @@ def _graph(
     )
 
 
-def _layer(
-    layer: Layer, shared: LayerSplit, others: int, types: dict[str, tuple[str, ...]]
-) -> Layer:
+def _together(graphs: Mapping[int, GraphRecord], sizes: Mapping[str, int]) -> GraphRecord:
+    """Return one graph for groups of several sizes, each with the figures of its own.
+
+    Nothing of a plan's replay is taken from the other figures, which are those of the fewest
+    devices.
+
+    Args:
+        graphs: by size.
+        sizes: by the types of groups.
+    """
+    first = graphs[min(graphs)]
+    if len(graphs) == 1:
+        return first
+    return first.model_copy(update={"on_types": {kind: graphs[n] for kind, n in sizes.items()}})
+
+
+def _layer(layer: Layer, shared: LayerSplit, others: int) -> Layer:
+    """Return what a group does: whatever is not shared, the other devices have and do as well."""
     sums = {}
     for name in (*_SUMS, "weight_stash_bytes"):
         whole = getattr(layer, name)
@@ -398,7 +472,6 @@ def _layer(
             "work": shared.work,
             "collectives": shared.collectives,
             "products": tuple(_share(row, others + 1) for row in shared.products),
-            "device_types": tuple(n for one in layer.device_types for n in types.get(one, (one,))),
         }
     )
 

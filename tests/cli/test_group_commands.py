@@ -6,9 +6,17 @@ from pathlib import Path
 import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
-from planner import Plan, verify
+from planner import Cluster, Job, Plan, Problem, verify
 from planner.analysis.sweep.points import sizes_of
+from planner.assembly import plan_by_hand
+from planner.cluster.tensor_groups import TensorGroup
+from planner.costs.placement import StageSpec, place
 from planner.model.layer_graph import LayerGraph
+from planner.plan.problem import ModelSource
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.report.summary import group_lines
+from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.verification.verify import save_valid
 
 GRAPH = ROOT / "tests" / "data" / "formats" / "graph-2.json"
 CLUSTER = CLUSTERS / "irregular.toml"
@@ -46,6 +54,71 @@ def test_figures_are_those_of_all_devices(planned: Path) -> None:
     assert data["iteration_time_s"] == plan.predicted.iteration_time_s
     assert set(data["devices"]) == set(plan.ranks)
     assert len(plan.rank_devices) == 2 * len(plan.ranks)
+
+
+@pytest.fixture(scope="module")
+def of_two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stages on pairs of devices and, between them, on a single one: the ends share a parameter."""
+    graph, cluster = LayerGraph.load(GRAPH), Cluster.load(CLUSTER)
+    job = Job(microbatches=4, tensor_parallel="any")
+    big = ("big/gpu0", "big/gpu1", "big/gpu2", "big/gpu3")
+    groups = [("first", big[:2]), ("last", big[2:]), ("alone", ("ws0",))]
+    parallel = TensorParallel(
+        groups=tuple(TensorGroup(name=name, devices=devices) for name, devices in groups)
+    )
+    problem = Problem(graph, cluster, job, ModelSource("models.gpt:gpt_tiny"))
+    layers = list(graph.layers)
+    parts = zip((layers[:2], layers[2:4], layers[4:]), ("first", "alone", "last"), strict=True)
+    stages = [StageSpec(tuple(names), (on,)) for names, on in parts]
+    pipeline = place(grouped_problem(problem, parallel), stages)
+    schedule = best_heuristic_schedule(pipeline)
+    assert schedule is not None
+    plan = plan_by_hand(pipeline, schedule.orders).of_problem(problem, parallel)
+    assert group_lines(plan) == [
+        "the devices above are tensor-parallel groups: first, last of 2 devices; alone of 1 device"
+    ]
+    path = tmp_path_factory.mktemp("groups") / "plan.json"
+    save_valid(plan, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("explain",), "alone"),
+        (("plot", "-o", "plot.png"), "wrote"),
+        (("report", "-o", "report.html"), "wrote"),
+        (("simulate", "-o", "again.json", "--jitter", "0.05"), "wrote"),
+        (("edit", "--move", "recompute h.2", "-o", "edited.json"), "wrote"),
+        (("schedule", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
+    ],
+)
+def test_commands_take_a_plan_of_groups_of_several_sizes(
+    of_two_sizes: Path,
+    command: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    test_commands_take_a_plan_of_groups(of_two_sizes, command, told, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("replan", "--lost", "ws0", "-o", "new.json"),
+        ("export", "--to", "megatron"),
+        ("export", "--to", "torch-csv"),
+    ],
+)
+def test_commands_for_groups_of_one_size_say_so(
+    of_two_sizes: Path, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name, *options = command
+    result = pipeplan(name, of_two_sizes, *options)
+    assert result.exit_code == 1
+    assert "they have 1 and 2 devices, and this takes groups of one size only" in result.output
 
 
 @pytest.mark.parametrize(

@@ -136,7 +136,6 @@ def test_groups_of_other_links_have_types_of_their_own() -> None:
     [
         (("d0 d1", "d1 d2"), r"groups\[0\].devices: 'd1' is named twice"),
         (("d0 d9",), r"groups\[0\].devices: the cluster has no device 'd9'"),
-        (("d0 d1", "d2 d3 e0"), "groups: have 2 and 3 devices"),
         (("d0 e0",), r"groups\[0\].devices: 'g0' has devices of types other, unit"),
         (("d0 f0",), r"groups\[0\].devices: no path leads from 'd0' to 'f0'"),
     ],

@@ -3,12 +3,14 @@
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from builders import cluster, device_type, link
 
 from models import ZOO
 from planner.assembly import plan_by_hand
+from planner.cluster.cluster import Cluster
+from planner.cluster.tensor_groups import TensorGroup
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
@@ -24,12 +26,16 @@ from planner.search.schedule.heuristic import best_heuristic_schedule
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))
 DEVICES = ("d0", "d1", "d2", "d3")
 PRECISIONS = {"float32": 1, "bfloat16": 1, "float16": 1, "float64": 1}
-FOUR_DEVICES = cluster(
-    DEVICES,
-    [link(device, "hub") for device in DEVICES],
-    ["hub"],
-    {"unit": device_type(peak_tflop_per_s=PRECISIONS, host_link_gb_per_s=1.0)},
-)
+
+
+def joined(count: int) -> Cluster:
+    """Equal devices around one switch."""
+    names = [f"d{number}" for number in range(count)]
+    kind = device_type(peak_tflop_per_s=PRECISIONS, host_link_gb_per_s=1.0)
+    return cluster(names, [link(name, "hub") for name in names], ["hub"], {"unit": kind})
+
+
+FOUR_DEVICES = joined(4)
 Owners = Mapping[tuple[int, int], str]
 
 
@@ -78,38 +84,45 @@ def on_groups(
     cuts: Sequence[int],
     groups: Sequence[str],
     schedule: Callable[[PlacedPipeline], Plan],
-    degree: int = 2,
+    degree: int | Sequence[int] = 2,
     *,
     sequence: bool = False,
     recompute: Sequence[int] = (),
     **job: object,
 ) -> Plan:
-    """A tiny model on tensor-parallel groups of the four devices: ``g0``, ``g1``, …
+    """A tiny model on tensor-parallel groups of the devices: ``g0``, ``g1``, …
 
-    ``groups`` has a word a stage, as devices of :func:`zoo_pipeline`; ``recompute`` the indices of
-    recomputed layers, ``schedule`` makes a plan of the stages on groups.
+    ``groups`` has a word a stage, as devices of :func:`zoo_pipeline`; ``degree`` is the size of all
+    groups or of each; ``recompute`` the indices of recomputed layers, ``schedule`` makes a plan of
+    the stages on groups.
     """
+    used = sorted({group for word in groups for group in word.split()})
+    sizes = [degree] * len(used) if isinstance(degree, int) else list(degree)
+    machines = joined(max(sum(sizes), len(DEVICES)))
     fields = {
         "samples_per_microbatch": 2,
         "optimizer": "sgd_momentum",
         "learning_rate": 0.01,
         "max_stages_per_device": 16,
-        "tensor_parallel": degree,
+        "tensor_parallel": sizes[0] if len({*sizes}) == 1 else "any",
         "sequence_parallel": sequence,
         **job,
     }
     checked = Job.model_validate(fields)
     step = trace_step(ZOO[name], checked)
-    split = record_of(step, degree, sequence=sequence, experts=routing_of(checked))
-    graph = LayerGraph.from_record(step.graph.model_copy(update={"splits": (split,)}))
-    single = Problem(graph, FOUR_DEVICES, checked, ModelSource(ZOO[name], checked.model_arguments))
-    used = sorted({group for word in groups for group in word.split()})
-    rows = tuple(
-        {"name": group, "devices": DEVICES[k * degree : (k + 1) * degree]}
-        for k, group in enumerate(used)
+    degrees = sorted({size for size in sizes if size > 1})
+    splits = tuple(
+        record_of(step, size, sequence=sequence, experts=routing_of(checked)) for size in degrees
     )
-    parallel = TensorParallel.model_validate(
-        {"degree": degree, "sequence": sequence, "groups": rows}
+    graph = LayerGraph.from_record(step.graph.model_copy(update={"splits": splits}))
+    single = Problem(graph, machines, checked, ModelSource(ZOO[name], checked.model_arguments))
+    names = iter(machines.device_names)
+    parallel = TensorParallel(
+        sequence=sequence,
+        groups=tuple(
+            TensorGroup(name=group, devices=tuple(islice(names, size)))
+            for group, size in zip(used, sizes, strict=True)
+        ),
     )
     layers = list(graph.layers)
     again = {layers[index] for index in recompute}
@@ -123,7 +136,7 @@ def on_groups(
     return plan.model_copy(
         update={
             "model": plan.model.model_copy(update=model),
-            "cluster": FOUR_DEVICES,
+            "cluster": machines,
             "job": plan.job.model_copy(update={"cuts": None}),
             "tensor_parallel": parallel,
         }

@@ -213,7 +213,7 @@ def test_no_rank_ever_holds_more_than_its_own_parameters_and_one_other() -> None
 def test_a_member_holds_its_shares_and_two_whole_parameters_at_most() -> None:
     plan = on_groups("gpt_tiny", [], ["g0"], scheduled, 4, microbatches=1)
     factory, needed = import_factory(ZOO["gpt_tiny"]), needed_by(plan, 1)
-    shares = member_shares(planned_split(plan), 1)
+    shares = member_shares(planned_split(plan, plan.degree), 1)
     sizes = {n: p.numel() * p.element_size() for n, p in factory().named_parameters()}
     with most_bytes() as most:
         build_model(plan, factory, 0, needed, shares)

@@ -100,7 +100,7 @@ def run_member(
         gradients = runner.backward(0, gradients)
     for runner in runners if split else ():
         runner.weight_gradients(0)
-    planned = planned_split(ranks[0].plan)
+    planned = planned_split(ranks[0].plan, members.degree)
     assert planned is not None
     for rank in ranks:
         summed = [p for name, p in rank.parameters.items() if name in planned.summed_parameters]
@@ -110,7 +110,7 @@ def run_member(
 
 def whole_gradients(plan: Plan, found: Sequence[list[Gradients]]) -> Gradients:
     """Shares joined and, of a tied parameter, the gradients of its stages added up."""
-    split, total = planned_split(plan), {}
+    split, total = planned_split(plan, plan.degree), {}
     assert split is not None
     for place in range(len(plan.ranks)):
         for name, gradient in found[0][place].items():
@@ -213,7 +213,7 @@ def test_members_compute_the_loss_and_gradients_of_one_process(
 
 def planned_calls(plan: Plan, *, split: bool) -> Counter[str]:
     """What the plan counts on; a split backward keeps what it does not gather again."""
-    record = planned_split(plan)
+    record = planned_split(plan, plan.degree)
     assert record is not None
     rows = [row for layer in record.layers for row in layer.collectives]
     kinds = Counter(row.kind for row in rows if not (split and row.phase == "weight_gradient"))
@@ -298,6 +298,65 @@ def test_a_checkpoint_is_resumed_under_other_degrees(tmp_path: Path) -> None:
     for name in ("four", "stages"):
         assert resumed.losses(name) == pytest.approx(losses[2:], rel=1e-12)
         assert worst_error(resumed.parameters(name), alone.parameters()) < 1e-11
+
+
+def with_two_sizes(sizes: Sequence[int], **job: object) -> Plan:
+    """Stages of LLaMA on groups of several sizes, the first twice where there are three."""
+    cuts, words = {2: ([4], ["g0", "g1"]), 3: ([3, 5], ["g0 g1", "g2", "g0"])}[len(sizes)]
+    return on_groups(
+        "llama_tiny",
+        cuts,
+        words,
+        lambda pipeline: shuffled(pipeline, 3, split=0.5),
+        sizes,
+        recompute=[2],
+        precision="float64",
+        optimizer="adamw",
+        microbatches=4,
+        model_arguments={"kv_heads": 4},
+        **job,
+    )
+
+
+def test_stages_on_groups_of_several_sizes_train_as_one_process(tmp_path: Path) -> None:
+    runs = RunFiles(tmp_path, steps=2)
+    plan = with_two_sizes((2, 1))
+    runs.add("narrower", plan, f'clip_norm = 0.5\ntimeline = "{tmp_path / "timeline.json"}"')
+    runs.add("wider", with_two_sizes((1, 2)), "clip_norm = 0.5")
+    runs.add("positions", with_two_sizes((2, 1), sequence=True), "clip_norm = 0.5")
+    runs.add("back", with_two_sizes((1, 2), sequence=True), "clip_norm = 0.5")
+    runs.launch(3)
+    alone = Alone(plan, runs.config("narrower"))
+    losses = alone.train(2)
+    for name in ("narrower", "wider", "positions", "back"):
+        assert runs.losses(name) == pytest.approx(losses, rel=1e-12)
+        assert worst_error(runs.parameters(name), alone.parameters()) < 1e-12
+    timeline = MeasuredTimeline.load(tmp_path / "timeline.json")
+    assert [(row.name, row.rank) for row in timeline.devices] == [("g0", 0), ("g1", 1)]
+    messages = Counter((row.source, row.target) for row in timeline.transfers)
+    assert messages == {("g0", "g1"): 2 * 4, ("g1", "g0"): 2 * 4}
+
+
+@pytest.mark.extensive
+@pytest.mark.parametrize(("sequence", "shard_optimizer"), [(False, True), (True, False)])
+def test_a_checkpoint_is_resumed_on_groups_of_other_sizes(
+    tmp_path: Path, sequence: bool, shard_optimizer: bool
+) -> None:
+    runs = RunFiles(tmp_path, steps=2)
+    plan = with_two_sizes((2, 2, 1), shard_optimizer=shard_optimizer, sequence=sequence)
+    runs.add("two", plan, "clip_norm = 0.5")
+    runs.launch(5)
+    resumed = RunFiles(tmp_path / "resumed", steps=4)
+    resumed.folder.mkdir()
+    checkpoint = str(runs.checkpoints("two"))
+    more = with_two_sizes((1, 4), sequence=sequence)
+    resumed.add("more", more, "clip_norm = 0.5", resume=checkpoint)
+    resumed.launch(5)
+    alone = Alone(plan, runs.config("two"))
+    losses = alone.train(4)
+    assert runs.losses("two") == pytest.approx(losses[:2], rel=1e-12)
+    assert resumed.losses("more") == pytest.approx(losses[2:], rel=1e-12)
+    assert worst_error(resumed.parameters("more"), alone.parameters()) < 1e-11
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,14 @@ def all_partitions(problem: Problem) -> Iterator[tuple[StageSpec, ...]]:
 def _device_sets(problem: Problem, count: int) -> Iterator[tuple[tuple[str, ...], ...]]:
     devices, job = problem.cluster.device_names, problem.job
     largest = len(devices) if job.replication else 1
-    sets = [chosen for n in range(1, largest + 1) for chosen in combinations(devices, n)]
+    members = {name: problem.cluster.device_type(name).members for name in devices}
+    sets = [
+        chosen
+        for n in range(1, largest + 1)
+        for chosen in combinations(devices, n)
+        # Replicas are single devices, or tensor-parallel groups of one size.
+        if len({members[name] for name in chosen}) == 1
+    ]
     for choice in product(sets, repeat=count):
         held = Counter(device for chosen in choice for device in chosen)
         if max(held.values()) <= job.max_stages_per_device:

@@ -307,8 +307,8 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "an output is free as its forward ends": (
         timeline.memory_profile,
-        "transfer.end_s, -bytes_",
-        "transfer.start_s, -bytes_",
+        "transfer.end_s, -sent",
+        "transfer.start_s, -sent",
     ),
     "the weight stash is forgotten": (
         timeline._operation_changes,

@@ -119,8 +119,9 @@ class _StepParts:
         problem, spec = self._pipeline.problem, self._pipeline.stages[stage].spec
         type_name, precision = problem.cluster.type_of(device), problem.job.precision
         device_type = problem.cluster.device_types[type_name]
+        layers = problem.graph.on(type_name).layers
         for name in spec.layers:
-            layer, copied_s, loaded_s = problem.graph.layers[name], 0.0, 0.0
+            layer, copied_s, loaded_s = layers[name], 0.0, 0.0
             times = layer_times(layer, type_name, device_type, precision)
             if kind == "F" and type_name not in layer.measured:
                 copied_s = device_type.copy_s(layer.mean_batch_bytes)

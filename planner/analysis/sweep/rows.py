@@ -57,7 +57,8 @@ class SweepRow:
         lower_bound_s: no plan on the point's devices takes less.
         gap: iteration time / lower bound - 1.
         devices_used: how many; the plan may leave some of the point's devices idle.
-        degree: devices of each tensor-parallel group; None also where an older sweep did not say.
+        degree: devices of each tensor-parallel group, several numbers where they differ; None also
+            where an older sweep did not say.
         chosen: the devices that the search could use.
         chooses: whether the cluster has more.
         price_per_hour: of what is paid for, in the cluster's currency.
@@ -73,7 +74,7 @@ class SweepRow:
     lower_bound_s: float | None = None
     gap: float | None = None
     devices_used: int | None = None
-    degree: int | None = None
+    degree: int | tuple[int, ...] | None = None
     chosen: tuple[str, ...] = ()
     chooses: bool = False
     price_per_hour: float | None = None

@@ -73,7 +73,7 @@ def solve_task(task: Task) -> PointOutcome:
         lower_bound_s=result.lower_bound_s,
         chosen=plan.cluster.device_names,
         used=plan.rank_devices,
-        degree=plan.degree,
+        degree=plan.degrees[0] if len(plan.degrees) == 1 else plan.degrees,
     )
     return PointOutcome(found, plan)
 
@@ -245,7 +245,7 @@ def _figures(problem: Problem) -> _Figures:
 def _speed(problem: Problem, kind: str) -> float:
     """Return the layers a second of those that this type may run; 0 if it may run none."""
     device, precision = problem.cluster.device_types[kind], problem.job.precision
-    layers = [layer for layer in problem.graph.record.layers if layer.may_run_on(kind)]
+    layers = [row for row in problem.graph.on(kind).record.layers if row.may_run_on(kind)]
     seconds = 0.0
     for layer in layers:
         times = layer_times(layer, kind, device, precision)

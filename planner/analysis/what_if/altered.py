@@ -9,7 +9,13 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import product
 
-from planner.costs.placement import PlacedPipeline, StageSpec, place, specs_of
+from planner.costs.placement import (
+    PlacedPipeline,
+    StageSpec,
+    has_equal_groups,
+    place,
+    specs_of,
+)
 from planner.errors import PipeplanError, near
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan, Sync
@@ -249,7 +255,8 @@ def _with_stages(start: Altered, changed: Mapping[int, StageSpec], orders: Order
     """Change some stages.
 
     Raises:
-        PipeplanError: naming a layer and a device that cannot run it.
+        PipeplanError: naming a layer and a device that cannot run it, or because tensor-parallel
+            groups of several sizes would hold the same parameters.
     """
     stages = tuple(changed.get(number, stage) for number, stage in enumerate(start.stages))
     layers, type_of = start.problem.graph.layers, start.problem.cluster.type_of
@@ -260,6 +267,11 @@ def _with_stages(start: Altered, changed: Mapping[int, StageSpec], orders: Order
                     f"layer {layer.name!r} would be on {device!r}, but runs on device types "
                     f"{', '.join(layer.device_types)} only"
                 )
+    if not has_equal_groups(start.problem, stages):
+        raise PipeplanError(
+            "tensor-parallel groups of several sizes would hold one stage, or stages that share a "
+            "parameter"
+        )
     return replace(start, stages=stages, orders=orders, is_of_plan=True)
 
 

@@ -154,7 +154,7 @@ def _indivisible(plan: Plan, *, in_blocks: bool) -> Iterator[tuple[str, str]]:
     parallel = plan.tensor_parallel
     if parallel is None:
         return
-    split = split_of(plan.model.graph, parallel.degree, sequence=parallel.sequence)
+    split = split_of(plan.model.graph, plan.degree, sequence=parallel.sequence)
     for layer in split.layers:
         if (block_name(layer.name) is not None) == in_blocks:
             yield from layer.indivisible.items()

@@ -106,7 +106,9 @@ def _layer_table(timeline: Timeline, stage: PlacedStage) -> Element:
 
 def _layer_row(timeline: Timeline, stage: PlacedStage, name: str, device: str) -> list[Child]:
     problem = timeline.pipeline.problem
-    layer, kind = problem.graph.layers[name], problem.cluster.type_of(device)
+    kind = problem.cluster.type_of(device)
+    graph = problem.graph.on(kind)
+    layer = graph.layers[name]
     again = name in stage.spec.recompute
     times = layer_times(
         layer, kind, problem.cluster.device_type(device), problem.job.precision, again
@@ -115,7 +117,7 @@ def _layer_row(timeline: Timeline, stage: PlacedStage, name: str, device: str) -
         code(name),
         format_seconds(times.forward_s),
         format_seconds(times.backward_s),
-        format_bytes(problem.graph.nodes[name]["parameter_bytes"]),
+        format_bytes(graph.nodes[name]["parameter_bytes"]),
         "recomputed" if again else _stash(layer.stash_bytes, name in stage.spec.offload),
         "measured" if kind in layer.measured else "roofline",
     ]

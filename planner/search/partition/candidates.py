@@ -275,7 +275,7 @@ class _BalancedCosts:
         self.replica_counts = replica_counts(len(order), chain.problem.job.replication)
         self.microbatches = chain.problem.job.microbatches
         self._interval_s = {name: self._interval_seconds(name) for name in chain.types}
-        self._memory = IntervalMemory(chain)
+        self._memory = {name: IntervalMemory(chain.on(name)) for name in chain.types}
         self._gradients = interval_sums(chain.gradient_bytes)
         self._costs: dict[tuple[tuple[str, ...], int], FloatArray] = {}
         self._reduce_per_byte: dict[tuple[str, ...], float] = {}
@@ -318,7 +318,7 @@ class _BalancedCosts:
         capacity = min(kinds[name].capacity_bytes for name in types)
         per_second = np.zeros((self.layers + 1,) * 2)
         for name in dict.fromkeys(types):
-            extra = self._memory.extra_s(name, stashes, capacity)
+            extra = self._memory[name].extra_s(name, stashes, capacity)
             per_second += types.count(name) / (self._interval_s[name] + extra)
         with np.errstate(divide="ignore"):
             return np.asarray(self.microbatches / per_second, dtype=np.float64)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.costs.optimizer import most_holders, static_bytes, step_traffic_bytes
-from planner.costs.placement import StageSpec
+from planner.costs.placement import StageSpec, has_equal_groups
 from planner.costs.roofline import OperationTimes, layer_times, loaded_times
+from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.search.partition.stash import StashModel
 
@@ -77,14 +78,39 @@ def without_recompute(partition: Partition) -> Partition:
 
 @dataclass(frozen=True)
 class Chain:
-    """A problem's layers in a row. Position p is the cut before layer p, from 0 to ``length``."""
+    """A problem's layers in a row. Position p is the cut before layer p, from 0 to ``length``.
+
+    Attributes:
+        problem: the layers, the cluster and the job.
+        graph_of_type: whose bytes count; None: the problem's, which has the least of all types.
+    """
 
     problem: Problem
+    graph_of_type: LayerGraph | None = None
+
+    @property
+    def graph(self) -> LayerGraph:
+        """The layer graph, with the bytes that count."""
+        return self.problem.graph if self.graph_of_type is None else self.graph_of_type
+
+    def on(self, device_type: str) -> Chain:
+        """Return the chain with the bytes that devices of a type have, usually itself."""
+        graph = self.problem.graph.on(device_type)
+        if graph is self.problem.graph:
+            return self
+        if id(graph) not in self._on_types:
+            self._on_types[id(graph)] = replace(self, graph_of_type=graph)
+        return self._on_types[id(graph)]
+
+    @cached_property
+    def _on_types(self) -> dict[int, Chain]:
+        """Chains with bytes of their own, as they are asked for."""
+        return {}
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Layer names."""
-        return tuple(self.problem.graph.layers)
+        return tuple(self.graph.layers)
 
     @property
     def length(self) -> int:
@@ -125,15 +151,11 @@ class Chain:
     def layer_times(self) -> dict[str, tuple[OperationTimes, ...]]:
         """Times of each layer by device type."""
         problem = self.problem
+        kinds, precision = problem.cluster.device_types, problem.job.precision
         return {
             name: tuple(
-                layer_times(
-                    problem.graph.layers[layer],
-                    name,
-                    problem.cluster.device_types[name],
-                    problem.job.precision,
-                )
-                for layer in self.names
+                layer_times(layer, name, kinds[name], precision)
+                for layer in problem.graph.on(name).record.layers
             )
             for name in self.types
         }
@@ -149,7 +171,7 @@ class Chain:
         """
         problem = self.problem
         kind, precision = problem.cluster.device_types[device_type], problem.job.precision
-        layers = [problem.graph.layers[name] for name in self.names]
+        layers = problem.graph.on(device_type).record.layers
         times = [loaded_times(layer, device_type, kind, precision) for layer in layers]
         return np.array([row.forward_s for row in times])
 
@@ -281,7 +303,7 @@ class Chain:
     def _crossing(self, *, gradients: bool) -> IntArray:
         position = {name: index for index, name in enumerate(self.names)}
         totals = np.zeros(self.length + 1, dtype=np.int64)
-        for tensor in self.problem.graph.record.boundaries:
+        for tensor in self.graph.record.boundaries:
             if gradients and not tensor.requires_grad:
                 continue
             last = max(position[user] for user in tensor.users)
@@ -299,7 +321,7 @@ class Chain:
         seen: set[str] = set()
         rows = []
         for name in self.names:
-            new = [p for p in self.problem.graph.parameters_of([name]) if p.name not in seen]
+            new = [p for p in self.graph.parameters_of([name]) if p.name not in seen]
             seen.update(parameter.name for parameter in new)
             rows.append(static_bytes(self.problem, new, holders))
         return np.array(rows, dtype=np.int64)
@@ -312,9 +334,9 @@ class Chain:
         """
         if not self.problem.job.shards_state:
             return None
-        layers = self.problem.graph.record.layers
+        layers = self.graph.record.layers
         used = Counter(name for layer in layers for name in layer.parameters)
-        parameters = self.problem.graph.parameters
+        parameters = self.graph.parameters
         elements = [
             sum(
                 parameters[name].elements
@@ -332,17 +354,17 @@ class Chain:
         Tied parameters are left out: which stages reduce them depends on the partition.
         """
         used: dict[str, int] = {}
-        for layer in self.problem.graph.record.layers:
+        for layer in self.graph.record.layers:
             for name in layer.parameters:
                 used[name] = used.get(name, 0) + 1
-        parameters = self.problem.graph.parameters
+        parameters = self.graph.parameters
         rows = [
             sum(
                 parameters[name].bytes
                 for name in layer.parameters
                 if used[name] == 1 and parameters[name].trainable
             )
-            for layer in self.problem.graph.record.layers
+            for layer in self.graph.record.layers
         ]
         return np.array(rows, dtype=np.int64)
 
@@ -356,12 +378,12 @@ class Chain:
         """Gradient bytes shared by the same set of layers, by the positions of these layers."""
         position = {name: index for index, name in enumerate(self.names)}
         holders: dict[str, list[int]] = {}
-        for layer in self.problem.graph.record.layers:
+        for layer in self.graph.record.layers:
             for name in layer.parameters:
                 holders.setdefault(name, []).append(position[layer.name])
         groups: dict[tuple[int, ...], int] = {}
         for name, held in holders.items():
-            parameter = self.problem.graph.parameters[name]
+            parameter = self.graph.parameters[name]
             if len(held) > 1 and parameter.trainable:
                 groups[tuple(held)] = groups.get(tuple(held), 0) + parameter.bytes
         return groups
@@ -377,7 +399,7 @@ class Chain:
         seen: set[str] = set()
         rows = []
         for name in self.names:
-            held = self.problem.graph.parameters_of([name])
+            held = self.graph.parameters_of([name])
             new = [p for p in held if p.trainable and p.name not in seen]
             seen.update(parameter.name for parameter in new)
             moved = sum(step_traffic_bytes(job, p.bytes, p.elements) for p in new)
@@ -387,23 +409,23 @@ class Chain:
     @cached_property
     def stash_bytes(self) -> IntArray:
         """Stash of each layer; sums over an interval are never more than a stage's."""
-        return np.array([layer.stash_bytes for layer in self.problem.graph.record.layers])
+        return np.array([layer.stash_bytes for layer in self.graph.record.layers])
 
     @cached_property
     def peak_bytes(self) -> IntArray:
         """The most that each layer holds while it runs."""
-        peaks = self.problem.graph.peak_bytes
+        peaks = self.graph.peak_bytes
         return np.array([peaks[name] for name in self.names])
 
     @cached_property
     def stashes(self) -> StashModel:
         """What any stage keeps, depending on what it recomputes."""
-        return StashModel(self.problem.graph)
+        return StashModel(self.graph)
 
     @cached_property
     def _foreign(self) -> dict[str, IntArray]:
         """How many layers before each position may not run on a device type, by its name."""
-        layers = self.problem.graph.record.layers
+        layers = self.graph.record.layers
         return {
             name: np.cumsum([0, *(not layer.may_run_on(name) for layer in layers)])
             for name in self.types
@@ -414,9 +436,14 @@ class Chain:
         return np.diff(self._foreign[device_type]).astype(float)
 
     def keeps_rules(self, partition: Sequence[StageChoice]) -> bool:
-        """Return whether cuts are allowed, and every layer may run on all devices of its stage."""
+        """Return whether cuts are allowed, and every layer may run on all devices of its stage.
+
+        Tensor-parallel groups that hold the same parameters have to have one size.
+        """
         cluster = self.problem.cluster
         if not all(self.may_cut[stage.end] for stage in partition):
+            return False
+        if not has_equal_groups(self.problem, self.specs(partition)):
             return False
         return all(
             self._foreign[name][stage.end] == self._foreign[name][stage.begin]
@@ -432,11 +459,12 @@ class Chain:
 
     def may_fit(self, partition: Sequence[StageChoice]) -> bool:
         """Return whether one microbatch fits each device, as far as sums over layers tell."""
-        cluster, least = self.problem.cluster, self.least_bytes
+        cluster = self.problem.cluster
         return all(
             least[stage.end] - least[stage.begin] <= cluster.device_type(device).capacity_bytes
             for stage in partition
             for device in stage.devices
+            for least in (self.on(cluster.type_of(device)).least_bytes,)
         )
 
     def at_cuts(self, partition: Partition) -> Partition | None:

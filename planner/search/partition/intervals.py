@@ -70,6 +70,7 @@ class Intervals:
         if self.relaxed:
             self._first[1:] = self.cuts[2:]
         self._levels = levels or [() for _ in self.types]
+        self._of_types: dict[int, Intervals] = {}
         self._spans: dict[bool, list[Spans]] = {}
         self._span_s: dict[tuple[Counts, bool], FloatArray] = {}
 
@@ -138,11 +139,24 @@ class Intervals:
             counts: devices by type, all that hold the stage.
             place: of the intervals asked for; all of them by default.
         """
-        static, replicas = self.static_bytes[place], sum(counts)
-        if self._shared_state_bytes is None:
+        own = self._alike(counts)
+        static, shared, replicas = own.static_bytes[place], own._shared_state_bytes, sum(counts)
+        if shared is None:
             return np.asarray(static)
         more = 1 / replicas - 1 / most_holders(self.chain.problem)
-        return np.asarray(static + self._shared_state_bytes[place] * max(0.0, more))
+        return np.asarray(static + shared[place] * max(0.0, more))
+
+    def _alike(self, counts: Counts) -> Intervals:
+        """Return the same intervals with the bytes of the types that hold a stage.
+
+        Where types have bytes of their own, stages are on types that are alike in that.
+        """
+        chain = self.chain.on(self.chain.types[_held(counts)[0]])
+        if chain is self.chain:
+            return self
+        if id(chain) not in self._of_types:
+            self._of_types[id(chain)] = Intervals(chain, self.cuts.tolist(), relaxed=self.relaxed)
+        return self._of_types[id(chain)]
 
     @cached_property
     def _shared_state_bytes(self) -> FloatArray | None:
@@ -341,12 +355,15 @@ class Intervals:
             counts: devices by type.
             are_all: whether they are all that hold the stage; else others may share its state.
         """
-        static = self.static_bytes_on(counts) if are_all else self.static_bytes
-        needed = static + self.least_stash_bytes
+        own = self._alike(counts)
+        static = self.static_bytes_on(counts) if are_all else own.static_bytes
+        needed = static + own.least_stash_bytes
         fits = self.is_interval & (needed <= self._room_bytes(counts))
         for k in _held(counts):
             fits &= self._foreign[k] == 0
-        return np.asarray(fits)
+        # Replicas of a stage are groups of one size.
+        sizes = {self.types[k].members for k in _held(counts)}
+        return np.asarray(fits if len(sizes) == 1 else np.zeros_like(fits))
 
     @cached_property
     def _foreign(self) -> list[FloatArray]:
@@ -361,7 +378,8 @@ class Intervals:
             recompute: everything is recomputed that may be.
         """
         room = self._room_bytes(counts) - self.static_bytes_on(counts)
-        stash = self.least_stash_bytes if recompute else self.stash_bytes
+        own = self._alike(counts)
+        stash = own.least_stash_bytes if recompute else own.stash_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
             stashes = np.floor(room / stash)
         return np.asarray(np.where(room < 0, -1.0, np.where(stash > 0, stashes, np.inf)))

@@ -139,11 +139,11 @@ def _rank(
 
 def _parameters(plan: Plan, replica: PipelineReplica) -> dict[str, dict[str, int]]:
     """Return trainable bytes by device and name; those of several ranks count at the first one."""
-    graph, seen = plan.problem.graph, set[str]()
+    problem, seen = plan.problem, set[str]()
     found: dict[str, dict[str, int]] = {device: {} for device in replica.devices}
     for stage in plan.stages:
         device = next(d for d in replica.devices if d in stage.devices)
-        for parameter in graph.parameters_of(stage.layers):
+        for parameter in problem.graph_on([device]).parameters_of(stage.layers):
             if parameter.trainable and parameter.name not in seen:
                 seen.add(parameter.name)
                 found[device][parameter.name] = parameter.bytes

@@ -59,11 +59,12 @@ class ProvedLayers:
         self.types = list(dict.fromkeys(kinds))
         self.counts = np.array([kinds.count(name) for name in self.types])
         self.at_once = self.counts - self._lost_to_others()
-        seconds = np.array([[self._seconds(row, name) for row in self.rows] for name in self.types])
+        rows = {name: self.graph.on_types.get(name, self.graph).layers for name in self.types}
+        seconds = np.array([[self._seconds(r, name) for r in rows[name]] for name in self.types])
         self.forward_s, self.gradient_s, self.backward_s, self.weight_s = np.moveaxis(seconds, 2, 0)
         # Running a layer again waits for no batch.
         self.again_s = np.array(
-            [[self.costs.loaded(row, name)[0] for row in self.rows] for name in self.types]
+            [[self.costs.loaded(row, name)[0] for row in rows[name]] for name in self.types]
         )
         self.may_run = np.array(
             [[row.may_run_on(name) for row in self.rows] for name in self.types]

@@ -84,11 +84,11 @@ def prove(plan: Plan) -> ProofReport:
 
 
 def _problems(plan: Plan, certificate: Certificate | None) -> Iterator[str]:
-    space = plan.provenance.bound_covers.space
+    space, sizes = plan.provenance.bound_covers.space, " or ".join(map(str, plan.degrees))
     if certificate is None and space is not None and space.tensor_parallel == "any":
         yield (
             "proof.certificate: there is none for a bound over every size of tensor-parallel "
-            f"groups; plan with tensor_parallel = {plan.degree} to have one over that size"
+            f"groups; plan with tensor_parallel = {sizes} to have one over that size"
         )
         return
     if certificate is None:

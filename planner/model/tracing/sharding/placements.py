@@ -261,7 +261,13 @@ def _may_stay_sums(
             if stays and user not in able and _whole_operands(user, able) is not None:
                 able[user] = None
                 ahead.append(user)
-    while wrong := [n for n in able if n not in made and _whole_operands(n, able) is None]:
+
+    def is_none(node: fx.Node) -> bool:
+        if _whole_operands(node, able) is None:
+            return True
+        return any(layer_of.get(n) != layer_of.get(node) for n in node.all_input_nodes if n in able)
+
+    while wrong := [node for node in able if node not in made and is_none(node)]:
         for node in wrong:
             del able[node]
     return able

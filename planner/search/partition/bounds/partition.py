@@ -89,15 +89,12 @@ def with_least_stash(
     """
     if not chain.problem.job.recompute:
         return pipeline
-    kept, received = chain.stashes.kept_bytes, chain.stashes.received_bytes
-    stages = tuple(
-        replace(
-            placed,
-            stash_bytes=int(kept[stage.begin : stage.end].sum() + received[stage.begin]),
-        )
-        for stage, placed in zip(partition, pipeline.stages, strict=True)
-    )
-    return replace(pipeline, stages=stages)
+    stages = []
+    for stage, placed in zip(partition, pipeline.stages, strict=True):
+        own = chain.on(chain.problem.cluster.type_of(stage.devices[0])).stashes
+        least = own.kept_bytes[stage.begin : stage.end].sum() + own.received_bytes[stage.begin]
+        stages.append(replace(placed, stash_bytes=int(least)))
+    return replace(pipeline, stages=tuple(stages))
 
 
 def work_bound_s(chain: Chain) -> float:
@@ -141,11 +138,11 @@ def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None =
         for name in chain.types
     ]
     work = float(np.max(seconds, axis=0).sum())
-    crossing = crossing_bytes
+    chains, crossing = [chain.on(name) for name in chain.types], crossing_bytes
     if crossing is None:
-        crossing = float(chain.cut_bytes.max() + chain.cut_gradient_bytes.max())
+        crossing = max(float(own.cut_bytes.max() + own.cut_gradient_bytes.max()) for own in chains)
     transfers = (max_stages - 1) * (2 * latency_s + crossing / width)
-    state = float(static_bytes(problem, problem.graph.record.parameters))
+    state = float(max(static_bytes(problem, own.graph.record.parameters) for own in chains))
     reductions = max_stages + len(chain.tied_parameters)
     reduce_s = 2 * count * (reductions * latency_s + count * state / width)
     memory_width = min(kind.optimizer_gb_per_s for kind in cluster.device_types.values())

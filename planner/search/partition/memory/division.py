@@ -178,7 +178,9 @@ class TightDivision:
     ) -> None:
         self._chain = chain
         self._chooser: RecomputeChooser = (
-            like._chooser if like else RecomputeChooser(chain, counts_workspace=False)
+            like._chooser
+            if like
+            else RecomputeChooser(chain, counts_workspace=False, on_any_type=True)
         )
         self.division = Division(chain, more_devices)
         self._least: dict[tuple[int, int], int] = {} if like is None else like._least

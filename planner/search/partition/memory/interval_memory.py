@@ -21,7 +21,7 @@ class IntervalMemory:
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self._allowed = chain.problem.job.recompute
-        layers = np.array([row.stash_bytes for row in chain.problem.graph.record.layers])
+        layers = np.array([row.stash_bytes for row in chain.graph.record.layers])
         self._saving = np.maximum(layers - chain.stashes.kept_bytes, 0).astype(float)
         self._bonus = chain.stashes.unsaved_bytes.astype(float)
         self._layers = layers
@@ -66,12 +66,12 @@ class IntervalMemory:
         chain = self._chain
         table = interval_sums(chain.static_bytes)
         holders: dict[str, list[int]] = {}
-        for position, layer in enumerate(chain.problem.graph.record.layers):
+        for position, layer in enumerate(chain.graph.record.layers):
             for name in layer.parameters:
                 holders.setdefault(name, []).append(position)
         for name, held in holders.items():
             size = static_bytes(
-                chain.problem, [chain.problem.graph.parameters[name]], most_holders(chain.problem)
+                chain.problem, [chain.graph.parameters[name]], most_holders(chain.problem)
             )
             for before, first in pairwise(held):
                 table[before + 1 : first + 1, first + 1 :] += size

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.search.partition.memory.knapsack import Cover, cheapest_cover
-from planner.search.partition.stash import JointTensor, StageStash
+from planner.search.partition.stash import JointTensor, StageStash, StashModel
 
 if TYPE_CHECKING:
     from planner.search.partition.chain import Chain
@@ -72,10 +72,18 @@ class RecomputeChooser:
     Args:
         chain: the layers.
         counts_workspace: whether room is needed for what layers hold while they run again.
+        on_any_type: stashes count at least as on any type, instead of exactly as on those given.
     """
 
-    def __init__(self, chain: Chain, *, counts_workspace: bool = True) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        counts_workspace: bool = True,
+        on_any_type: bool = False,
+    ) -> None:
         self._chain = chain
+        self._on_any_type = on_any_type
         self._counts_workspace = counts_workspace
         self._again = {name: chain.again_s(name) for name in chain.types}
         self._total = {name: chain.backward_s(name) + chain.forward_s(name) for name in chain.types}
@@ -126,11 +134,17 @@ class RecomputeChooser:
             return lambda _: 0
 
         def most(layers: Collection[int]) -> int:
-            workspace = self._chain.stashes.workspace_bytes
-            return max(workspace(holding.begin, holding.end, layers) for holding in key)
+            return max(
+                self._stashes(row).workspace_bytes(row.begin, row.end, layers) for row in key
+            )
 
         least = most(())
         return lambda layers: most(layers) - least
+
+    def _stashes(self, holding: Holding) -> StashModel:
+        """Return what stages keep on the types of a holding, which are alike in that."""
+        chain = self._chain if self._on_any_type else self._chain.on(holding.types[0])
+        return chain.stashes
 
     def _demand(self, key: tuple[Holding, ...]) -> tuple[NDArray[np.float64], StageStash]:
         """Costs by layer, and one stash of all holdings with their microbatches in flight."""
@@ -141,7 +155,7 @@ class RecomputeChooser:
         for holding in key:
             inside = slice(holding.begin - begin, holding.end - begin)
             cost[inside] = self._cost(holding)
-            stash = self._chain.stashes.stage(holding.begin, holding.end)
+            stash = self._stashes(holding).stage(holding.begin, holding.end)
             saving[inside] = [holding.in_flight * x for x in stash.saving_bytes]
             fixed += holding.in_flight * stash.fixed_bytes
             joint += [replace(t, bytes=holding.in_flight * t.bytes) for t in stash.joint]

@@ -30,7 +30,7 @@ def relaxed_intervals(chain: Chain) -> Intervals:
     """
     cuts = coarse_cuts(chain)
     every = len(cuts) == chain.length + 1
-    levels = [memory_levels(chain, name) for name in chain.types] if every else None
+    levels = [memory_levels(chain.on(name), name) for name in chain.types] if every else None
     return Intervals(chain, cuts, relaxed=True, levels=levels)
 
 
