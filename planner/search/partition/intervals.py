@@ -132,21 +132,22 @@ class Intervals:
         return self.sums(self.chain.static_bytes)
 
     def static_bytes_on(self, counts: Counts, place: Any = np.s_[:, :]) -> FloatArray:
-        """Return the same on replicas that share the optimizer's state, if any do.
+        """Return the same on replicas that share the optimizer's state, or more, if any do.
 
         Args:
             counts: devices by type, all that hold the stage.
             place: of the intervals asked for; all of them by default.
         """
-        static, replicas = self.static_bytes[place], sum(counts)
-        if self._shared_state_bytes is None:
+        problem = self.chain.problem
+        static, replicas = self.static_bytes[place], sum(counts) * problem.copies
+        if self._shared_bytes is None:
             return np.asarray(static)
-        more = 1 / replicas - 1 / most_holders(self.chain.problem)
-        return np.asarray(static + self._shared_state_bytes[place] * max(0.0, more))
+        more = 1 / replicas - 1 / most_holders(problem)
+        return np.asarray(static + self._shared_bytes[place] * max(0.0, more))
 
     @cached_property
-    def _shared_state_bytes(self) -> FloatArray | None:
-        each = self.chain.shared_state_bytes
+    def _shared_bytes(self) -> FloatArray | None:
+        each = self.chain.shared_bytes
         return None if each is None else self.sums(each)
 
     @cached_property
