@@ -82,7 +82,6 @@ def whole(plan: Plan) -> Plan:
 
 PLANS = {
     "tied": tied,
-    "single": lambda: tied("float32"),
     "interleaved": interleaved,
     "side_by_side": side_by_side,
     "skips": lambda: side_by_side("unet_tiny"),
