@@ -178,7 +178,8 @@ class Job(Space):
     @property
     def space(self) -> Space:
         """The freedoms that a plan of this job may use."""
-        return Space(**{name: getattr(self, name) for name in Space.model_fields})
+        # They were checked with the job; a search of one of several pipelines has others.
+        return Space.model_construct(**{name: getattr(self, name) for name in Space.model_fields})
 
     @property
     def tokens_per_sample(self) -> float | None:

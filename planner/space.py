@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
@@ -15,6 +15,8 @@ Backward = Literal["whole", "split", "any"]
 Placement = Literal["loop", "loop_or_v", "any"]
 Order = Literal["1f1b", "any"]
 MOST_TENSOR_PARALLEL = 256
+WITH_SHARDED_PARAMETERS: Mapping[str, Any] = {"equal_pipelines": True, "backward": "whole"}
+"""Fields of a job whose replicas divide weights and gradients: they run the same operations."""
 
 
 class Space(Record):
@@ -47,6 +49,9 @@ class Space(Record):
             layers by positions.
         shard_optimizer: Whether the replicas of a stage share the optimizer's state among them
             (ZeRO-1); ``if_needed``: only if no plan fits without, which a search decides once.
+        shard_parameters: Whether each of them also keeps only a part of the weights and gradients
+            of every layer, which are put together while the layer runs (ZeRO-3, FSDP); it
+            includes ``shard_optimizer``; ``if_needed``: only if no plan fits without.
         offload: Whether stashes of layers may be copied to the host over the device's host link,
             to save memory; ``if_needed``: only if no plan fits without, which a search decides
             once.
@@ -66,6 +71,7 @@ class Space(Record):
     tensor_parallel: Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)] | Literal["any"] = 1
     sequence_parallel: bool = False
     shard_optimizer: bool | Literal["if_needed"] = False
+    shard_parameters: bool | Literal["if_needed"] = False
     offload: bool | Literal["if_needed"] = False
 
     @model_validator(mode="after")
@@ -88,6 +94,8 @@ class Space(Record):
                 "state among replicas, but replication = false; set replication = true or "
                 "shard_optimizer = false"
             )
+        if self.shard_parameters:
+            self._require_to_shard_parameters()
         if self.offload and self.backward == "split":
             raise ValueError(
                 f"offload = {json.dumps(self.offload)} is for whole backwards; set "
@@ -105,10 +113,40 @@ class Space(Record):
             )
         return self
 
+    def _require_to_shard_parameters(self) -> None:
+        """Refuse what replicas that put layers together cannot do, or do not do yet."""
+        told = f"shard_parameters = {json.dumps(self.shard_parameters)}"
+        if not self.replication:
+            raise ValueError(
+                f"{told} divides weights and gradients among replicas, but replication = false; "
+                "set replication = true or shard_parameters = false"
+            )
+        if self.shards_parameters and not (self.equal_pipelines and self.backward == "whole"):
+            raise ValueError(
+                f"{told}: replicas put each layer together at the same time, so they have to run "
+                'the same operations; set equal_pipelines = true and backward = "whole"'
+            )
+        if self.backward == "split":
+            raise ValueError(
+                f'{told} is for whole backwards; set backward = "any" or shard_parameters = false'
+            )
+        for name, usual in (("tensor_parallel", 1), ("offload", False)):
+            if getattr(self, name) != usual:
+                raise ValueError(
+                    f"{told} is not there together with {name} = "
+                    f"{json.dumps(getattr(self, name))}; set {name} = {json.dumps(usual)} or "
+                    "shard_parameters = false"
+                )
+
+    @property
+    def shards_parameters(self) -> bool:
+        """Whether replicas divide weights and gradients among them, in every plan."""
+        return self.shard_parameters is True
+
     @property
     def shards_state(self) -> bool:
         """Whether replicas share the optimizer's state, in every plan."""
-        return self.shard_optimizer is True
+        return self.shard_optimizer is True or self.shards_parameters
 
     @property
     def splits(self) -> bool:
@@ -142,7 +180,9 @@ class Space(Record):
         if self.overlap_reduction:
             parts.append("reductions overlapped with backwards")
         parts += self._groups_in_words()
-        if self.shard_optimizer:
+        if self.shard_parameters:
+            parts.append("weights, gradients and optimizer state shared by replicas")
+        elif self.shard_optimizer:
             parts.append("optimizer state shared by replicas")
         if self.offload:
             parts.append("stashes offloaded to the host")

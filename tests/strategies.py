@@ -18,6 +18,7 @@ from planner.plan.operations import Operation
 from planner.plan.plan import Plan, Sync
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
+from planner.search.schedule.pipeline_groups import spread_orders
 
 MEGA = 10**6
 MAX_MICROBATCHES = 5
@@ -397,6 +398,42 @@ def scheduled(
         sync = Sync()
     pipeline = place(problem, draw(partitions(problem, replicas=replicas)), sync)
     return Scheduled(pipeline, draw(orders_for(pipeline)))
+
+
+@st.composite
+def divided(draw: st.DrawFn, *, slowed: bool = True) -> Scheduled:
+    """Equal pipelines whose replicas divide weights, all in one random order of operations."""
+    problem = draw(problems(min_devices=2, slowed=slowed))
+    names, machines = tuple(problem.graph.layers), problem.cluster.device_names
+    count = draw(st.integers(2, min(3, len(machines))))
+    fields = {
+        "microbatches": count * draw(st.integers(1, 3)),
+        "shard_parameters": True,
+        "equal_pipelines": True,
+        "backward": "whole",
+    }
+    rules = RuntimeRules(links=draw(LINK_RULES))
+    problem = replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
+    rows = draw(st.permutations(machines))
+    each = draw(st.integers(1, len(machines) // count))
+    pipelines = [rows[k * each : (k + 1) * each] for k in range(count)]
+    stages = draw(st.integers(1, min(len(names), 2 * each)))
+    cuts = sorted(draw(st.permutations(range(1, len(names))))[: stages - 1])
+    parts = [names[a:b] for a, b in pairwise([0, *cuts, len(names)])]
+    specs = []
+    for index, layers in enumerate(parts):
+        rerun = draw(st.sets(st.sampled_from(layers)))
+        held = draw(st.permutations([row[index % each] for row in pipelines]))
+        specs.append(StageSpec(layers, tuple(held), tuple(sorted(rerun))))
+    sync = draw(SYNCS.filter(lambda sync: sync.strategy == "all_reduce"))
+    pipeline = place(problem, specs, sync)
+    first = [replace(s, devices=(pipelines[0][k % each],)) for k, s in enumerate(specs)]
+    share = pipeline.microbatches // count
+    one = replace(problem, job=problem.job.model_copy(update={"microbatches": share}))
+    orders = draw(orders_for(place(one, first), split_backwards=False))
+    counterparts = [dict(zip(pipelines[0], row, strict=True)) for row in pipelines]
+    spread = spread_orders({name: tuple(order) for name, order in orders.items()}, counterparts)
+    return Scheduled(pipeline, {name: list(order) for name, order in spread.items()})
 
 
 @st.composite

@@ -96,6 +96,8 @@ def trained(plan: Plan, steps: int, pace: Pace | None = None) -> list[Iteration]
     iterations = []
     for step in range(1, steps + 1):
         metrics = trainer.step(step)
+        if plan.job.shards_parameters:
+            trainer.settle()
         buffers = {n: b.clone() for s in prepared.stages for n, b in s.buffers.items()}
         parameters = {n: p.detach().clone() for n, p in prepared.parameters.items()}
         held = Held(metrics.loss, found.kept, buffers, parameters)
@@ -121,20 +123,17 @@ class Gradients:
 
     def keep_before(self, optimise: Callable[[int], StepOutcome], step: int) -> StepOutcome:
         """Copy the gradients, then let the optimizer step."""
-        self.kept = {
-            name: None if p.grad is None else self._own(name, p.grad)
-            for name, p in self._parameters.items()
-        }
+        self.kept = {name: self._own(name, p) for name, p in self._parameters.items()}
         return optimise(step)
 
-    def _own(self, name: str, gradient: Tensor) -> Tensor:
+    def _own(self, name: str, parameter: nn.Parameter) -> Tensor | None:
         """Copy a gradient; of one that ranks have in parts, what others have is not a number."""
         if self._shards is None or name not in self._shards.shared:
-            return gradient.clone()
-        found = torch.full_like(gradient, torch.nan)
+            return None if parameter.grad is None else parameter.grad.clone()
+        found = torch.full(parameter.shape, torch.nan, dtype=parameter.dtype)
         if name in self._shards.slices:
             part = self._shards.slices[name]
-            part.of(found)[:] = part.of(gradient)
+            part.of(found)[:] = part.parameter.grad
         return found
 
 

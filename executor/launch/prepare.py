@@ -298,16 +298,16 @@ GROUP_STRATEGIES = ("all_reduce", "fused")
 """Strategies of synchronisation that ranks of tensor-parallel groups have."""
 
 
-def require_possible_lengths(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:
-    """Refuse what ranks do not do yet with microbatches of several lengths.
+def require_possible_features(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:
+    """Refuse features of a job that not every way to run a plan takes yet.
 
     Raises:
         PipeplanError: naming the field and the remedy.
     """
     if emulated:
-        require_without(plan.job, "--emulate", ["lengths"])
+        require_without(plan.job, "--emulate", ["shard_parameters", "lengths"])
     if run.pace is not None:
-        require_without(plan.job, "--emulate-speed", ["lengths"])
+        require_without(plan.job, "--emulate-speed", ["shard_parameters", "lengths"])
     if plan.sync.strategy not in SYNCHRONOUS:
         require_without(plan.job, f"sync.strategy = {plan.sync.strategy}", ["lengths"])
 
@@ -352,11 +352,12 @@ def require_job_optimizer(plan: Plan, run: RunSettings, config: TrainingConfig) 
         PipeplanError: naming the field and the remedy.
     """
     own = run.optimizer is not None or config.optimizer is not None
+    field = "shard_parameters" if plan.job.shards_parameters else "shard_optimizer"
     if own and plan.job.shards_state:
         raise PipeplanError(
-            "optimizer: one of your own is not there for plans with job.shard_optimizer = true, "
-            "whose ranks step on slices of parameters; train with the job's optimizer, or plan "
-            "with shard_optimizer = false"
+            f"optimizer: one of your own is not there for plans with job.{field} = true, whose "
+            "ranks step on slices of parameters; train with the job's optimizer, or plan with "
+            f"{field} = false"
         )
 
 

@@ -29,7 +29,11 @@ from planner.plan.programs import (
 )
 from planner.simulation.simulator import simulate_plan
 from planner.simulation.timeline import Timeline
-from planner.verification.issue_order import Communicator, require_issuable
+from planner.verification.issue_order import (
+    Communicator,
+    replicas_together,
+    require_issuable,
+)
 
 _DIRECTION: dict[Kind, int] = {"F": 1, "B": -1, "I": -1}
 
@@ -63,7 +67,8 @@ def lower(plan: Plan, *, lead: int = LEAD) -> list[list[Action]]:
         for rank in plan.ranks_of(name)
     ]
     opened = communicators(plan, [a for row in lowered for a in row if isinstance(a, Reduce)])
-    require_issuable(lowered, len(plan.stages), opened, members_by_rank(plan))
+    together = members_by_rank(plan), replicas_together(plan)
+    require_issuable(lowered, len(plan.stages), opened, *together)
     return lowered
 
 
@@ -71,9 +76,11 @@ def communicators(plan: Plan, reductions: Sequence[Reduce]) -> list[Communicator
     """Return what the ranks of a plan talk over, in the order in which all of them open it."""
     groups = {Communicator("reductions", reduce.ranks) for reduce in reductions}
     groups |= {Communicator("members", ranks) for ranks in members_by_rank(plan).values()}
+    layers = {Communicator("replicas", ranks) for ranks in replicas_together(plan).values()}
     return [
         *sorted(groups, key=lambda communicator: communicator.ranks),
         *(Communicator("messages", ends) for ends in directions(plan)),
+        *sorted(layers),
     ]
 
 

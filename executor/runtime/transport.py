@@ -134,6 +134,19 @@ def transport_of(device: torch.device, channels: Channels) -> Transport:
     return GroupTransport(device, memory, channels)
 
 
+def open_groups(groups: Mapping[tuple[int, ...], Any], device: torch.device) -> None:
+    """Use process groups once, in one order on all ranks.
+
+    Args:
+        groups: by their ranks.
+        device: of the tensors that they carry.
+    """
+    with talking_to("all ranks, for the first time"):
+        for ranks in sorted(groups):
+            if dist.get_rank() in ranks:
+                dist.all_reduce(torch.zeros(1, device=device), group=groups[ranks])
+
+
 def open_communicators(
     transport: Transport,
     directions: Iterable[tuple[int, int]],
@@ -154,9 +167,7 @@ def open_communicators(
     rank, word = dist.get_rank(), TensorSpec((1,), torch.uint8)
     with talking_to("all ranks, for the first time"):
         dist.all_reduce(torch.zeros(1, device=device))
-        for ranks in sorted(groups):
-            if rank in ranks:
-                dist.all_reduce(torch.zeros(1, device=device), group=groups[ranks])
+    open_groups(groups, device)
     for source, target in directions:
         with talking_to(f"rank {source if rank == target else target}, for the first time"):
             if rank == source:

@@ -42,7 +42,12 @@ def cut(
             another order than the model. All stages are checked, so that all ranks raise it.
     """
     takes_gradient = {t.name for t in plan.model.graph.boundaries if t.requires_grad}
-    cutter = _Cutter(exported, layers, plan.stages, takes_gradient, device)
+    apart = {
+        stage.index
+        for stage in plan.stages
+        if plan.job.shards_parameters and len(stage.devices) > 1
+    }
+    cutter = _Cutter(exported, layers, plan.stages, takes_gradient, device, apart=apart)
     return [cutter.stage(index) for index in indices]
 
 
@@ -178,6 +183,7 @@ class _Cutter:
         device: torch.device,
         filled: Filled | None = None,
         member: MemberStep | None = None,
+        apart: Set[int] = frozenset(),
     ) -> None:
         self.device = device
         self.filled = filled
@@ -187,7 +193,7 @@ class _Cutter:
         output = next(n for n in exported.graph.nodes if n.op == "output")
         self.loss = output.all_input_nodes[0]
         self.takes_gradient = takes_gradient
-        self.pieces = _pieces(stages, layers.names)
+        self.pieces = _pieces(stages, layers.names, apart)
         stage_of = {layer: index for index, stage in enumerate(stages) for layer in stage.layers}
         piece_of = {name: k for k, piece in enumerate(self.pieces) for name in piece.layers}
         self.node_stage = {n: stage_of[layer] for n, layer in layers.layer_of.items()}
@@ -260,7 +266,7 @@ class _Cutter:
         inputs = self._inputs(self.node_piece, number)
         is_end = number == len(self.pieces) - 1
         leaving = [self.loss] if is_end else [n for n in nodes if _leaves(n, inside)]
-        if self.pieces[number].recompute:
+        if self.pieces[number].recompute or self.pieces[number].is_apart:
             leaving += [n for n in reads if self._is_changed(n, number)]
         graph = PieceGraph(root, self.layers.static, [*reads, *inputs], self.device)
         written = [value for node in nodes if not is_noted(node) for value in written_by(node)]
@@ -275,6 +281,7 @@ class _Cutter:
             written_buffers=frozenset(root.name_of(n) for n in written if n.op == "get_attr"),
             is_random=any(map(is_random, nodes)),
             last_reads=frozenset(n.name for n in reads if self._is_last_use(n, number)),
+            layer=self.pieces[number].layers[0] if self.pieces[number].is_apart else None,
         )
 
     def _reads(self, nodes: Sequence[fx.Node], number: int) -> list[fx.Node]:
@@ -304,10 +311,16 @@ class _PieceLayers:
     recompute: bool
     offload: bool
     layers: tuple[str, ...]
+    is_apart: bool = False
 
 
-def _pieces(stages: Sequence[StageLayers], names: Sequence[str]) -> list[_PieceLayers]:
-    """Each recomputed layer is a piece; of others, neighbours that all offload, or do not."""
+def _pieces(
+    stages: Sequence[StageLayers], names: Sequence[str], apart: Set[int]
+) -> list[_PieceLayers]:
+    """Each recomputed layer is a piece; of others, neighbours that all offload, or do not.
+
+    Of stages that are ``apart`` every layer is one.
+    """
     position = {name: place for place, name in enumerate(names)}
     found = []
     for index, stage in enumerate(stages):
@@ -317,6 +330,9 @@ def _pieces(stages: Sequence[StageLayers], names: Sequence[str]) -> list[_PieceL
         marks = {name: k for k, name in enumerate(stage.layers) if name in again}
         marks |= dict.fromkeys(stage.offload, -1)
         ordered = sorted(stage.layers, key=position.__getitem__)
+        if index in apart:
+            found += [_PieceLayers(index, n in again, False, (n,), is_apart=True) for n in ordered]
+            continue
         for mark, run in groupby(ordered, key=marks.get):
             offloads = mark == -1
             again_ = mark is not None and not offloads

@@ -61,6 +61,8 @@ def memory_order(value: Tensor) -> tuple[int, ...]:
 class Piece:
     """Layers of a stage that run as one: a recomputed one, or neighbours that offload, or do not.
 
+    Of a stage whose replicas put each layer together, every layer is a piece.
+
     Attributes:
         recompute: whether it keeps only what it reads and runs again in the backward.
         offload: whether what it saves goes to the host between forward and backward.
@@ -73,6 +75,7 @@ class Piece:
             write them other than as running statistics and counters; by FQN.
         is_random: whether it draws random numbers.
         last_reads: names of tensors that nothing in the stage uses after it.
+        layer: its one layer, of a stage whose layers are all pieces; else None.
     """
 
     recompute: bool
@@ -85,6 +88,7 @@ class Piece:
     written_buffers: frozenset[str]
     is_random: bool
     last_reads: frozenset[str]
+    layer: str | None = None
 
 
 @dataclass(frozen=True)

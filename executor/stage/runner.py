@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -14,6 +14,7 @@ from executor.distributed.member_group import TensorParallelGroup
 from executor.runtime.worker import TensorSpec
 from executor.split.member_step import GROUP
 from executor.split.stage_module import Piece, StageModule
+from executor.stage.divided import Divided, LayerWeights
 from executor.stage.drawn_numbers import drawn_offset
 from executor.stage.offload import StashOffload
 from executor.stage.recompute import BeforeUse, Recomputed, Run, put_gates
@@ -77,6 +78,7 @@ class StageRunner:
         added: called with each parameter whose gradient something other than autograd has added to.
         group: the tensor-parallel group of this rank, if the stage is a member's.
         offloaded: the microbatches whose stashes of offloaded layers travel to the host.
+        divided: weights of the layers that replicas divide, by layer.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class StageRunner:
         added: Added = ignore,
         group: TensorParallelGroup | None = None,
         offloaded: Collection[int] = (),
+        divided: Mapping[str, LayerWeights] | None = None,
     ) -> None:
         self.stage = stage
+        self._divided = divided or {}
         self.microbatches = microbatches
         self.split = frozenset(split)
         self.offloaded = frozenset(offloaded)
@@ -137,14 +141,38 @@ class StageRunner:
         self._loss_scale = loss_scale
 
     def _run(self, piece: Piece, first: fx.GraphModule, again: fx.GraphModule) -> Run:
-        if not piece.recompute:
+        if not self._copies_itself(piece):
             return again
         differentiable = [tensor.requires_grad for tensor in piece.makes]
         written = [t.name in piece.written for t in piece.reads]
+        written += [False for _ in piece.model_inputs]
+        run: Run = again
+        if piece.recompute:
+            run = self._recomputed(piece, first, again, written, differentiable)
+            written = [False for _ in written]  # It copies what it writes into.
+        weights = self._weights_of(piece)
+        return run if weights is None else Divided(run, weights, written, differentiable)
+
+    def _weights_of(self, piece: Piece) -> LayerWeights | None:
+        """Return the weights of a piece that replicas divide; None if it has none."""
+        return None if piece.layer is None else self._divided.get(piece.layer)
+
+    def _copies_itself(self, piece: Piece) -> bool:
+        """Return whether the run of a piece copies what it writes into."""
+        return piece.recompute or self._weights_of(piece) is not None
+
+    def _recomputed(
+        self,
+        piece: Piece,
+        first: fx.GraphModule,
+        again: fx.GraphModule,
+        written: Sequence[bool],
+        differentiable: Sequence[bool],
+    ) -> Run:
         return Recomputed(
             first,
             again,
-            [*written, *(False for _ in piece.model_inputs)],
+            written,
             differentiable,
             piece.is_random,
             self.statistics,
@@ -225,7 +253,7 @@ class StageRunner:
             # The gradients of what was received, and batches, are held in any case.
             self._offload.stay((*leaves, *batch.values()))
         for piece, run in zip(stage.pieces, runs, strict=True):
-            inputs = _entering(piece, values)
+            inputs = _entering(piece, values, () if self._copies_itself(piece) else piece.written)
             with self._offload.saving() if travels and piece.offload else nullcontext():
                 made = run(*inputs, *(batch[name] for name in piece.model_inputs))
             if travels and not piece.offload:
@@ -409,13 +437,19 @@ def _of_its_own(gradient: Tensor) -> Tensor | None:
     return gradient.clone() if is_part else None
 
 
-def _entering(piece: Piece, values: dict[str, Tensor]) -> list[Tensor]:
+def _entering(piece: Piece, values: dict[str, Tensor], copied: Iterable[str]) -> list[Tensor]:
     """Return the tensors that a piece reads.
 
     Autograd forbids writing into a leaf, and a local neighbour may still hold the tensor: what is
-    written is a copy, from here on. A recomputed piece makes its own, and returns what it wrote.
+    written is a copy, from here on. A recomputed piece, or one whose weights are put together,
+    makes its own, and returns what it wrote.
+
+    Args:
+        piece: of the stage.
+        values: that are there, by name.
+        copied: those that the piece writes into and does not copy itself.
     """
-    for name in () if piece.recompute else piece.written:
+    for name in copied:
         values[name] = values[name].clone()
     return [values[tensor.name] for tensor in piece.reads]
 

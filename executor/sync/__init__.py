@@ -36,11 +36,11 @@ def require_strategy(plan: Plan) -> None:
             f"sync.strategy: {name!r} does not keep all ranks in step; use one of "
             f"{', '.join(STRATEGIES)} with --sync"
         )
+    field = "shard_parameters" if plan.job.shards_parameters else "shard_optimizer"
     if plan.job.shards_state and name != "all_reduce":
         raise PipeplanError(
             f"sync.strategy: {name!r} keeps the optimizer's state whole on every rank, but "
-            "job.shard_optimizer is true; use --sync all_reduce, or plan with shard_optimizer = "
-            "false"
+            f"job.{field} is true; use --sync all_reduce, or plan with {field} = false"
         )
     if name == "cross_iteration":
         require_no_loss_scale(plan.job.precision == "float16")

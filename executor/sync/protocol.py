@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from executor.runtime.runtime import Recorder
+from executor.sync.divided_layers import DividedLayers
 from executor.sync.gradients import SharedGradients
 from executor.training.optimisation import Optimisation, StepOutcome
 from planner.plan.programs import Reduce
@@ -97,6 +98,7 @@ class Setting:
         own_share: by name, the share of the whole gradient that this rank's microbatches make; 1
             for parameters that are not there.
         shards_state: whether ranks that hold the same parameters share their optimizer state.
+        divided: layers of whose weights this rank has a part; None: there are none.
     """
 
     options: Options
@@ -106,3 +108,4 @@ class Setting:
     optimisation: Optimisation
     own_share: Mapping[str, float] = field(default_factory=dict)
     shards_state: bool = False
+    divided: DividedLayers | None = None

@@ -1,4 +1,4 @@
-"""Exact synchronisation of replicas that share the optimizer's state (ZeRO-1)."""
+"""Exact synchronisation of replicas that share the optimizer's state (ZeRO-1), or more (ZeRO-3)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from torch import Tensor
 
 from executor.sync.all_reduce import InOrder, Spans, bucketed_all_reduce
+from executor.sync.divided_layers import DividedLayers
 from executor.sync.gradients import Bucket, buckets_by_reduction
 from executor.sync.halves import HalvedBuckets, Halves
 from executor.sync.protocol import Optimise, Setting, Synchronisation
@@ -35,6 +36,7 @@ class ShardedReduction:
     Gradients are reduce-scattered bucket by bucket, as the last backwards complete them; each rank
     steps on the slices that it has the sums of; then parameters are gathered (Rajbhandari et al.
     2020, "ZeRO: Memory optimizations toward training trillion parameter models", section 5.1).
+    Of layers whose weights ranks divide, each has the sums already, and nothing is gathered.
 
     Args:
         setting: of this rank.
@@ -53,12 +55,14 @@ class ShardedReduction:
         # Nothing is trained in an emulation.
         self._slices: Mapping[str, Slice] = {} if shards is None else shards.slices
         self._trains = shards is not None
+        self._divided = setting.divided or DividedLayers((), {})
 
     def begin(self, step: int) -> None:
         """All gradients are zero."""
         for row in self._halves.rows:
             row.buffer.clear()
             row.buffer.attach()
+        self._divided.begin()
         self._order.begin()
 
     def ready(self, name: str) -> None:
@@ -91,6 +95,7 @@ class ShardedReduction:
         for row in self._halves.rows:
             for own, part in self._parts(row):
                 own.parameter.grad = part
+        self._divided.give_gradients()
         outcome = optimise()
         if not outcome.skipped:
             self._gather()
@@ -113,8 +118,10 @@ class ShardedReduction:
         return [(own, row.mine[own.part]) for own in found if own is not None]
 
     def settle(self) -> None:
-        """Nothing is under way."""
+        """Nothing is under way; what ranks have in parts is put together."""
+        self._divided.settle()
 
     def close(self) -> None:
         """Let the rings go."""
         self._halves.close()
+        self._divided.close()

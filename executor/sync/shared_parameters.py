@@ -101,18 +101,50 @@ class SharedParameters:
 
 
 def shared_parameters(plan: Plan) -> list[SharedParameters]:
-    """All parameters that several ranks hold, by the stages that use them, in stage order.
+    """All parameters that several ranks hold whole, by the stages that use them, in stage order.
 
     Members of tensor-parallel groups share them with those of other groups that have their place.
     """
     groups: dict[tuple[int, ...], list[str]] = {}
+    divided = plan.problem.divided_parameters
     for name, stages in users_of_parameters(plan).items():
-        groups.setdefault(stages, []).append(name)
+        if name not in divided:
+            groups.setdefault(stages, []).append(name)
     rows = []
     for stages, names in sorted(groups.items()):
         devices = {d for index in stages for d in plan.stages[index].devices}
         for ranks in zip(*map(plan.ranks_of, devices), strict=True) if len(devices) > 1 else ():
             rows.append(SharedParameters(stages, tuple(sorted(ranks)), tuple(reversed(names))))
+    return rows
+
+
+@dataclass(frozen=True)
+class DividedParameters:
+    """Parameters of a layer of which each of several ranks keeps a part.
+
+    Attributes:
+        stage: of the layer.
+        layer: its name.
+        ranks: that hold the stage.
+        names: of the parameters.
+    """
+
+    stage: int
+    layer: str
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+
+
+def divided_parameters(plan: Plan) -> list[DividedParameters]:
+    """Return the parameters that replicas divide, by layer, in the order of stages and layers."""
+    if not plan.job.shards_parameters:
+        return []
+    own, rows = plan.problem.graph.own_parameters, []
+    for stage in plan.stages:
+        ranks = tuple(sorted(rank for device in stage.devices for rank in plan.ranks_of(device)))
+        for layer in stage.layers if len(ranks) > 1 else ():
+            names = tuple(parameter.name for parameter in own[layer])
+            rows += [DividedParameters(stage.index, layer, ranks, names)] if names else []
     return rows
 
 

@@ -71,23 +71,31 @@ class Slice:
         return whole.reshape(-1)[self.begin : self.end]
 
 
-def slices_of(bucket: SharedBucket, rank: int) -> dict[str, Slice]:
+def slices_of(bucket: SharedBucket, rank: int, own: Tensor | None = None) -> dict[str, Slice]:
     """Return the slices of a rank by the names of the parameters; none of some of them.
 
     Each rank has an equal part of the bucket, in the order of its ranks, as
     :class:`executor.sync.halves.Halves` does.
+
+    Args:
+        bucket: of the parameters.
+        rank: this one.
+        own: the rank's part of the bucket's weights, whose memory slices are of; None: they are of
+            the parameters'.
     """
     count = len(bucket.ranks)
     total = sum(parameter.numel() for parameter in bucket.parameters.values())
-    part = math.ceil(total / count)
-    first, offset = bucket.ranks.index(rank) * part, 0
+    size = math.ceil(total / count)
+    first, offset = bucket.ranks.index(rank) * size, 0
     found = {}
     for name, parameter in bucket.parameters.items():
         begin = min(max(first - offset, 0), parameter.numel())
-        end = min(max(first + part - offset, 0), parameter.numel())
+        end = min(max(first + size - offset, 0), parameter.numel())
         if begin < end:
-            own = nn.Parameter(_flat(parameter)[begin:end])
-            found[name] = Slice(begin, end, offset + begin - first, own)
+            place = offset + begin - first
+            within = slice(place, place + end - begin)
+            part = _flat(parameter)[begin:end] if own is None else own[within]
+            found[name] = Slice(begin, end, place, nn.Parameter(part))
         offset += parameter.numel()
     return found
 
@@ -100,23 +108,45 @@ def _flat(parameter: nn.Parameter) -> Tensor:
     return parameter.detach().view(-1)
 
 
+class DividedWeights(Protocol):
+    """Weights of which this rank has a part, such as those of a layer."""
+
+    @property
+    def bucket(self) -> SharedBucket:
+        """Return the parameters and their ranks."""
+
+    @property
+    def slices(self) -> Mapping[str, Slice]:
+        """Return the slices of this rank, by the names of the parameters."""
+
+
 class StateShards:
     """The slices that a rank trains of the parameters that it shares with others.
 
     Args:
-        buckets: of these parameters, in the order that all ranks have.
+        buckets: of the parameters that all of them have whole, in the order that all ranks have.
         rank: this one.
+        divided: the others, in the order that all ranks have.
 
     Attributes:
-        buckets: as they were given.
+        divided_weights: as they were given.
+        buckets: of all these parameters.
         slices: of this rank, by the names of the parameters.
         shared: names of all parameters of the buckets.
     """
 
-    def __init__(self, buckets: Sequence[SharedBucket], rank: int) -> None:
-        self.buckets = tuple(buckets)
+    def __init__(
+        self,
+        buckets: Sequence[SharedBucket],
+        rank: int,
+        divided: Sequence[DividedWeights] = (),
+    ) -> None:
+        self.divided_weights = tuple(divided)
+        self.buckets = (*buckets, *(row.bucket for row in divided))
         self.slices = {n: row for bucket in buckets for n, row in slices_of(bucket, rank).items()}
-        self.shared = frozenset(name for bucket in buckets for name in bucket.parameters)
+        for weights in divided:
+            self.slices.update(weights.slices)
+        self.shared = frozenset(name for bucket in self.buckets for name in bucket.parameters)
         self._rank = rank
 
     def divided(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

@@ -29,17 +29,20 @@ from executor.runtime.transport import (
     Transport,
     make_channels,
     open_communicators,
+    open_groups,
     transport_of,
     watched,
 )
 from executor.runtime.worker import OperationObserver, Worker
 from executor.split.stage_module import StageModule
+from executor.stage.divided import LayerWeights
 from executor.stage.offload import StashReturn
 from executor.stage.recompute import BeforeUse
 from executor.stage.runner import StageRunner, TrainingWorker
 from executor.stage.statistics import Statistics
 from executor.stage.weight_gradients import Added, ignore
 from executor.sync import Setting, Synchronisation, make_strategy
+from executor.sync.divided_layers import DividedLayer, DividedLayers
 from executor.sync.gradients import (
     GradientReadiness,
     SharedGradients,
@@ -48,6 +51,7 @@ from executor.sync.gradients import (
 )
 from executor.sync.shared_parameters import (
     ParameterOwners,
+    divided_parameters,
     make_process_groups,
     own_shares,
     planned_split,
@@ -93,6 +97,7 @@ class StagePart:
         added: called with each parameter whose gradient something other than autograd has added to.
         pacer: the rank's; None if operations take their own time.
         group: the tensor-parallel group that the rank is in, if it is in one.
+        divided: weights of the layers that replicas divide, by layer.
     """
 
     index: int
@@ -103,6 +108,7 @@ class StagePart:
     added: Added
     pacer: Pacer | None
     group: TensorParallelGroup | None
+    divided: Mapping[str, LayerWeights]
 
 
 MakeWorker = Callable[[StagePart], StageWorker]
@@ -128,7 +134,8 @@ def optimisation_of(
         shared = shared_gradients(plan, prepared.program, prepared.parameters)
         options = options_of(plan.sync)
         assert isinstance(options, AllReduceOptions)
-        shards = StateShards(buckets_by_reduction(shared, options.bucket_mib), rank)
+        buckets = buckets_by_reduction(shared, options.bucket_mib)
+        shards = StateShards(buckets, rank, divided_layers(prepared))
         # Each element is in a slice of one rank; of what members of a group have whole, one counts.
         is_first = plan.place_of(rank).member == 0
         whole = [n for n in shards.shared if is_first or owners.is_split(n)]
@@ -144,6 +151,25 @@ def optimisation_of(
     if plan.tensor_parallel is not None:
         require_step_by_element(optimisation.optimizer)
     return optimisation
+
+
+def divided_layers(prepared: Prepared) -> list[DividedLayer]:
+    """Return the layers of a rank whose weights its replicas divide; whole until training begins.
+
+    Raises:
+        PipeplanError: if one has weights of several types.
+    """
+    rank, parameters = prepared.place.rank, prepared.parameters
+    return [
+        DividedLayer(
+            row.layer,
+            {name: parameters[name] for name in row.names},
+            Reduce((row.stage,), row.ranks),
+            rank,
+        )
+        for row in divided_parameters(prepared.plan)
+        if rank in row.ranks
+    ]
 
 
 def shared_gradients(
@@ -214,6 +240,7 @@ class Trainer:
         self._recorder = Recorder(clock_of(device))
         self._pending = self._recorder.end()
         transport = self._connect(timeout)
+        self._divided = self._connect_layers(timeout)
         split = planned_split(plan, plan.place_of(place.rank).members)
         summed = () if split is None else split.summed_parameters
         self._partial = [parameters[name] for name in sorted(summed) if name in parameters]
@@ -290,6 +317,7 @@ class Trainer:
                 part.added,
                 part.group,
                 part.offloaded,
+                part.divided,
             )
 
         def lengths_of(step: int) -> Sequence[int]:
@@ -339,6 +367,15 @@ class Trainer:
         open_communicators(transport, ends, self.process_groups, self._device)
         return transport
 
+    def _connect_layers(self, timeout: timedelta | None) -> DividedLayers:
+        """Make process groups of their own for layers that replicas divide; all ranks together."""
+        sets = [row.ranks for row in divided_parameters(self.plan)]
+        groups = make_process_groups(sets, timeout)
+        open_groups(groups, self._device)
+        shards = self.optimisation.shards
+        rows = () if shards is None else shards.divided_weights
+        return DividedLayers([row for row in rows if isinstance(row, DividedLayer)], groups)
+
     def _strategy(self, shared: Sequence[SharedGradients]) -> Synchronisation:
         setting = Setting(
             options_of(self.plan.sync),
@@ -348,6 +385,7 @@ class Trainer:
             self.optimisation,
             own_shares(self.plan, self._place.rank),
             self.plan.job.shards_state,
+            self._divided,
         )
         return make_strategy(self.plan, setting)
 
@@ -378,6 +416,7 @@ class Trainer:
                 added,
                 self._pacer,
                 None if self.members is None else TensorParallelGroup(self.members),
+                {layer.name: layer for layer in self._divided.layers},
             )
             for stage in self.plan.stages
             if device in stage.devices

@@ -30,7 +30,7 @@ from executor.launch.prepare import (
     require_fitting,
     require_groups,
     require_job_optimizer,
-    require_possible_lengths,
+    require_possible_features,
     require_runnable,
     require_writable,
 )
@@ -176,7 +176,7 @@ def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> N
     """Refuse what any rank can refuse by itself, before the model is built."""
     require_effect(plan, run)
     require_groups(plan, run)
-    require_possible_lengths(plan, run)
+    require_possible_features(plan, run)
     require_without(plan.job, "training", ["recompute_attention"])
     require_job_optimizer(plan, run, config)
     require_timeout(run.timeout_s)
@@ -297,7 +297,7 @@ def run_emulation(
         )
     require_effect(plan, run)
     require_groups(plan, run, emulated=True)
-    require_possible_lengths(plan, run, emulated=True)
+    require_possible_features(plan, run, emulated=True)
     require_strategy(plan)
     place = PlanRank.of_this_process()
     if run.pace is not None:

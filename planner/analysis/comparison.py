@@ -190,7 +190,7 @@ def compare(
         PipeplanError: naming every planner that is not known, or a setting out of range.
     """
     require_decided(problem.job, "compare")
-    require_without(problem.job, "compare", ["offload"])
+    require_without(problem.job, "compare", ["shard_parameters", "offload"])
     chosen = find_planners(planners)
     sizes = [
         _Size(BaselineSchedules(Chain(row.problem)), row.parallel) for row in _variants(problem)

@@ -37,6 +37,7 @@ class ProblemRequest:
             so.
         epoch_samples: samples of the data set; by default the job's.
         shard_optimizer: whether replicas share the optimizer's state, if the job does not say so.
+        shard_parameters: whether they divide weights and gradients as well.
         fields: further fields of the job, in place of its file's.
         source: where these are from, for messages.
     """
@@ -52,6 +53,7 @@ class ProblemRequest:
     epoch_samples: int | None = None
     shard_optimizer: bool = False
     expert_parallel: bool = False
+    shard_parameters: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     source: str = "--tensor-parallel"
 
@@ -78,7 +80,8 @@ class ProblemRequest:
             found += ["--epoch-samples", str(self.epoch_samples)]
         found += ["--sequence-parallel"] if self.sequence_parallel else []
         found += ["--expert-parallel"] if self.expert_parallel else []
-        return [*found, *(["--shard-optimizer"] if self.shard_optimizer else [])]
+        found += ["--shard-optimizer"] if self.shard_optimizer else []
+        return [*found, *(["--shard-parameters"] if self.shard_parameters else [])]
 
 
 @dataclass(frozen=True)
@@ -142,9 +145,13 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
 
 def _grouped_job(request: ProblemRequest) -> Job:
     """Return the job with the groups and other fields that the command line wants."""
+    from planner.space import WITH_SHARDED_PARAMETERS
+
     job, fields = job_of(request.job, request.settings), dict(request.fields)
     if request.shard_optimizer:
         fields["shard_optimizer"] = True
+    if request.shard_parameters:
+        fields |= {"shard_parameters": True, **WITH_SHARDED_PARAMETERS}
     if fields:
         job = type(job).parse({**job.model_dump(mode="json"), **fields}, request.source)
     return with_groups(

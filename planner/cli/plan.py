@@ -317,6 +317,14 @@ ShardOptimizerOption = Annotated[
         help="replicas of a stage share the optimizer's state, ZeRO-1 (default: as the job says)",
     ),
 ]
+ShardParametersOption = Annotated[
+    bool,
+    typer.Option(
+        "--shard-parameters",
+        help="replicas of a stage also divide its weights and gradients, ZeRO-3 (FSDP), in equal "
+        "pipelines with whole backwards (default: as the job says)",
+    ),
+]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="plan file to write (default: plan.json)")
 ]
@@ -389,6 +397,7 @@ def plan(
     sequence_parallel: SequenceParallelOption = False,
     expert_parallel: ExpertParallelOption = False,
     shard_optimizer: ShardOptimizerOption = False,
+    shard_parameters: ShardParametersOption = False,
     output: OutputOption = None,
     time_limit: TimeLimitOption = 30.0,
     gap: GapOption = 1e-4,
@@ -417,6 +426,7 @@ def plan(
             epoch_samples,
             shard_optimizer=shard_optimizer,
             expert_parallel=expert_parallel,
+            shard_parameters=shard_parameters,
         ),
         warm_starts=tuple(warm_start or ()),
         robust=robust,

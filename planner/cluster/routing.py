@@ -7,7 +7,7 @@ names on it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
@@ -98,15 +98,20 @@ class Routing:
         if edges not in self._at_once:
             if len(self._at_once) >= MOST_KEPT:
                 self._at_once.clear()
-            self._at_once[edges] = self._sent_at_once(edges)
+            (self._at_once[edges],) = self.each_at_once([edges])
         return self._at_once[edges]
 
-    def _sent_at_once(self, edges: Edges) -> Messages | None:
-        routes = [self.route(*edge) for edge in edges]
-        known = [route for route in routes if route is not None]
-        if len(known) < len(routes):
-            return None
-        sharing = Counter(link for route in known for link in route.links)
+    def each_at_once(self, sets: Sequence[Edges]) -> list[Messages | None]:
+        """Return the same for each of several sets of edges, along all of which is sent at once."""
+        routes = [[self.route(*edge) for edge in edges] for edges in sets]
+        known = [[route for route in row if route is not None] for row in routes]
+        sharing = Counter(link for row in known for route in row for link in route.links)
+        return [
+            self._sharing(found, sharing) if len(found) == len(row) else None
+            for row, found in zip(routes, known, strict=True)
+        ]
+
+    def _sharing(self, known: Sequence[Route], sharing: Mapping[tuple[int, int], int]) -> Messages:
         widths = (
             min(
                 (self._links[link[0]].bandwidth_gb_per_s / sharing[link] for link in route.links),

@@ -16,6 +16,8 @@ def static_bytes(
 ) -> int:
     """Return the bytes of weights, gradients and optimizer state of parameters on a device.
 
+    Of parameters that replicas divide, a device has its part of the weights and gradients as well.
+
     Args:
         problem: whose job has the precision and the optimizer.
         parameters: that the device holds.
@@ -28,7 +30,11 @@ def static_bytes(
         total += row.bytes
         if row.trainable:
             count = holders if isinstance(holders, int) else holders.get(row.name, 1)
-            total += row.bytes + per_element * -(-row.elements // count)
+            if row.name in problem.divided_parameters:
+                total += 2 * -(-row.bytes // count) - row.bytes
+            else:
+                total += row.bytes
+            total += per_element * -(-row.elements // count)
     return total
 
 
@@ -66,7 +72,7 @@ def state_holders(
 
 def most_holders(problem: Problem) -> int:
     """Return how many devices share a parameter's optimizer state in any plan, at most."""
-    return len(problem.cluster.devices) if problem.job.shards_state else 1
+    return len(problem.cluster.devices) * problem.copies if problem.job.shards_state else 1
 
 
 def step_traffic_bytes(job: Job, parameter_bytes: int, elements: int) -> int:

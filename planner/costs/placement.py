@@ -21,6 +21,7 @@ from planner.costs.reductions import (
     gradient_reductions,
 )
 from planner.costs.roofline import OperationTimes, layer_times
+from planner.costs.sharding import collective_seconds, divided_bytes, with_collectives
 from planner.costs.stage_bytes import bytes_of_stages
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
@@ -89,6 +90,8 @@ class PlacedStage:
             the backward.
         gathered_bytes, returned_gathered_bytes: of ``sent_bytes`` and ``returned_bytes``, what the
             tensor-parallel group that receives it gathers.
+        collective_s: seconds of each collective of the layers whose weights replicas divide, by
+            layer; they are in the times.
     """
 
     spec: StageSpec
@@ -107,6 +110,7 @@ class PlacedStage:
     offload_bytes: int = 0
     gathered_bytes: int = 0
     returned_gathered_bytes: int = 0
+    collective_s: Mapping[str, float] = field(default_factory=dict)
 
     def tight_bytes(self, *, splits: bool = False) -> int:
         """Return the bytes held in addition to stashes at some moment of every schedule.
@@ -391,14 +395,18 @@ def place(
     sync = sync or Sync()
     behaviour = problem.runtime.behaviour_on(stage.devices for stage in stages)
     bucket_bytes = overlapped_bucket_bytes(problem.job, sync, behaviour)
-    times = [_layer_times(problem, stage) for stage in stages]
+    among = [[names[d] for names in groups for d in s.devices] or s.devices for s in stages]
+    copies = max(1, len(groups)) * problem.copies
+    divided = [divided_bytes(problem, s.layers, len(s.devices) * copies) for s in stages]
+    collectives = collective_seconds(problem, divided, among)
+    times = [_layer_times(problem, *row) for row in zip(stages, collectives, strict=True)]
     host = OperationTimes(*[behaviour.computation_s] * len(OperationTimes._fields))
     graphs = [problem.graph_on(stage.devices) for stage in stages]
     parameters = [
         graph.parameters_of(stage.layers) for graph, stage in zip(graphs, stages, strict=True)
     ]
     devices = [stage.devices for stage in stages]
-    holders = state_holders(problem, devices, parameters, max(1, len(groups)))
+    holders = state_holders(problem, devices, parameters, copies)
     placed = tuple(
         PlacedStage(
             spec=spec,
@@ -417,9 +425,15 @@ def place(
             offload_bytes=row.offload,
             gathered_bytes=row.gathered,
             returned_gathered_bytes=row.returned_gathered,
+            collective_s=seconds,
         )
-        for spec, by_device, held, row in zip(
-            stages, times, parameters, bytes_of_stages(graphs, stages), strict=True
+        for spec, by_device, held, row, seconds in zip(
+            stages,
+            times,
+            parameters,
+            bytes_of_stages(graphs, stages, divided),
+            collectives,
+            strict=True,
         )
     )
     return PlacedPipeline(
@@ -487,17 +501,26 @@ def _sums(times: TimesByDevice, host: OperationTimes) -> dict[str, OperationTime
     return {device: sums[id(rows)] for device, rows in times.items()}
 
 
-def _layer_times(problem: Problem, spec: StageSpec) -> TimesByDevice:
+def _layer_times(
+    problem: Problem, spec: StageSpec, collectives: Mapping[str, float]
+) -> TimesByDevice:
+    """Return the times of a stage's layers by device, with those of a layer's collectives."""
     type_of = {device: problem.cluster.type_of(device) for device in spec.devices}
-    times = {kind: _layer_times_on(problem, spec, kind) for kind in dict.fromkeys(type_of.values())}
+    kinds = dict.fromkeys(type_of.values())
+    times = {kind: _layer_times_on(problem, spec, kind, collectives) for kind in kinds}
     return {device: times[kind] for device, kind in type_of.items()}
 
 
-def _layer_times_on(problem: Problem, spec: StageSpec, type_name: str) -> list[OperationTimes]:
+def _layer_times_on(
+    problem: Problem, spec: StageSpec, type_name: str, collectives: Mapping[str, float]
+) -> list[OperationTimes]:
     kind, again = problem.cluster.device_types[type_name], set(spec.recompute)
     graph, precision = problem.graph.on(type_name), problem.job.precision
     return [
-        layer_times(graph.layers[name], type_name, kind, precision, name in again)
+        with_collectives(
+            layer_times(graph.layers[name], type_name, kind, precision, name in again),
+            collectives.get(name, 0.0),
+        )
         for name in graph.in_order(spec.layers)
     ]
 
@@ -508,7 +531,9 @@ def _sum(rows: Sequence[OperationTimes]) -> OperationTimes:
 
 def is_connected(placed: PlacedPipeline) -> bool:
     """Return whether every transfer and every all-reduce of the pipeline has a path."""
-    return _is_joined(placed) and all(math.isfinite(s.seconds) for s in placed.synchronisations)
+    seconds = [row.seconds for row in placed.synchronisations]
+    seconds += [each_s for stage in placed.stages for each_s in stage.collective_s.values()]
+    return _is_joined(placed) and all(map(math.isfinite, seconds))
 
 
 def _is_joined(placed: PlacedPipeline) -> bool:

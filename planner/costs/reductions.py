@@ -231,6 +231,8 @@ def gradient_reductions(
     held_by = [stage.devices for stage in stages]
     in_turn = {holders for holders in tied.values() if reduces_in_turn(problem, held_by, holders)}
     apart = {name for name, holders in tied.items() if holders not in in_turn}
+    # Of what replicas divide, each backward scatters its sum.
+    apart |= problem.divided_parameters
     own = [[p for p in held if p.trainable and p.name not in apart] for held in parameters]
     wanted: dict[tuple[int, ...], int] = {}
     for index, held in enumerate(own):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Protocol
@@ -98,7 +98,9 @@ class StageBytes:
 
 
 def bytes_of_stages(
-    graphs: Sequence[LayerGraph], stages: Sequence[StageLayers]
+    graphs: Sequence[LayerGraph],
+    stages: Sequence[StageLayers],
+    divided: Sequence[Mapping[str, int]] = (),
 ) -> list[StageBytes]:
     """Return the figures of every stage where each may have the tensors and layers of its own type.
 
@@ -108,8 +110,9 @@ def bytes_of_stages(
     Args:
         graphs: of each stage, see :meth:`LayerGraph.on`.
         stages: in pipeline order; every layer in one at most, no edge backwards.
+        divided: see :func:`stage_bytes`.
     """
-    found = {id(graph): stage_bytes(graph, stages) for graph in graphs}
+    found = {id(graph): stage_bytes(graph, stages, divided) for graph in graphs}
     rows = [found[id(graph)] for graph in graphs]
     if len(found) <= 1:
         return rows[0] if rows else []
@@ -124,14 +127,18 @@ def bytes_of_stages(
     ]
 
 
-def stage_bytes(graph: LayerGraph, stages: Sequence[StageLayers]) -> list[StageBytes]:
+def stage_bytes(
+    graph: LayerGraph, stages: Sequence[StageLayers], divided: Sequence[Mapping[str, int]] = ()
+) -> list[StageBytes]:
     """Return the figures of every stage.
 
     Args:
         graph: the layers.
         stages: in pipeline order; every layer in one at most, no edge backwards.
+        divided: of each stage, the bytes of weights that are put together around its layers while
+            they run, by layer (:func:`planner.costs.sharding.divided_bytes`).
     """
-    table = _Table(graph, stages)
+    table = _Table(graph, stages, divided or [{} for _ in stages])
     for tensor in graph.record.boundaries:
         table.add(tensor)
     return table.rows()
@@ -145,7 +152,12 @@ def _without_batch(layer: Layer) -> int:
 class _Table:
     """Sums by stage; a tensor is added where it is produced and subtracted at its last use."""
 
-    def __init__(self, graph: LayerGraph, stages: Sequence[StageLayers]) -> None:
+    def __init__(
+        self,
+        graph: LayerGraph,
+        stages: Sequence[StageLayers],
+        divided: Sequence[Mapping[str, int]],
+    ) -> None:
         count = len(stages)
         self._stage_of = {name: j for j, stage in enumerate(stages) for name in stage.layers}
         self._rerun = {name for s in stages for name in set(s.recompute).intersection(s.layers)}
@@ -161,7 +173,8 @@ class _Table:
             sum(graph.layers[name].stash_bytes for name in s.layers if name not in self._rerun)
             for s in stages
         ]
-        layers = [self._held(graph, stage.layers) for stage in stages]
+        rows = zip(stages, divided, strict=True)
+        layers = [self._held(graph, stage.layers, more) for stage, more in rows]
         self._workspace = [workspace_bytes((peak, kept) for peak, kept, _ in s) for s in layers]
         self._split = [split_workspace_bytes(stage) for stage in layers]
         self._offload = [{*stage.offload} for stage in stages]
@@ -172,16 +185,19 @@ class _Table:
             sum(graph.layers[name].kept_for_weights_bytes for name in s.layers) for s in stages
         ]
 
-    def _held(self, graph: LayerGraph, names: Sequence[str]) -> list[tuple[int, int, int]]:
+    def _held(
+        self, graph: LayerGraph, names: Sequence[str], divided: Mapping[str, int]
+    ) -> list[tuple[int, int, int]]:
         """Return each layer's peak, what it keeps, and what its weight gradient keeps.
 
-        Layers are in the order of the graph.
+        Layers are in the order of the graph. A layer whose weights are put together holds all of
+        them, and in its backward all of their gradients.
         """
         peaks, inputs = graph.peak_bytes, graph.saved_input_bytes
         layers = [graph.layers[name] for name in graph.in_order(names)]
         return [
             (
-                peaks[row.name],
+                peaks[row.name] + 2 * divided.get(row.name, 0),
                 inputs[row.name] if row.name in self._rerun else row.stash_bytes,
                 row.kept_for_weights_bytes,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import cached_property
@@ -213,6 +214,18 @@ class LayerGraph(nx.DiGraph):  # type: ignore[misc]
                 (p.bytes for p in self.parameters_of([row.name]) if p.trainable), default=0
             )
             for row in self.record.layers
+        }
+
+    @cached_property
+    def own_parameters(self) -> dict[str, tuple[Parameter, ...]]:
+        """Trainable parameters of each layer that no other layer uses."""
+        layers = self.record.layers
+        users = Counter(name for row in layers for name in dict.fromkeys(row.parameters))
+        return {
+            row.name: tuple(
+                p for p in self.parameters_of([row.name]) if p.trainable and users[p.name] == 1
+            )
+            for row in layers
         }
 
     @cached_property

@@ -158,15 +158,20 @@ def outside_packing(space: Space, plan: Plan) -> Iterator[Outside]:
 
 
 def outside_state(space: Space, plan: Plan) -> Iterator[Outside]:
-    """Yield that a plan shares the optimizer's state where a bound's plans do not, or vice versa.
+    """Yield that a plan's replicas share what those of a bound's plans do not, or vice versa.
 
     Args:
         space: the freedoms that the bound covers.
         plan: as it was read.
     """
-    if plan.job.shards_state != space.shards_state:
-        found, allowed = (str(s.shards_state).lower() for s in (plan.job, space))
-        yield Outside("job.shard_optimizer", found, "shard_optimizer", allowed, "plan again", found)
+    rows = {
+        "shard_optimizer": (plan.job.shards_state, space.shards_state),
+        "shard_parameters": (plan.job.shards_parameters, space.shards_parameters),
+    }
+    for name, pair in rows.items():
+        found, allowed = (str(value).lower() for value in pair)
+        if found != allowed:
+            yield Outside(f"job.{name}", found, name, allowed, "plan again", found)
 
 
 def is_complete(stages: Sequence[PlannedStage], orders: Orders) -> bool:

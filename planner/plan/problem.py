@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from planner.cluster.cluster import Cluster
@@ -54,6 +55,8 @@ class Problem:
         source: how the executor can build the model again; optional for studies.
         runtime: how plans will be run; :func:`planner.plan.runtimes.for_runtime` sets the rules of
             the job's runtime.
+        copies: equal pipelines of which this is one, whose replicas share what the job has them
+            share; for a search of one of them alone.
 
     Raises:
         PipeplanError: if the three do not fit together.
@@ -64,6 +67,7 @@ class Problem:
     job: Job = field(default_factory=Job)
     source: ModelSource = field(default_factory=ModelSource)
     runtime: RuntimeRules = PIPEPLAN
+    copies: int = 1
 
     def __post_init__(self) -> None:
         require_samples(self.graph, self.job.samples_per_microbatch)
@@ -105,6 +109,12 @@ class Problem:
     def has_groups(self) -> bool:
         """Whether its devices are tensor-parallel groups of devices."""
         return any(kind.group is not None for kind in self.cluster.device_types.values())
+
+    @cached_property
+    def divided_parameters(self) -> frozenset[str]:
+        """Names of the parameters that the replicas of a stage divide, if it has several."""
+        rows = self.graph.own_parameters.values() if self.job.shards_parameters else ()
+        return frozenset(parameter.name for row in rows for parameter in row)
 
     @property
     def digest(self) -> str:
@@ -162,6 +172,12 @@ def _require_lengths(graph: LayerGraph, job: Job) -> None:
         raise PipeplanError(
             f"tensor_parallel = {job.tensor_parallel}: microbatches of several lengths are planned "
             "for single devices only so far; set it to 1, or remove lengths from the job"
+        )
+    if job.shard_parameters:
+        raise PipeplanError(
+            f"shard_parameters = {json.dumps(job.shard_parameters)}: microbatches of several "
+            "lengths are planned with whole weights on every replica only so far; set it to "
+            "false, or remove lengths from the job"
         )
     if job.offload:
         raise PipeplanError(
@@ -231,6 +247,7 @@ _OLDER_FREEDOMS = {
     "tensor_parallel": 1,
     "sequence_parallel": False,
     "shard_optimizer": False,
+    "shard_parameters": False,
     "offload": False,
 }
 """Freedoms that older versions did not have, with their values there."""

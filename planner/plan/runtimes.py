@@ -215,7 +215,7 @@ def _spans(graph: LayerGraph) -> Iterator[tuple[int, int]]:
 
 
 _GROUPS: Feature = "tensor_parallel"
-_FREEDOMS: frozenset[Feature] = frozenset(("shard_optimizer", "offload"))
+_FREEDOMS: frozenset[Feature] = frozenset(("shard_optimizer", "shard_parameters", "offload"))
 _OF_ITS_OWN_ORDER = {
     "order": "1f1b",
     "backward": "whole",

@@ -12,6 +12,7 @@ from planner.job import Job
 Feature = Literal[
     "tensor_parallel",
     "shard_optimizer",
+    "shard_parameters",
     "offload",
     "recompute_attention",
     "expert_parallel",
@@ -62,6 +63,12 @@ def _problems(
             "that is whole on every replica only so far; use a plan, or a job, with "
             "shard_optimizer = false"
         )
+    if "shard_parameters" in features and job.shard_parameters:
+        yield (
+            f"shard_parameters = {json.dumps(job.shard_parameters)}: {what} supports weights and "
+            "gradients that are whole on every replica only so far; use a plan, or a job, with "
+            "shard_parameters = false"
+        )
     if "offload" in features and job.offload:
         yield (
             f"offload = {json.dumps(job.offload)}: {what} supports stashes that stay on their "
@@ -86,7 +93,7 @@ def _problems(
 
 
 def require_decided(job: Job, what: str) -> None:
-    """Refuse to leave it open whether replicas share the optimizer's state, or stashes offload.
+    """Refuse to leave it open whether replicas share what they hold, or stashes offload.
 
     Args:
         job: of a problem.
@@ -95,7 +102,7 @@ def require_decided(job: Job, what: str) -> None:
     Raises:
         PipeplanError: if the job leaves it open.
     """
-    for name in ("shard_optimizer", "offload"):
+    for name in ("shard_optimizer", "shard_parameters", "offload"):
         if getattr(job, name) == "if_needed":
             raise PipeplanError(
                 f'{name} = "if_needed": {what} does not decide that; set it to true or false'

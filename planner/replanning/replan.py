@@ -113,7 +113,9 @@ def replan(
         KeyboardInterrupt: on Ctrl-C before any plan was found.
     """
     check_settings(time_limit_s, GAP_LIMIT, seed, workers)
-    require_without(plan.job, "replan", ("shard_optimizer", "offload", "lengths"))
+    require_without(
+        plan.job, "replan", ("shard_optimizer", "shard_parameters", "offload", "lengths")
+    )
     _require_slack(slack)
     _require_stages(plan)
     machines = new_machines(plan, _changes(cluster, lost, slow, added))

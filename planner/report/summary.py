@@ -158,7 +158,10 @@ def shared_state_lines(plan: Plan) -> list[str]:
     if len(alone) == len(plan.stages):
         return ["no stage has replicas: each device keeps its own optimizer state whole"]
     shared = [stage.index for stage in plan.stages if len(stage.devices) > 1]
-    line = f"replicas of {stages_label(shared)} share the optimizer's state"
+    does = "share the optimizer's state"
+    if plan.job.shards_parameters:
+        does = "divide weights, gradients and optimizer state"
+    line = f"replicas of {stages_label(shared)} {does}"
     return [f"{line}; {stages_label(alone)}: one device keeps its own" if alone else line]
 
 

@@ -15,6 +15,7 @@ from planner.cluster.hardware import GIB
 from planner.costs.optimizer import most_holders, static_bytes
 from planner.errors import InfeasibleError
 from planner.job import Job
+from planner.model.graph_record import Parameter
 from planner.plan.problem import Problem
 from planner.search.partition.chain import Chain
 from planner.search.partition.memory.division import TightDivision, TypedStages
@@ -207,9 +208,14 @@ def _parts(chain: Chain, division: TightDivision, begin: int, end: int) -> dict[
     gradients, name = chain.cut_gradient_bytes, "stash of one microbatch"
     if problem.job.recompute:
         name += " with all recomputed that saves memory"
+
+    def least_bytes(parameter: Parameter) -> int:
+        shared = parameter.name in problem.divided_parameters
+        return -(-parameter.bytes // holders) if shared else parameter.bytes
+
     parts = {
-        "weights": sum(parameter.bytes for parameter in parameters),
-        "gradients": sum(parameter.bytes for parameter in trained),
+        "weights": sum(map(least_bytes, parameters)),
+        "gradients": sum(map(least_bytes, trained)),
         "optimizer state": sum(per_element * -(-p.elements // holders) for p in trained),
         name: division.least_stash_bytes(begin, end),
         "tensors to and from its neighbours": max(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from planner.assembly import assemble_plan
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
@@ -115,7 +116,8 @@ def problem_of_one(problem: Problem, grouping: Grouping) -> Problem:
     Devices forward nothing, so paths between those that stay are the same.
     """
     number = problem.job.microbatches // len(grouping)
-    return with_job(restricted_to(problem, grouping[-1]), microbatches=number, replication=False)
+    one = with_job(restricted_to(problem, grouping[-1]), microbatches=number, replication=False)
+    return replace(one, copies=len(grouping))
 
 
 def multiplied(problem: Problem, alone: Plan, grouping: Grouping) -> Plan:

@@ -12,7 +12,7 @@ from planner.plan.runtimes import narrowed_by
 from planner.search.budget import Clock, Settings
 from planner.search.feasibility import form_problem
 from planner.search.state import Candidate, Search, SearchTask
-from planner.space import Space
+from planner.space import WITH_SHARDED_PARAMETERS, Space
 from planner.units import format_seconds
 from planner.variants.problems import with_job
 
@@ -66,6 +66,9 @@ def wider_spaces(space: Space) -> Iterator[dict[str, Any]]:
             yield {name: value}
     if space.replication and not space.shard_optimizer:
         yield {"shard_optimizer": True}
+    is_divisible = space.replication and space.tensor_parallel == 1 and not space.offload
+    if is_divisible and not space.shard_parameters:
+        yield {"shard_parameters": True, **WITH_SHARDED_PARAMETERS}
     if space.has_pipelines and space.order == "any":
         yield {"equal_pipelines": False}
     if space.order == "1f1b":
@@ -84,8 +87,8 @@ def _needed(fields: dict[str, Any], best: Candidate) -> dict[str, Any]:
 
 
 def _words(problem: Problem, fields: dict[str, Any], time_s: float) -> str:
-    ((name, value),) = fields.items()
     runtime = problem.job.runtime
-    cannot = f", but {runtime} cannot run it" if name in narrowed_by(runtime) else ""
-    text = "any" if name == "cuts" else json.dumps(value)
-    return f"with {name} = {text} a plan of {format_seconds(time_s)} fits{cannot}"
+    cannot = f", but {runtime} cannot run it" if {*fields} & narrowed_by(runtime) else ""
+    needed = [(n, v) for n, v in fields.items() if getattr(problem.job, n) != v]
+    told = (f"{n} = {'any' if n == 'cuts' else json.dumps(v)}" for n, v in needed)
+    return f"with {', '.join(told)} a plan of {format_seconds(time_s)} fits{cannot}"

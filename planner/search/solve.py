@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from planner.costs.placement import StageSpec
 from planner.errors import InfeasibleError, PipeplanError, shorten
@@ -64,6 +64,7 @@ from planner.search.steps import (
 from planner.search.tensor_groups import solve_on_groups
 from planner.search.unequal import choose_for_lengths
 from planner.simulation.noise import Noise
+from planner.space import WITH_SHARDED_PARAMETERS
 from planner.variants.problems import with_job
 
 if TYPE_CHECKING:
@@ -282,9 +283,9 @@ def solve(
     """Find the fastest plan for a problem and bound how far it can be from the best.
 
     Args:
-        problem: the model, cluster and job. Where the job shares the optimizer's state
-            or offloads stashes ``if_needed``, a search without comes first, and one with only if no
-            plan was found; the plan's job says which.
+        problem: the model, cluster and job. Where the job shares the optimizer's state, divides
+            parameters or offloads stashes ``if_needed``, a search without comes first, and one with
+            only if no plan was found; the plan's job says which.
         time_limit_s: of each, stop after this long with the best plan so far; seconds of CP-SAT's
             deterministic time in deterministic mode.
         gap_limit: stop once iteration time / lower bound - 1 is at most this.
@@ -410,12 +411,21 @@ class _OneCall:
 
 def _decided(problem: Problem) -> list[Problem]:
     """Return the problem with each choice that its job makes only if it is needed, in order."""
-    open_ = [n for n in ("offload", "shard_optimizer") if getattr(problem.job, n) == "if_needed"]
+    open_ = [name for name in _IF_NEEDED if getattr(problem.job, name) == "if_needed"]
     choices = product(*((False, True) for _ in open_))
-    return [
-        with_job(problem, **dict(zip(open_, row, strict=True))) if open_ else problem
-        for row in choices
-    ]
+    rows = [dict(zip(open_, row, strict=True)) for row in choices]
+    # Parameters are not divided without the optimizer's state: that both are is one choice.
+    rows = [row for row in rows if not (row.get("shard_parameters") and row.get("shard_optimizer"))]
+    return [with_job(problem, **_with_what_it_takes(row)) if row else problem for row in rows]
+
+
+_IF_NEEDED = ("offload", "shard_parameters", "shard_optimizer")
+"""Choices of a job, those that cost more time first."""
+
+
+def _with_what_it_takes(fields: Mapping[str, bool]) -> dict[str, Any]:
+    """Return the fields of a job with those that sharded parameters ask for."""
+    return {**fields, **(WITH_SHARDED_PARAMETERS if fields.get("shard_parameters") else {})}
 
 
 def _warm_starts(known: Sequence[Partition]) -> SearchStep:

@@ -24,6 +24,7 @@ from planner.simulation.timeline import (
     Timeline,
     TransferEvent,
 )
+from planner.simulation.together import partners_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ Wait = Literal[
     "optimizer step",
     "stash",
     "host link",
+    "replica",
 ]
 _WAITS: dict[tuple[type, type], Wait] = {
     (OperationEvent, OperationEvent): "device",
@@ -85,7 +87,8 @@ class PathStep:
             Where messages block, also a ``send`` of its device (any message but the one it needs),
             and the ``receiver`` of a message (the operation before it there). A backward may wait
             for its ``stash`` to come back from the host, and that copy for the ``host link`` (the
-            copy before), or for what the operation waited for that it began with.
+            copy before), or for what the operation waited for that it began with. Where replicas
+            divide weights, an operation may wait for a ``replica``: for what another's waited for.
     """
 
     event: Event
@@ -115,6 +118,10 @@ def _steps(events: list[Event]) -> tuple[PathStep, ...]:
 def _wait(first: Event, second: Event) -> Wait:
     """Return what the second event waited for, which was the first."""
     match first, second:
+        case OperationEvent(), OperationEvent() if first.device != second.device:
+            return "replica"
+        case TransferEvent(), OperationEvent() if second.device not in (first.source, first.target):
+            return "replica"
         case TransferEvent(), OperationEvent() if first.consumer != _as_sent(second.operation):
             return "send"
         case OperationEvent(), TransferEvent() if first.device != second.source:
@@ -148,6 +155,7 @@ class Causes:
         self._ends_on = defaultdict(list)
         for transfer in timeline.transfers:
             self._note_transfer(transfer)
+        self._partners = partners_of(timeline)
         self._copies = {event.operation: event for event in timeline.copies}
         self._copied_until = {(row.device, row.end_s): row for row in timeline.copies}
 
@@ -217,6 +225,12 @@ class Causes:
         return (cause for cause in found if cause.end_s == event.start_s)
 
     def _before_operation(self, event: OperationEvent) -> Iterator[Event]:
+        yield from self._before_own(event)
+        for partner in self._partners.get(event.operation, ()):
+            if partner.device != event.device:
+                yield from self._before_own(partner)
+
+    def _before_own(self, event: OperationEvent) -> Iterator[Event]:
         if event.operation in self._before:
             yield self._before[event.operation]
         arrival = self._arrivals.get(_as_sent(event.operation))

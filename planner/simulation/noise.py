@@ -29,6 +29,7 @@ from planner.simulation.timeline import (
     Timeline,
     TransferEvent,
 )
+from planner.simulation.together import partners_of
 
 BATCH = 1000
 """Samples replayed at once: enough to hide Python's own time, few enough to stay in cache."""
@@ -302,6 +303,9 @@ class _Replay:
         """By device: messages that it waits for, with their ends without noise."""
         self.result_s: dict[_Result, FloatArray] = {}
         self.last_backwards: dict[tuple[int, str], _Backward] = {}
+        self.partners = partners_of(timeline)
+        self.able_s: dict[Operation, FloatArray] = {}
+        """When what waits for others that start with it could start by itself."""
 
     def run(self, events: list[OperationEvent | TransferEvent]) -> FloatArray:
         for event in events:
@@ -331,12 +335,27 @@ class _Replay:
             self.free_s.update(dict.fromkeys(devices, begin_s + seconds))
 
     def _operate(self, event: OperationEvent) -> None:
-        stage, kind, _ = event.operation
+        self.able_s[event.operation] = self._able_s(event)
+        together = self.partners.get(event.operation, (event,))
+        able = [self.able_s.get(partner.operation) for partner in together]
+        begin_s = [moment for moment in able if moment is not None]
+        if len(begin_s) < len(together):
+            return  # Those that start with it come after it, and they take time.
+        for partner in together:
+            del self.able_s[partner.operation]
+            self._run(partner, reduce(np.maximum, begin_s))
+
+    def _able_s(self, event: OperationEvent) -> FloatArray:
+        """Return when nothing of its own is in an operation's way."""
         self._wait(event.device, event.start_s)
         # Whatever the operation needs from its own device came before it in the device's order.
         begin_s = self.free_s[event.device]
-        if kind != "W":
+        if event.operation.kind != "W":
             begin_s = np.maximum(begin_s, self.result_s.pop(_input(event.operation), begin_s))
+        return begin_s
+
+    def _run(self, event: OperationEvent, begin_s: FloatArray) -> None:
+        stage, kind, _ = event.operation
         factors = self.factors.operation(event)
         end_s = begin_s + (event.end_s - event.start_s) * factors
         self.free_s[event.device] = end_s

@@ -11,7 +11,8 @@ older rules waits for each other (:mod:`planner.simulation.network`). Gradients 
 reduced after its last backward, or in buckets while it runs, or later if the runtime does, one
 reduction per device at a time; the optimizer step follows the last of them, and all-gathers of
 parameters follow that (:mod:`planner.simulation.gathers`). Offloaded stashes travel to the host and
-back meanwhile (:mod:`planner.simulation.copies`).
+back meanwhile (:mod:`planner.simulation.copies`). Replicas that divide weights start each operation
+of their stage together (:mod:`planner.simulation.together`).
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from planner.simulation.timeline import (
     Timeline,
     TransferEvent,
 )
+from planner.simulation.together import StartedTogether
 
 
 def simulate(
@@ -59,7 +61,8 @@ def simulate(
     owner = owners(orders)
     exchanges = exchanges_of(pipeline, owner, orders)
     copies = StashCopies(pipeline, orders)
-    return Replay(pipeline, owner, FixedOrder(orders), exchanges, copies, by_microbatch).run()
+    policy, together = FixedOrder(orders), StartedTogether(pipeline)
+    return Replay(pipeline, owner, policy, exchanges, copies, by_microbatch, together).run()
 
 
 def simulate_plan(plan: Plan) -> Timeline:
@@ -87,7 +90,8 @@ def run(pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: 
         pipeline: stages with their times.
         owner: the device of each (stage, microbatch).
         policy: what each device runs next. As nobody knows that in advance, receives that block
-            count as overlapped, and offloaded stashes stay on their devices.
+            count as overlapped, offloaded stashes stay on their devices, and replicas that
+            divide weights do not wait for each other.
 
     Raises:
         DeadlockError: if nothing can run although operations are left.
@@ -107,8 +111,10 @@ class Replay:
         exchanges: Exchanges,
         copies: StashCopies,
         by_microbatch: Sequence[PlacedPipeline] = (),
+        together: StartedTogether | None = None,
     ) -> None:
         self.pipeline = pipeline
+        self._together = together
         self._by_microbatch = by_microbatch
         self.owner = owner
         self.policy = policy
@@ -146,9 +152,10 @@ class Replay:
         self._settle(self.pipeline.devices, 0.0)
         while (now := self._next_s()) is not None:
             self._settle(self._hear(now), now)
-        unfinished = self.policy.unfinished()
+        waiting = "" if self._together is None else self._together.unfinished()
+        unfinished = [text for text in (self.policy.unfinished(), waiting) if text]
         if unfinished:
-            raise DeadlockError(f"the orders deadlock: {unfinished}")
+            raise DeadlockError(f"the orders deadlock: {', '.join(unfinished)}")
         return self._timeline()
 
     def _next_s(self) -> float | None:
@@ -197,8 +204,14 @@ class Replay:
             if self.free_at[device] > now or (self._waits and self.exchanges.is_waiting(device)):
                 continue
             operation = self.policy.choose(device, now)
-            if operation is not None:
+            if operation is None:
+                continue
+            if self._together is None:
                 self._start(device, operation, now)
+                continue
+            self.free_at[device] = math.inf
+            for member, part in self._together.ready(device, operation):
+                self._start(member, part, now)
 
     def _start(self, device: str, operation: Operation, now: float) -> None:
         pipeline, what = self._of(operation), (operation.stage, operation.kind, device)
@@ -439,5 +452,8 @@ def reduced_soonest(timeline: Timeline) -> Timeline:
     at_once = timeline.pipeline.reduced_at_once
     if at_once is None:
         return timeline
-    later = simulate(at_once, timeline.orders)
+    try:
+        later = simulate(at_once, timeline.orders)
+    except DeadlockError:  # Of an estimate, whose replicas need not run the same.
+        return timeline
     return min(timeline, later, key=lambda row: row.iteration_time_s)

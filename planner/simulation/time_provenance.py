@@ -8,6 +8,7 @@ The time is that of the critical path. Every step counts as the weakest of its f
   because the efficiency is an assumption.
 - A message or an all-reduce: the weakest source of all links that it crosses; for an all-reduce
   these are the links between neighbours of its ring.
+- The collectives of an operation whose weights replicas divide: as an all-reduce.
 - An optimizer step: the source of the device type, since it is limited by memory bandwidth; and a
   copy of an offloaded stash, since the host link is one of the type's figures.
 """
@@ -20,6 +21,7 @@ from itertools import pairwise
 from planner.cluster.hardware import DeviceType, Source
 from planner.costs.placement import PlacedPipeline
 from planner.costs.roofline import layer_times
+from planner.costs.sharding import GATHERS
 from planner.model.graph_record import Layer
 from planner.model.length_graph import layer_at
 from planner.plan.plan import TimeProvenance
@@ -111,6 +113,10 @@ class _StepSources:
                 layer, type_name, device, problem.job.precision, _PARTS[kind] + repeated
             )
             yield from ((source, share * seconds) for source, seconds in parts)
+        placed = self._pipeline.stages[stage]
+        if placed.collective_s:
+            ring = sorted(spec.devices, key=self._cluster.numbers.__getitem__)
+            yield self._links([*ring, ring[0]]), GATHERS[kind] * sum(placed.collective_s.values())
 
     def _links(self, devices: Sequence[str]) -> Source:
         """Return the weakest source of all links between neighbours."""

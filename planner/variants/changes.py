@@ -16,6 +16,7 @@ from fractions import Fraction
 from typing import Literal
 
 from planner.errors import PipeplanError, shorten
+from planner.space import Space
 from planner.variants.plan_changes import FORMS as STAGE_FORMS
 from planner.variants.plan_changes import (
     BoundaryChange,
@@ -160,6 +161,13 @@ class SpaceChange:
 
     def __str__(self) -> str:
         return f"{'with' if self.allowed else 'without'} {self.freedom}"
+
+    def is_possible(self, space: Space) -> bool:
+        """Return whether the rest of a job's freedoms goes with it.
+
+        Replicas that divide weights need each other, and whole backwards.
+        """
+        return not (space.shards_parameters and self.freedom in ("split", "replicas"))
 
     @property
     def job_fields(self) -> dict[str, object]:

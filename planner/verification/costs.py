@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from math import ceil
 
 from planner.cluster.cluster import Cluster
@@ -163,18 +163,22 @@ class ProblemCosts:
         masters = 4 if job.precision in ("float16", "bfloat16") else 0
         return (an_element + masters) * parameter.elements
 
-    def static_bytes(self, parameter: Parameter, sharers: int = 1) -> int:
+    def static_bytes(
+        self, parameter: Parameter, sharers: int = 1, *, in_parts: bool = False
+    ) -> int:
         """Return the bytes of a parameter's weights, gradients and optimizer state on a device.
 
         Args:
             parameter: which.
             sharers: devices that share its state, the elements as evenly as they can.
+            in_parts: whether they divide its weights and gradients too.
         """
         if not parameter.trainable:
             return parameter.bytes
         elements = math.ceil(parameter.elements / sharers)
         part = parameter.model_copy(update={"elements": elements})
-        return 2 * parameter.bytes + self.state_bytes(part)
+        whole = math.ceil(parameter.bytes / sharers) if in_parts else parameter.bytes
+        return 2 * whole + self.state_bytes(part)
 
 
 def at_lengths(layer: Layer) -> list[Layer]:
@@ -310,7 +314,7 @@ class PlanCosts:
         """Return the seconds of an operation, summed in the order of the layer graph."""
         key = stage, self._plan.cluster.type_of(device)
         if key not in self._seconds:
-            rows = [self.layer_seconds(layer, key[1]) for layer in self.layers(stage)]
+            rows = [self.seconds_in(stage, layer, key[1]) for layer in self.layers(stage)]
             host_s = self._plan.behaviour.computation_us * 1e-6
             forward, inputs, weights, whole = (
                 sum(column) + host_s for column in zip(*rows, strict=True)
@@ -323,7 +327,7 @@ class PlanCosts:
         key = stage, layer, kind, self._plan.cluster.type_of(device)
         if key not in self._before_s:
             earlier = takewhile(lambda row: row.name != layer, self.layers(stage))
-            rows = (self.layer_seconds(row, key[3])["FIWB".index(kind)] for row in earlier)
+            rows = (self.seconds_in(stage, row, key[3])["FIWB".index(kind)] for row in earlier)
             self._before_s[key] = sum(rows)
         return self._before_s[key]
 
@@ -331,6 +335,59 @@ class PlanCosts:
         """Return a stage's layers in the order of the layer graph."""
         rows = self._graphs[stage].layers
         return [row for row in rows if self._stage_of[row.name] == stage]
+
+    def seconds_in(self, stage: int, layer: Layer, type_name: str) -> Seconds:
+        """Return the seconds of a layer of a stage, with what its replicas put together for it."""
+        forward, inputs, weights, whole = self.layer_seconds(layer, type_name)
+        each = self.collective_s(stage).get(layer.name, 0.0)
+        return forward + each, inputs + each, weights + each, whole + 2 * each
+
+    def in_parts(self, stage: int) -> dict[str, int]:
+        """Return the bytes of the weights, by layer, that each replica of a stage has a part of.
+
+        They are trained, and no other layer uses them.
+        """
+        if not self._plan.job.shards_parameters or len(self._plan.stages[stage].devices) == 1:
+            return {}
+        found = {}
+        for layer in self.layers(stage):
+            names = [name for name in self._divided if name in layer.parameters]
+            bytes_ = sum(self._parameters[name].bytes for name in names)
+            if bytes_:
+                found[layer.name] = bytes_
+        return found
+
+    @cached_property
+    def _divided(self) -> set[str]:
+        if not self._plan.job.shards_parameters:
+            return set()
+        used = Counter(name for row in self._graph.layers for name in set(row.parameters))
+        return {n for n, count in used.items() if count == 1 and self._parameters[n].trainable}
+
+    def ring(self, stage: int) -> tuple[str, ...]:
+        """Return the replicas of a stage in the order of the cluster."""
+        there = set(self._plan.stages[stage].devices)
+        return tuple(name for name in self._plan.cluster.device_names if name in there)
+
+    def collective_s(self, stage: int) -> dict[str, float]:
+        """Return the seconds of one gather of a layer's weights, or one sum of its gradients."""
+        return self._collective_s[stage]
+
+    @cached_property
+    def _collective_s(self) -> list[dict[str, float]]:
+        """The same of all stages, whose rings share links; one of the same devices counts once."""
+        held = [self.in_parts(stage.index) for stage in self._plan.stages]
+        rings = [self.ring(index) if row else () for index, row in enumerate(held)]
+        edges = {ring: list(pairwise((*ring, ring[0]))) for ring in rings if ring}
+        figures = iter(self.routes.step_figures([e for row in edges.values() for e in row]))
+        of_ring = {ring: [next(figures) for _ in row] for ring, row in edges.items()}
+
+        def seconds(ring: tuple[str, ...], bytes_: int) -> float:
+            part, steps = bytes_ / len(ring), len(ring) - 1
+            return steps * max(latency_s + part / width for latency_s, width in of_ring[ring])
+
+        rows = zip(rings, held, strict=True)
+        return [{name: seconds(ring, size) for name, size in row.items()} for ring, row in rows]
 
     def layer_seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer, with its forward again where it is recomputed."""
@@ -359,7 +416,7 @@ class PlanCosts:
             for name in layer.parameters:
                 holders[name].add(self._stage_of[layer.name])
         for name, stages in holders.items():
-            if self._parameters[name].trainable:
+            if self._parameters[name].trainable and name not in self._divided:
                 bytes_[tuple(sorted(stages))] += self._parameters[name].bytes
                 for stage in stages if self._in_turn(stages) else ():
                     bytes_[(stage,)] += self._parameters[name].bytes
@@ -433,8 +490,10 @@ class PlanCosts:
         for layer in self.layers(stage):
             for name in layer.parameters:
                 parameter = self._parameters[name]
+                if not parameter.trainable or name in self._divided:
+                    continue
                 is_own = len(holders[name]) == 1 or self._in_turn(holders[name])
-                if parameter.trainable and parameter.bytes and is_own:
+                if parameter.bytes and is_own:
                     found.setdefault(name, layer.name)
         yield from reversed(found.items())
 
@@ -484,11 +543,13 @@ class PlanCosts:
         # What a layer that does not run again keeps of the received tensors is in its stash.
         in_stash = sum(t.bytes for t in received if self._keeper(t) == index)
         input_bytes = sum(t.bytes for t in received)
-        workspace, split_workspace = self._workspaces(layers)
+        workspace, split_workspace = self._workspaces(layers, self.in_parts(index))
         return CheckedStageBytes(
             static=sum(
-                self.problem.static_bytes(parameter, self._sharers.get(parameter.name, 1))
-                for parameter in self._held(layers)
+                self.problem.static_bytes(
+                    row, self._sharers.get(row.name, 1), in_parts=row.name in self._divided
+                )
+                for row in self._held(layers)
             ),
             workspace=workspace,
             split_workspace=max(workspace, split_workspace),
@@ -549,9 +610,12 @@ class PlanCosts:
         ]
         return sum(row.stash_bytes for row in layers if row.name not in self._rerun) + sum(own)
 
-    def _workspaces(self, layers: Sequence[Layer]) -> tuple[int, int]:
-        """While whole backwards run, and while an input gradient runs apart."""
-        peaks = [self._peak_bytes(layer) for layer in layers]
+    def _workspaces(self, layers: Sequence[Layer], in_parts: Mapping[str, int]) -> tuple[int, int]:
+        """While whole backwards run, and while an input gradient runs apart.
+
+        A layer's weights that are put together are whole while it runs, and its gradients too.
+        """
+        peaks = [self._peak_bytes(row) + 2 * in_parts.get(row.name, 0) for row in layers]
         kept = [
             self._saved_input_bytes(row) if row.name in self._rerun else row.stash_bytes
             for row in layers

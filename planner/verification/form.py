@@ -49,15 +49,21 @@ def model_problems(plan: Plan) -> Iterator[str]:
             'job.shard_optimizer: "if_needed", but in a plan replicas share the optimizer\'s '
             "state or do not; set it to true or false"
         )
+    if plan.job.shard_parameters == "if_needed":
+        yield (
+            'job.shard_parameters: "if_needed", but in a plan replicas divide weights and '
+            "gradients or do not; set it to true or false"
+        )
     if plan.job.offload == "if_needed":
         yield (
             'job.offload: "if_needed", but in a plan stashes may go to the host or may not; set it '
             "to true or false"
         )
+    field = "shard_parameters" if plan.job.shards_parameters else "shard_optimizer"
     if plan.job.shards_state and plan.sync.strategy != "all_reduce":
         yield (
             f"sync.strategy: {plan.sync.strategy!r} keeps the optimizer's state whole on every "
-            'replica, but job.shard_optimizer is true; use "all_reduce" or set it to false'
+            f'replica, but job.{field} is true; use "all_reduce" or set it to false'
         )
     try:
         require_fit(plan.sync, pipeline_count(plan))

@@ -9,8 +9,9 @@ wait in a circle, nor computations, messages and reductions. gloo asks for less.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
@@ -35,11 +36,11 @@ class Communicator(NamedTuple):
 
     Attributes:
         kind: what it carries: messages, reductions, or the collectives within computations of a
-            tensor-parallel group.
+            tensor-parallel group or of replicas that put layers together.
         ranks: source and target of messages; or all others, in ascending order.
     """
 
-    kind: Literal["messages", "reductions", "members"]
+    kind: Literal["messages", "reductions", "members", "replicas"]
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
@@ -48,15 +49,17 @@ class Communicator(NamedTuple):
         return f"{_CARRIED[self.kind]} of ranks {', '.join(map(str, self.ranks))}"
 
 
-_CARRIED = {"reductions": "reductions", "members": "computations"}
+_CARRIED = {"reductions": "reductions", "members": "computations", "replicas": "computations"}
 
 
 Members = Mapping[int, tuple[int, ...]]
 """The ranks of the tensor-parallel group of each rank that is in one."""
+Replicas = Mapping[int, tuple[int, ...]]
+"""The ranks of each stage whose replicas put its layers together, in ascending order."""
 
 
 def communicator_of(
-    action: Action, rank: int, members: Members | None = None
+    action: Action, rank: int, members: Members | None = None, replicas: Replicas | None = None
 ) -> Communicator | None:
     """Return what an action of a rank talks over; None of a computation that it runs alone."""
     if isinstance(action, Message):
@@ -64,7 +67,9 @@ def communicator_of(
         return Communicator("messages", ends)
     if isinstance(action, Reduce):
         return Communicator("reductions", action.ranks)
-    group = (members or {}).get(rank)
+    group, others = (members or {}).get(rank), (replicas or {}).get(action.operation.stage)
+    if others is not None:
+        return Communicator("replicas", others)
     return None if group is None else Communicator("members", group)
 
 
@@ -73,6 +78,7 @@ def require_issuable(
     stages: int,
     opened: Sequence[Communicator] = (),
     members: Members | None = None,
+    replicas: Replicas | None = None,
 ) -> None:
     """Refuse programs that disagree or could wait for each other for ever.
 
@@ -81,11 +87,12 @@ def require_issuable(
         stages: number of the plan's stages.
         opened: communicators that all their ranks open in this order before the first iteration.
         members: of tensor-parallel groups, which run each computation together.
+        replicas: of stages, which run the n-th forward and the n-th backward together.
 
     Raises:
         PipeplanError: naming the first actions that disagree, or those that wait in a circle.
     """
-    problems = issue_problems(programs, stages, opened, members)
+    problems = issue_problems(programs, stages, opened, members, replicas)
     if problems:
         raise PipeplanError(problems)
 
@@ -95,22 +102,27 @@ def issue_problems(
     stages: int,
     opened: Sequence[Communicator] = (),
     members: Members | None = None,
+    replicas: Replicas | None = None,
 ) -> list[str]:
     """Return what :func:`require_issuable` refuses, one line each."""
-    members = members or {}
-    wrong = [*_disagreements(programs, members), *_missing(programs, stages)]
-    return wrong or [*_unopened(programs, opened, members), *_circle(programs, stages, members)]
+    talk = partial(communicator_of, members=members, replicas=replicas)
+    wrong = [*_disagreements(programs, talk), *_missing(programs, stages)]
+    return wrong or [*_unopened(programs, opened, talk), *_circle(programs, stages, talk)]
+
+
+_Talk = Callable[[Action, int], Communicator | None]
+"""Returns what an action of a rank talks over."""
 
 
 # --- the ends agree ------------------------------------------------------------------------------
 
 
-def _disagreements(programs: Sequence[Program], members: Members) -> Iterator[str]:
+def _disagreements(programs: Sequence[Program], talk: _Talk) -> Iterator[str]:
     """The first place at which the ranks of a communicator issue different things."""
     issued: dict[Communicator, dict[int, list[Action]]] = {}
     for rank, program in enumerate(programs):
         for action in program:
-            communicator = communicator_of(action, rank, members)
+            communicator = talk(action, rank)
             if communicator is not None:
                 ends = issued.setdefault(communicator, {r: [] for r in communicator.ranks})
                 ends[rank].append(action)
@@ -118,7 +130,7 @@ def _disagreements(programs: Sequence[Program], members: Members) -> Iterator[st
         (first, ours), *others = ends.items()
         for other, theirs in others:
             for number, (one, two) in enumerate(zip_longest(ours, theirs), 1):
-                if _what(one) != _what(two):
+                if _what(one, communicator) != _what(two, communicator):
                     yield (
                         f"{communicator}, number {number}: rank {first} issues {_named(one)}, "
                         f"rank {other} {_named(two)}"
@@ -126,7 +138,9 @@ def _disagreements(programs: Sequence[Program], members: Members) -> Iterator[st
                     break
 
 
-def _what(action: Action | None) -> object:
+def _what(action: Action | None, communicator: Communicator) -> object:
+    if isinstance(action, Compute) and communicator.kind == "replicas":
+        return action.operation[:2]  # Each of another microbatch.
     return action.operation if isinstance(action, Message) else action
 
 
@@ -160,10 +174,10 @@ def _missing(programs: Sequence[Program], stages: int) -> Iterator[str]:
 
 
 def _unopened(
-    programs: Sequence[Program], opened: Sequence[Communicator], members: Members
+    programs: Sequence[Program], opened: Sequence[Communicator], talk: _Talk
 ) -> Iterator[str]:
     """First uses that wait in a circle: each needs all ranks of its communicator at once."""
-    waiting = [deque(_first_uses(rank, p, opened, members)) for rank, p in enumerate(programs)]
+    waiting = [deque(_first_uses(rank, p, opened, talk)) for rank, p in enumerate(programs)]
     heads = deque(range(len(programs)))
     while heads:
         rank = heads.popleft()
@@ -182,11 +196,11 @@ def _unopened(
 
 
 def _first_uses(
-    rank: int, program: Program, opened: Sequence[Communicator], members: Members
+    rank: int, program: Program, opened: Sequence[Communicator], talk: _Talk
 ) -> Iterator[tuple[Communicator, str]]:
     first: dict[Communicator, Action | None] = {c: None for c in opened if rank in c.ranks}
     for action in program:
-        used = communicator_of(action, rank, members)
+        used = talk(action, rank)
         if used is not None and used not in first:
             first[used] = action
     for communicator, begun in first.items():
@@ -200,9 +214,9 @@ _Node = tuple[int | Communicator, Operation | Reduce]
 """An operation of a rank; or a message or a reduction, which is one thing on all its ranks."""
 
 
-def _circle(programs: Sequence[Program], stages: int, members: Members) -> Iterator[str]:
+def _circle(programs: Sequence[Program], stages: int, talk: _Talk) -> Iterator[str]:
     """The waits in a circle, if there are any."""
-    before = _waits(programs, stages, members)
+    before = _waits(programs, stages, talk)
     after: dict[_Node, list[_Node]] = defaultdict(list)
     for node, others in before.items():
         for other in others:
@@ -224,21 +238,27 @@ def _circle(programs: Sequence[Program], stages: int, members: Members) -> Itera
         yield "in a circle: " + ", which waits for ".join(map(_described, circle))
 
 
-def _waits(programs: Sequence[Program], stages: int, members: Members) -> dict[_Node, set[_Node]]:
+def _waits(programs: Sequence[Program], stages: int, talk: _Talk) -> dict[_Node, set[_Node]]:
     """What each computation, message and reduction waits for.
 
     A computation waits for the one before it on its rank and for its input. What a communicator
     carries waits for what it carried before, and on each of its ranks for the computation before.
-    A computation of a tensor-parallel group is one on all its ranks.
+    A computation of a tensor-parallel group is one on all its ranks, and so is the n-th forward or
+    backward of a stage whose replicas put layers together.
     """
     before: dict[_Node, set[_Node]] = defaultdict(set)
     for rank, program in enumerate(programs):
         latest: dict[int | Communicator, _Node] = {}
         received: dict[Operation, set[_Node]] = {}
+        counts: Counter[tuple[int, str]] = Counter()
         for action in program:
-            communicator = communicator_of(action, rank, members)
+            communicator = talk(action, rank)
             place: int | Communicator = rank if communicator is None else communicator
-            node = place, action if isinstance(action, Reduce) else action.operation
+            what = action if isinstance(action, Reduce) else action.operation
+            if isinstance(what, Operation) and _is_joint(communicator):
+                what = what._replace(microbatch=counts[what[:2]])
+                counts[what[:2]] += 1
+            node = place, what
             before[node].update(latest[p] for p in (rank, place) if p in latest)
             latest[place] = node
             if isinstance(action, Compute):
@@ -253,12 +273,18 @@ def _waits(programs: Sequence[Program], stages: int, members: Members) -> dict[_
     return before
 
 
+def _is_joint(communicator: Communicator | None) -> bool:
+    return communicator is not None and communicator.kind == "replicas"
+
+
 def _described(node: _Node) -> str:
     place, what = node
     if isinstance(what, Reduce):
         return _named(what) + f" on ranks {', '.join(map(str, what.ranks))}"
     if isinstance(place, int):
         return f"{what} on rank {place}"
+    if place.kind == "replicas":
+        return f"{what.kind} number {what.microbatch} of stage {what.stage} in {place}"
     return f"{what} in {place}"
 
 
@@ -276,10 +302,21 @@ def plan_problems(
         reductions: of its gradients.
     """
     programs = _Programs(plan, operations).of_all_ranks(reductions)
-    used = {communicator_of(a, rank) for rank, program in enumerate(programs) for a in program}
+    replicas = replicas_together(plan)
+    talk = partial(communicator_of, replicas=replicas)
+    used = {talk(a, rank) for rank, program in enumerate(programs) for a in program}
     opened = sorted(communicator for communicator in used if communicator is not None)
-    for problem in issue_problems(programs, len(plan.stages), opened):
+    for problem in issue_problems(programs, len(plan.stages), opened, replicas=replicas):
         yield f"orders: {problem}"
+
+
+def replicas_together(plan: Plan) -> Replicas:
+    """Return the ranks of the stages whose replicas put layers together."""
+    if not plan.job.shards_parameters:
+        return {}
+    rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+    rows = {s.index: tuple(sorted(rank_of[d] for d in s.devices)) for s in plan.stages}
+    return {stage: ranks for stage, ranks in rows.items() if len(ranks) > 1}
 
 
 class _Programs:

@@ -177,19 +177,44 @@ class _Replay:
         return next(found, "the end of its messages")
 
     def _start_next(self, device: str, now: float) -> None:
-        before, left = self._ran.get(device), self._left[device]
-        if not left or (before is not None and before.end_s > now):
+        """Start what a device runs next, on all replicas where they put its layers together."""
+        operation = self._startable(device, now)
+        if operation is None:
             return
+        devices = [device]
+        if self._costs.collective_s(operation.stage):
+            devices += [d for d in self._plan.stages[operation.stage].devices if d != device]
+        parts = [self._startable(name, now) for name in devices]
+        found = [part for part in parts if part is not None and part[:2] == operation[:2]]
+        if len(found) < len(devices):
+            return
+        causes = {d: self._causes(d, o, now) for d, o in zip(devices, found, strict=True)}
+        order = self._plan.stages[operation.stage].devices
+        for name, part in zip(devices, found, strict=True):
+            others = (causes[other] for other in order if other != name and other in causes)
+            self._start(name, part, now, [*causes[name], *(c for row in others for c in row)])
+
+    def _startable(self, device: str, now: float) -> Operation | None:
+        """Return what a device runs next if nothing of its own is in the way."""
+        before, left = self._ran.get(device), self._left.get(device)
+        if not left or (before is not None and before.end_s > now):
+            return None
         operation = left[-1]
         if not isinstance(operation, Operation) or operation not in self._ready:
-            return
-        if not self._stashes.is_there(operation, now):
-            return
-        left.pop()
+            return None
+        return operation if self._stashes.is_there(operation, now) else None
+
+    def _causes(self, device: str, operation: Operation, now: float) -> list[Step | None]:
+        """Return what an operation that starts now had to wait for."""
+        causes = [self._ran.get(device), self._brought.get(operation)]
+        return [*causes, self._stashes.back.get(operation), *self._met_at(now, device)]
+
+    def _start(
+        self, device: str, operation: Operation, now: float, causes: list[Step | None]
+    ) -> None:
+        self._left[device].pop()
         costs = self._costs_of(operation)
         seconds = costs.seconds(operation.stage, operation.kind, device)
-        causes = [before, self._brought.get(operation), self._stashes.back.get(operation)]
-        causes += self._met_at(now, device)
         cause = ended_at(now, *causes)
         self._stashes.begin(device, operation, now, causes)
         self._ran[device] = Step(now, now + seconds, (device,), cause, operation)

@@ -72,6 +72,11 @@ def _operation_parts(
         for layer, share in zip(at_lengths(whole) or [whole], shares, strict=True):
             found = _layer_parts(plan, costs, layer, kind, type_name, again=whole.name in rerun)
             yield from ((source, share * seconds) for source, seconds in found)
+    together_s = sum(costs.collective_s(stage).values())
+    if together_s:
+        ring = costs.ring(stage)
+        source = _weakest_link(plan, costs, (*ring, ring[0]))
+        yield source, together_s * (2 if kind == "B" else 1)
 
 
 def _layer_parts(

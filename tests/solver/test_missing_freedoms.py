@@ -90,6 +90,15 @@ def test_every_freedom_that_a_space_lacks_is_tried_alone() -> None:
         recompute=False,
     )
     tried = [next(iter(fields)) for fields in wider_spaces(narrow)]
-    assert tried == ["recompute", "max_stages", "cuts", "shard_optimizer", "order"]
-    assert list(wider_spaces(Space())) == [{"shard_optimizer": True}]
-    assert not list(wider_spaces(Space(shard_optimizer=True)))
+    assert tried == [
+        "recompute",
+        "max_stages",
+        "cuts",
+        "shard_optimizer",
+        "shard_parameters",
+        "order",
+    ]
+    divided = {"shard_parameters": True, "equal_pipelines": True, "backward": "whole"}
+    assert list(wider_spaces(Space())) == [{"shard_optimizer": True}, divided]
+    assert list(wider_spaces(Space(shard_optimizer=True))) == [divided]
+    assert not list(wider_spaces(Space(shard_optimizer=True, shard_parameters="if_needed")))

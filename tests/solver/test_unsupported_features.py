@@ -9,7 +9,7 @@ from builders import graph, layer, parameter, star
 from measured_runs import run_of
 from unequal_graphs import SHARES, TOKENS, unequal
 
-from executor.launch.prepare import require_possible_lengths
+from executor.launch.prepare import require_possible_features
 from executor.launch.run import RunSettings
 from planner import Job, Problem, calibrate, replan, solve
 from planner.analysis.comparison import compare
@@ -20,11 +20,13 @@ from planner.plan.plan import Plan, Sync
 from planner.plan.runtimes import for_runtime
 from planner.plan.unsupported import FEATURES, require_decided, require_without
 from planner.search.data_parallel import solve_data_parallel
+from planner.space import WITH_SHARDED_PARAMETERS
 from planner.sync.simulation.planned import from_plan
 
 WORDS = {
     "tensor_parallel": "tensor_parallel = 2: {} supports single .* with tensor_parallel = 1",
     "shard_optimizer": "shard_optimizer = true: {} supports .* with shard_optimizer = false",
+    "shard_parameters": "shard_parameters = true: {} supports .* with shard_parameters = false",
     "offload": "offload = true: {} supports .* with offload = false",
     "recompute_attention": "recompute_attention = true: {} supports .*recompute_attention = false",
     "expert_parallel": "expert_parallel = true: {} supports .* with expert_parallel = false",
@@ -33,6 +35,7 @@ WORDS = {
 VALUES: dict[str, Any] = {
     "tensor_parallel": 2,
     "shard_optimizer": True,
+    "shard_parameters": True,
     "offload": True,
     "recompute_attention": True,
     "expert_parallel": True,
@@ -55,6 +58,7 @@ def planned(feature: str) -> Plan:
     asked |= {feature: VALUES[feature]}
     if feature == "expert_parallel":
         asked |= {"tensor_parallel": 2}  # Without groups there are no experts to give out.
+    asked |= dict(WITH_SHARDED_PARAMETERS) if feature == "shard_parameters" else {}
     return plan.model_copy(update={"job": Job.model_validate(asked)})
 
 
@@ -96,16 +100,16 @@ def test_the_field_its_value_and_the_remedy_are_named(feature: str) -> None:
 
 def test_every_feature_is_named_at_once() -> None:
     # The fields exclude one another in a job that is checked.
-    job = Job.model_validate({**VALUES, "tensor_parallel": 1, "expert_parallel": False})
+    values = {**VALUES, "tensor_parallel": 1, "lengths": planned("lengths").job.lengths}
     with pytest.raises(PipeplanError) as raised:
-        require_without(job.model_copy(update={"expert_parallel": True}), "this", degree=2)
+        require_without(Job().model_copy(update=values), "this", degree=2)
     assert [problem.split()[0] for problem in raised.value.problems] == [
         *FEATURES[:-1],
         "lengths:",
     ]
 
 
-@pytest.mark.parametrize("name", ["shard_optimizer", "offload"])
+@pytest.mark.parametrize("name", ["shard_optimizer", "shard_parameters", "offload"])
 def test_what_is_left_open_is_refused(name: str) -> None:
     with pytest.raises(PipeplanError, match=f'{name} = "if_needed": this does not decide that'):
         require_decided(Job.model_validate({name: "if_needed"}), "this")
@@ -118,7 +122,7 @@ def test_whole_experts_are_not_exported() -> None:
         WITH_PLAN["export --to megatron"](planned("expert_parallel"))
 
 
-@pytest.mark.parametrize("feature", ["offload", "lengths"])
+@pytest.mark.parametrize("feature", ["shard_parameters", "offload", "lengths"])
 @pytest.mark.parametrize("what", [name for name in WITH_PLAN if name != "simulate --sync"])
 def test_plans_are_refused(what: str, feature: str) -> None:
     with pytest.raises(PipeplanError, match=WORDS[feature].format(what)):
@@ -130,6 +134,15 @@ def test_plans_are_refused(what: str, feature: str) -> None:
 def test_problems_are_refused(what: str, feature: str) -> None:
     with pytest.raises(PipeplanError, match=WORDS[feature].format(what)):
         WITH_PROBLEM[what](problem(feature))
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["a plan of data-parallel pipelines", "a plan for torch", "a plan for deepspeed", "compare"],
+)
+def test_divided_weights_are_refused(what: str) -> None:
+    with pytest.raises(PipeplanError, match=WORDS["shard_parameters"].format(what)):
+        WITH_PROBLEM[what](problem("shard_parameters"))
 
 
 def test_what_takes_lengths_but_no_offload_says_so() -> None:
@@ -149,9 +162,14 @@ def test_what_takes_lengths_but_no_offload_says_so() -> None:
         ("sync.strategy = ad_psgd", {}, "ad_psgd", False),
     ],
 )
-def test_ranks_refuse_what_they_do_not_do_with_lengths(
+def test_ranks_refuse_what_they_do_not_do_yet(
     what: str, fields: dict, sync: str, emulated: bool
 ) -> None:
     plan = planned("lengths").model_copy(update={"sync": Sync(strategy=sync)})
     with pytest.raises(PipeplanError, match=WORDS["lengths"].format(what)):
-        require_possible_lengths(plan, RunSettings(**fields), emulated=emulated)
+        require_possible_features(plan, RunSettings(**fields), emulated=emulated)
+    if sync == "all_reduce":
+        with pytest.raises(PipeplanError, match=WORDS["shard_parameters"].format(what)):
+            require_possible_features(
+                planned("shard_parameters"), RunSettings(**fields), emulated=emulated
+            )

@@ -186,6 +186,11 @@ def _with_space(start: Altered, change: SpaceChange) -> Altered:
     if job.model_copy(update=change.job_fields) == job:
         ((field, value),) = change.job_fields.items()
         raise PipeplanError(f"job.{field} is {json.dumps(value)} already")
+    if not change.is_possible(job):
+        raise PipeplanError(
+            f"job.shard_parameters is true, so plans {change} are not possible; plan with "
+            "shard_parameters = false"
+        )
     problem = with_job(start.problem, **change.job_fields)
     if not is_expressible(problem):
         raise PipeplanError(f"{job.runtime}, for which it was planned, cannot run such plans")

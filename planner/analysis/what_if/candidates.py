@@ -223,5 +223,7 @@ def _space_changes(problem: Problem) -> Iterator[Change]:
     """Yield each freedom taken away where the job gives it, or given where it does not."""
     for freedom, (field, without, _) in FREEDOMS.items():
         change = SpaceChange(freedom, allowed=getattr(problem.job, field) == without)
+        if not change.is_possible(problem.job):
+            continue
         if is_expressible(with_job(problem, **change.job_fields)):
             yield change

@@ -314,7 +314,7 @@ class Chain:
     def static_bytes(self) -> IntArray:
         """Weights, gradients and optimizer state of each layer; a tied parameter at its first.
 
-        Of state that devices share, the least that one may hold of it. Sums over an interval are
+        Of what devices share out, the least that one may hold of it. Sums over an interval are
         therefore never more than the interval's real need.
         """
         holders = most_holders(self.problem)
@@ -327,45 +327,31 @@ class Chain:
         return np.array(rows, dtype=np.int64)
 
     @cached_property
-    def shared_state_bytes(self) -> FloatArray | None:
-        """Optimizer state of each layer that a stage's replicas share; None if they share none.
+    def shared_bytes(self) -> FloatArray | None:
+        """What of each layer a stage's replicas share out; None if they share out nothing.
 
-        Tied parameters are left out: which stages share their state depends on the partition.
+        It is the optimizer's state, or weights and gradients as well. Tied parameters are left out:
+        which stages share their state depends on the partition.
         """
-        if not self.problem.job.shards_state:
+        job, own = self.problem.job, self.graph.own_parameters
+        if not job.shards_state:
             return None
-        layers = self.graph.record.layers
-        used = Counter(name for layer in layers for name in layer.parameters)
-        parameters = self.graph.parameters
-        elements = [
-            sum(
-                parameters[name].elements
-                for name in layer.parameters
-                if used[name] == 1 and parameters[name].trainable
-            )
-            for layer in layers
+        whole = 2 if job.shards_parameters else 0
+        rows = [
+            sum(whole * p.bytes + p.elements * job.optimizer_bytes_per_element for p in own[name])
+            for name in self.names
         ]
-        return np.array(elements, dtype=float) * self.problem.job.optimizer_bytes_per_element
+        return np.array(rows, dtype=float)
 
     @cached_property
     def gradient_bytes(self) -> IntArray:
         """Gradient bytes each layer adds to its own stage's all-reduce, whatever the stages.
 
-        Tied parameters are left out: which stages reduce them depends on the partition.
+        Tied parameters are left out: which stages reduce them depends on the partition. So are
+        those that replicas divide, whose gradients every backward reduces.
         """
-        used: dict[str, int] = {}
-        for layer in self.graph.record.layers:
-            for name in layer.parameters:
-                used[name] = used.get(name, 0) + 1
-        parameters = self.graph.parameters
-        rows = [
-            sum(
-                parameters[name].bytes
-                for name in layer.parameters
-                if used[name] == 1 and parameters[name].trainable
-            )
-            for layer in self.graph.record.layers
-        ]
+        own, divided = self.graph.own_parameters, self.problem.divided_parameters
+        rows = [sum(p.bytes for p in own[name] if p.name not in divided) for name in self.names]
         return np.array(rows, dtype=np.int64)
 
     @property

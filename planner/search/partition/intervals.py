@@ -133,17 +133,17 @@ class Intervals:
         return self.sums(self.chain.static_bytes)
 
     def static_bytes_on(self, counts: Counts, place: Any = np.s_[:, :]) -> FloatArray:
-        """Return the same on replicas that share the optimizer's state, if any do.
+        """Return the same on replicas that share the optimizer's state, or more, if any do.
 
         Args:
             counts: devices by type, all that hold the stage.
             place: of the intervals asked for; all of them by default.
         """
-        own = self._alike(counts)
-        static, shared, replicas = own.static_bytes[place], own._shared_state_bytes, sum(counts)
+        problem, own = self.chain.problem, self._alike(counts)
+        static, shared = own.static_bytes[place], own._shared_bytes
         if shared is None:
             return np.asarray(static)
-        more = 1 / replicas - 1 / most_holders(self.chain.problem)
+        more = 1 / (sum(counts) * problem.copies) - 1 / most_holders(problem)
         return np.asarray(static + shared[place] * max(0.0, more))
 
     def _alike(self, counts: Counts) -> Intervals:
@@ -159,8 +159,8 @@ class Intervals:
         return self._of_types[id(chain)]
 
     @cached_property
-    def _shared_state_bytes(self) -> FloatArray | None:
-        each = self.chain.shared_state_bytes
+    def _shared_bytes(self) -> FloatArray | None:
+        each = self.chain.shared_bytes
         return None if each is None else self.sums(each)
 
     @cached_property

@@ -84,6 +84,11 @@ def search_schedule(
         raise PipeplanError(
             "stages.offload: schedules of stages that offload are not searched; keep their stashes"
         )
+    if split and problem.job.shards_parameters:
+        raise PipeplanError(
+            "split: job.shard_parameters is true, and replicas that divide weights run whole "
+            "backwards; leave it out, or plan with shard_parameters = false"
+        )
     specs = [StageSpec(stage.layers, stage.devices, stage.recompute) for stage in stages]
     pipeline = place(problem, specs)
     if not is_connected(pipeline):

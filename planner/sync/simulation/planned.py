@@ -41,7 +41,7 @@ def from_plan(plan: Plan, workers: int | None = None) -> World:
     Raises:
         PipeplanError: if the replicas form no pipelines, or no link joins devices.
     """
-    require_without(plan.job, "simulate --sync", ("shard_optimizer", "lengths"))
+    require_without(plan.job, "simulate --sync", ("shard_optimizer", "shard_parameters", "lengths"))
     plan = plan.on_groups
     # Whatever strategy is simulated, it is pipelines that it is simulated of.
     replicas = pipeline_replicas_of(plan, otherwise="")

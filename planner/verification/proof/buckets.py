@@ -52,10 +52,12 @@ class OverlappedReductions:
         bytes_ = {row.name: row.bytes for row in layers.graph.parameters if row.trainable}
         holders = {name: held for held, names in layers.holders.items() for name in names}
         order = dict.fromkeys(name for row in layers.rows for name in row.parameters)
+        # What replicas divide is in no bucket.
+        least = 2 if layers.space.shards_parameters else 1
         return [
             (holders[name][0], holders[name][-1], bytes_[name])
             for name in reversed(order)
-            if bytes_.get(name)
+            if bytes_.get(name) and len(holders[name]) >= least
         ]
 
     @cached_property

@@ -63,7 +63,7 @@ class ProvedDevices:
             moved[numbers[0]] += sum(
                 3 * row.bytes + 2 * layers.costs.state_bytes(row) for row in rows if row.trainable
             )
-        return moved
+        return moved / layers.most_sharers
 
     def _messages(self) -> tuple[FloatArray, FloatArray, FloatArray]:
         there, back = (self.layers.crossing_bytes(gradients=g) for g in (False, True))

@@ -225,13 +225,16 @@ class ProvedIntervals:
         """Gradients of a stage alone, those shared with others, optimizer traffic, static."""
         own, shared, traffic, static = (np.zeros(self.is_stage.shape) for _ in range(4))
         costs, sharers = self.layers.costs, self.layers.most_sharers
+        layers_divide = self.layers.space.shards_parameters
         parameters = {row.name: row for row in self.layers.graph.parameters}
         for numbers, names in self.layers.holders.items():
             some, every = self._held(numbers)
             rows = [parameters[name] for name in names]
             trained = [row for row in rows if row.trainable]
             gradient = float(sum(row.bytes for row in trained))
-            own += np.where(every, gradient, 0.0)
+            # What replicas divide is reduced by every backward, which no bound counts.
+            divided = layers_divide and len(numbers) == 1
+            own += np.where(every, 0.0 if divided else gradient, 0.0)
             if not self.layers.tied_in_turn:
                 shared += np.where(some & ~every, gradient, 0.0)
             elif self.layers.space.has_pipelines:
@@ -239,9 +242,8 @@ class ProvedIntervals:
             moved = float(sum(3 * row.bytes + 2 * costs.state_bytes(row) for row in trained))
             moved /= sharers
             traffic += np.where(some, moved, 0.0)
-            static += np.where(
-                some, float(sum(costs.static_bytes(row, sharers) for row in rows)), 0.0
-            )
+            held = (costs.static_bytes(row, sharers, in_parts=divided) for row in rows)
+            static += np.where(some, float(sum(held)), 0.0)
         return own, shared, traffic, static
 
     @property

@@ -104,8 +104,8 @@ class BaselineStageCosts:
         self._position = {block: index for index, block in enumerate(self.blocks)}
         self._static = self._intervals(chain.static_bytes)
         self._static[np.tril_indices(len(self.cuts))] = np.inf
-        state = chain.shared_state_bytes
-        self._shared_state = 0.0 if state is None else self._intervals(state)
+        shared = chain.shared_bytes
+        self._shared_out = 0.0 if shared is None else self._intervals(shared)
         self._stash = self._intervals(chain.stash_bytes)
         self._gradients = self._intervals(chain.gradient_bytes)
         self._forward = {name: self._intervals(chain.forward_s(name)) for name in chain.types}
@@ -187,7 +187,8 @@ class BaselineStageCosts:
         stashes = max(1, -(-min(microbatches, in_flight) // len(devices)))
         key = capacity, stashes, len(devices)
         if key not in self._room:
-            needed = self._static + self._shared_state / len(devices) + stashes * self._stash
+            replicas = len(devices) * self.chain.problem.copies
+            needed = self._static + self._shared_out / replicas + stashes * self._stash
             self._room[key] = np.where(needed <= capacity, 0.0, np.inf)
         return self._room[key]
 

@@ -1,0 +1,189 @@
+"""The weights of a layer of which each replica of its stage keeps a part (ZeRO-3, FSDP)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from executor.distributed.failure import talking_to
+from executor.distributed.process_group import (
+    all_gather_single,
+    carrier_of,
+    reduce_scatter_single,
+)
+from executor.sync.gradients import Bucket
+from executor.sync.halves import Ring, make_ring
+from executor.training.state_shards import Slice, slices_of
+from planner.errors import PipeplanError
+from planner.plan.programs import Reduce
+
+_FIELD = "job.shard_parameters: true"
+_REMEDY = "plan with shard_parameters = false"
+
+
+class DividedLayer:
+    """The weights of a layer, whole or in parts; one after the other in a flat tensor.
+
+    The tensor's memory comes and goes: what autograd saves of a weight are views of it, which hold
+    their values again once it is back. It is whole from the start, until the first
+    :meth:`begin`.
+
+    Args:
+        name: of the layer.
+        parameters: of the layer that train and that no other layer uses, by name.
+        reduce: whose ranks divide them.
+        rank: this one.
+
+    Attributes:
+        name: of the layer.
+        bucket: the parameters and their ranks.
+        slices: what this rank's optimizer trains, by the names of the parameters.
+        gradient: the sum of the gradients of this rank's part.
+
+    Raises:
+        PipeplanError: if the parameters are of several types.
+    """
+
+    def __init__(
+        self, name: str, parameters: Mapping[str, nn.Parameter], reduce: Reduce, rank: int
+    ) -> None:
+        types = sorted({str(parameter.dtype) for parameter in parameters.values()})
+        if len(types) > 1:
+            raise PipeplanError(
+                f"layer {name!r} has parameters of types {', '.join(types)}, which replicas do not "
+                f"divide together; {_REMEDY}"
+            )
+        self.name = name
+        self.bucket = Bucket(parameters, (reduce,))
+        sizes = [parameter.numel() for parameter in parameters.values()]
+        count, like = len(reduce.ranks), next(iter(parameters.values()))
+        part = math.ceil(sum(sizes) / count)
+        self._sizes = [*sizes, part * count - sum(sizes)]
+        self._weights = torch.zeros(part * count, dtype=like.dtype, device=like.device)
+        self._gradients = torch.empty_like(self._weights)
+        self._bytes = self._weights.untyped_storage().nbytes()
+        place = reduce.ranks.index(rank)
+        self._part = slice(place * part, (place + 1) * part)
+        for parameter, view in self._views(self._weights):
+            view.copy_(parameter.detach())
+            parameter.data = view
+        self._own = self._weights[self._part].clone()
+        self.gradient = torch.zeros_like(self._own)
+        self.slices: dict[str, Slice] = slices_of(self.bucket, rank, self._own)
+        self._is_whole = True
+        self._group: Any = None
+        self._ring: Ring | None = None
+        self._release(self._gradients)
+
+    def _views(self, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
+        """Return each parameter with its place in a flat tensor."""
+        parameters = self.bucket.parameters.values()
+        rows = zip(parameters, torch.split(flat, self._sizes), strict=False)
+        return [(parameter, part.view(parameter.shape)) for parameter, part in rows]
+
+    def _release(self, flat: Tensor) -> None:
+        flat.untyped_storage().resize_(0)
+
+    def connect(self, group: Any, ring: Ring | None) -> None:
+        """Say how the ranks talk.
+
+        Args:
+            group: of the ranks.
+            ring: of these, where it serves better than the group's own reduce-scatter.
+        """
+        self._group, self._ring = group, ring
+
+    def begin(self) -> None:
+        """An iteration begins: no gradients, and this rank's part of the weights alone."""
+        self.gradient.zero_()
+        if self._is_whole:
+            # They may have been read from a checkpoint.
+            self._own.copy_(self._weights[self._part])
+            self.free()
+
+    def gather(self) -> None:
+        """Put the weights together, unless they are whole."""
+        if self._is_whole:
+            return
+        self._weights.untyped_storage().resize_(self._bytes)
+        with talking_to(self.bucket.partners):
+            all_gather_single(self._weights, self._own, group=self._group)
+        self._is_whole = True
+
+    def free(self) -> None:
+        """Keep this rank's part of the weights alone."""
+        self._release(self._weights)
+        self._is_whole = False
+
+    def begin_backward(self) -> None:
+        """Put the weights together, with room for their gradients."""
+        self.gather()
+        self._gradients.untyped_storage().resize_(self._bytes)
+        self._gradients.zero_()
+        for parameter, view in self._views(self._gradients):
+            parameter.grad = view
+
+    def end_backward(self) -> None:
+        """Add the sum of this rank's part of the gradients to it, and keep parts alone."""
+        for parameter in self.bucket.parameters.values():
+            parameter.grad = None
+        self.free()
+        with talking_to(self.bucket.partners):
+            if self._ring is not None:
+                self._ring.reduce_scatter(self._gradients).result()
+                self.gradient += self._gradients[self._part]
+            else:
+                part = torch.empty_like(self._own)
+                reduce_scatter_single(part, self._gradients, group=self._group)
+                self.gradient += part
+        self._release(self._gradients)
+
+    def give_gradients(self) -> None:
+        """Let the optimizer's slices have their gradients."""
+        for own in self.slices.values():
+            own.parameter.grad = self.gradient[own.part]
+
+
+class DividedLayers:
+    """The divided layers of a rank, connected.
+
+    Args:
+        layers: of this rank's stages.
+        process_groups: of their ranks, for these alone.
+    """
+
+    def __init__(
+        self, layers: Sequence[DividedLayer], process_groups: Mapping[tuple[int, ...], Any]
+    ) -> None:
+        self.layers = tuple(layers)
+        self._rings: dict[tuple[int, ...], Ring] = {}
+        for layer in layers:
+            ranks, device = layer.bucket.ranks, layer.bucket.device
+            group = process_groups[ranks]
+            if ranks not in self._rings and carrier_of(device, group) == "gloo":
+                self._rings[ranks] = make_ring(group, device, _FIELD, _REMEDY)
+            layer.connect(group, self._rings.get(ranks))
+
+    def begin(self) -> None:
+        """An iteration begins."""
+        for layer in self.layers:
+            layer.begin()
+
+    def give_gradients(self) -> None:
+        """Let the optimizer's slices have their gradients."""
+        for layer in self.layers:
+            layer.give_gradients()
+
+    def settle(self) -> None:
+        """Make all weights whole, until the next iteration begins."""
+        for layer in self.layers:
+            layer.gather()
+
+    def close(self) -> None:
+        """Let the rings go."""
+        for ring in self._rings.values():
+            ring.close()
