@@ -156,17 +156,17 @@ def rivals() -> list[float | bool]:
 
 
 def trained() -> list[float]:
-    """Return plans and extreme errors of two ranks, and those of all that were measured since."""
-    older, newer = (
+    """Return plans and extreme errors of two ranks, then of four."""
+    columns = (
         absolute(report("PREDICTION").column(heading, "error"))
-        for heading in ("Two ranks", "In rounds")
+        for heading in ("Two ranks", "Four ranks on two cores")
     )
-    return [len(older), *extremes(older), *extremes(newer)]
+    return [figure for errors in columns for figure in (len(errors), *extremes(errors))]
 
 
 def four_ranks() -> list[float]:
     """Return the extreme errors of predictions of four ranks on two cores."""
-    return extremes(absolute(report("PREDICTION").column("In rounds", "error", {"ranks": "4"})))
+    return extremes(absolute(report("PREDICTION").column("Four ranks on two cores", "error")))
 
 
 def roofline_held_out() -> list[float]:
@@ -244,7 +244,7 @@ QUOTED = (
     ),
     Quoted(
         "README.md",
-        "predicted times of # plans for two ranks were # to # % off .* since, .*, # to # %",
+        "predicted times of # plans for two ranks were # to # % off .*, and of # for four .* # to # %",
         trained,
     ),
     Quoted("README.md", "equal a single process to #, and are predicted within # %", freedoms),
