@@ -112,7 +112,8 @@ def bytes_of_stages(
         stages: in pipeline order; every layer in one at most, no edge backwards.
         divided: see :func:`stage_bytes`.
     """
-    found = {id(graph): stage_bytes(graph, stages, divided) for graph in graphs}
+    distinct = {id(graph): graph for graph in graphs}
+    found = {key: stage_bytes(graph, stages, divided) for key, graph in distinct.items()}
     rows = [found[id(graph)] for graph in graphs]
     if len(found) <= 1:
         return rows[0] if rows else []

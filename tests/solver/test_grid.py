@@ -131,7 +131,7 @@ def test_compare_finds_the_best_layout_of_the_grid_and_plan_is_not_slower(
     plan = plan_of_row(told, grid)
     assert verify(plan) == []
     assert plan.predicted.iteration_time_s == pytest.approx(grid.time_s, rel=1e-12)
-    assert plan.degree == grid.degree
+    assert plan.degrees == grid.degrees
     assert grid.devices == plan.world_size
 
 

@@ -215,7 +215,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "pairwise(devices)",
     ),
     "an all-reduce has links to itself": (
-        Routing._sent_at_once,
+        Routing._sharing,
         " / sharing[link]",
         "",
     ),
