@@ -269,8 +269,8 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "there is no optimizer state": (
         placement.static_bytes,
-        "+ per_element * -(-row.elements // count)",
-        "",
+        "per_element * -(-row.elements // count)",
+        "0",
     ),
     "nobody shares state": (placement.state_holders, "> 1}", "> 9}"),
     "a step is on all of a shared state": (
