@@ -149,6 +149,11 @@ class Space(Record):
         return self.shard_optimizer is True or self.shards_parameters
 
     @property
+    def sharing_field(self) -> str:
+        """The field by which replicas share the optimizer's state, for messages."""
+        return "shard_parameters" if self.shards_parameters else "shard_optimizer"
+
+    @property
     def splits(self) -> bool:
         """Whether a backward may run as input and weight gradient."""
         return self.backward != "whole" and self.order != "1f1b"

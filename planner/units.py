@@ -1,5 +1,6 @@
 """Times, sizes and counts as text for people, and rounded figures."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 
@@ -62,6 +63,11 @@ def size_unit(bytes_: float) -> SizeUnit:
 def plural(number: int, noun: str, ending: str = "s") -> str:
     """Format a number with its noun, such as ``1 stage``, ``2 batches`` or ``5,000 layers``."""
     return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
+def listed(numbers: Iterable[int]) -> str:
+    """Return numbers as in a sentence, such as ``1 and 2``."""
+    return " and ".join(map(str, numbers))
 
 
 def and_more(number: int, noun: str) -> str:

@@ -13,6 +13,7 @@ from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
 from planner.model.graph_record import graph_digest
+from planner.model.layer_graph import LayerGraph
 from planner.prediction import refresh
 from planner.search.partition.baselines import BASELINES
 from planner.search.partition.chain import Chain
@@ -37,6 +38,10 @@ class Model:
     factory: str
     samples: int = 4
     arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    def traced(self) -> LayerGraph:
+        """Trace the model at the size of its microbatches."""
+        return trace(self.factory, self.job)
 
     @property
     def job(self) -> Job:
@@ -70,10 +75,9 @@ MODELS = (
 )
 
 
-def problem_of(model: Model, cluster: Cluster, costs: Path | None) -> Problem:
-    """A model on a cluster, with the times of its profile, if any."""
+def problem_of(model: Model, graph: LayerGraph, cluster: Cluster, costs: Path | None) -> Problem:
+    """A traced model on a cluster, with the times of its profile, if any."""
     job = model.job
-    graph = trace(model.factory, job)
     if costs is not None:
         file = read_costs(costs, f"the profile of {model.name}")
         graph = with_costs(graph, cluster, file)

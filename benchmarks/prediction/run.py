@@ -97,15 +97,15 @@ def rows_of(
     plans: dict[str, Plan] = {}
     found: defaultdict[str, list[Round]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="pipeplan-") as name:
-        folder = Path(name)
+        folder, graph = Path(name), model.traced()
         for number in range(rounds):
             cluster = detected(ranks, folder)
-            before = problem_of(model, cluster, profiled(model, folder))
+            before = problem_of(model, graph, cluster, profiled(model, folder))
             plans = plans or dict(plans_of(before, time_limit_s=time_limit_s))
             for title, plan in plans.items():
                 what = f"{model.name}, {title}"
                 run = measured(what, predicted_again(plan, before), steps, folder)
-                after = problem_of(model, cluster, profiled(model, folder))
+                after = problem_of(model, graph, cluster, profiled(model, folder))
                 row = run.between(predicted_again(plan, after).predicted.iteration_time_s)
                 before = after
                 found[title].append(row)

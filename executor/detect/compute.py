@@ -280,11 +280,10 @@ def slowdowns(ratios: Mapping[int, float], ranks: int) -> tuple[float, ...]:
     """Return factors for one to all ranks of a host, from the times of a block.
 
     Args:
-        ratios: how many times as long as alone it took while so many ranks computed; of all at
-            least. Numbers in between are interpolated.
+        ratios: how many times as long as alone it took while so many ranks computed; of one and of
+            all at least. Numbers in between are interpolated.
         ranks: of the host.
     """
-    ratios = {**ratios, 1: 1.0}
     known = sorted(ratios)
     factors, least = [], 1.0
     for count in range(1, ranks + 1):

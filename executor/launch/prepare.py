@@ -41,6 +41,7 @@ from planner.plan.programs import Action
 from planner.plan.unsupported import require_without
 from planner.records.document import require_file_path
 from planner.sync.strategies import OPTIONS, SYNCHRONOUS
+from planner.units import listed
 from planner.verification import require_valid
 
 
@@ -320,7 +321,7 @@ def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> N
     """
     if plan.tensor_parallel is None:
         return
-    numbers = " and ".join(map(str, plan.degrees))
+    numbers = listed(plan.degrees)
     have = f"plans with tensor-parallel groups (of {numbers} devices)"
     problems = []
     if plan.sync.strategy not in GROUP_STRATEGIES:
@@ -352,7 +353,7 @@ def require_job_optimizer(plan: Plan, run: RunSettings, config: TrainingConfig) 
         PipeplanError: naming the field and the remedy.
     """
     own = run.optimizer is not None or config.optimizer is not None
-    field = "shard_parameters" if plan.job.shards_parameters else "shard_optimizer"
+    field = plan.job.sharing_field
     if own and plan.job.shards_state:
         raise PipeplanError(
             f"optimizer: one of your own is not there for plans with job.{field} = true, whose "

@@ -36,7 +36,7 @@ def require_strategy(plan: Plan) -> None:
             f"sync.strategy: {name!r} does not keep all ranks in step; use one of "
             f"{', '.join(STRATEGIES)} with --sync"
         )
-    field = "shard_parameters" if plan.job.shards_parameters else "shard_optimizer"
+    field = plan.job.sharing_field
     if plan.job.shards_state and name != "all_reduce":
         raise PipeplanError(
             f"sync.strategy: {name!r} keeps the optimizer's state whole on every rank, but "

@@ -9,7 +9,7 @@ from planner.model.blocks import block_count, first_blocks
 from planner.plan.operations import Operation, Orders, one_forward_one_backward, owners
 from planner.plan.plan import BUCKET_MIB, Plan
 from planner.space import Space, backward_of
-from planner.units import plural
+from planner.units import listed, plural
 
 
 class PlannedStage(Protocol):
@@ -153,7 +153,7 @@ def outside_packing(space: Space, plan: Plan) -> Iterator[Outside]:
             "tensor_parallel",
             '"any"',
             "plan again",
-            " and ".join(map(str, parallel.degrees)),
+            listed(parallel.degrees),
         )
 
 

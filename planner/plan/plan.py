@@ -28,7 +28,7 @@ from planner.records.document import (
 )
 from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
-from planner.units import format_seconds, plural
+from planner.units import format_seconds, listed, plural
 
 COST_MODEL = 2
 """The revision of the cost model and the simulator. It rises whenever either predicts other times
@@ -408,7 +408,7 @@ class Plan(ShownInNotebooks, JsonFile):
             PipeplanError: if it differs from stage to stage.
         """
         if len(self.degrees) > 1:
-            numbers = " and ".join(map(str, self.degrees))
+            numbers = listed(self.degrees)
             raise PipeplanError(
                 f"tensor_parallel.groups: they have {numbers} devices, and this takes groups of "
                 "one size only so far; plan again with tensor_parallel = one of these"

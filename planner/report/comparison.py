@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from planner.report.tables import new_table
 from planner.sync.simulation.comparison import SyncComparison, SyncResult
 from planner.sync.strategies import sync_name
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import format_bytes, format_seconds, listed, plural
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -91,7 +91,7 @@ def _degrees_data(degrees: tuple[int, ...]) -> int | list[int]:
 
 def row_cells(row: ComparisonRow) -> list[str]:
     """Return a row as text, by :data:`HEADINGS`; the reason replaces a missing schedule."""
-    numbers = " and ".join(map(str, row.degrees))
+    numbers = listed(row.degrees)
     groups = "" if row.degrees == (1,) else f" in groups of {numbers}"
     shape = "-" if row.stages is None else f"{len(row.stages)} x {row.devices}{groups}"
     if row.figures is None:

@@ -1,7 +1,7 @@
 """What can be seen of a plan without a simulation; the verifier's first half."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import groupby
 
 from planner.errors import PipeplanError, near
@@ -11,7 +11,7 @@ from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
 from planner.sync.pipeline_replicas import pipeline_count
 from planner.sync.strategies import require_fit
-from planner.units import plural
+from planner.units import listed, plural
 
 
 def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
@@ -59,7 +59,7 @@ def model_problems(plan: Plan) -> Iterator[str]:
             'job.offload: "if_needed", but in a plan stashes may go to the host or may not; set it '
             "to true or false"
         )
-    field = "shard_parameters" if plan.job.shards_parameters else "shard_optimizer"
+    field = plan.job.sharing_field
     if plan.job.shards_state and plan.sync.strategy != "all_reduce":
         yield (
             f"sync.strategy: {plan.sync.strategy!r} keeps the optimizer's state whole on every "
@@ -135,8 +135,8 @@ def _group_sizes(plan: Plan) -> Iterator[str]:
         sizes[position] = {members[plan.cluster.type_of(device)] for device in held}
         if len(sizes[position]) > 1:
             yield (
-                f"stages[{position}].devices: groups of {_listed(sizes[position])} devices, which "
-                "have different shares of parameters; give a stage groups of one size"
+                f"stages[{position}].devices: groups of {listed(sorted(sizes[position]))} devices, "
+                "which have different shares of parameters; give a stage groups of one size"
             )
     users: dict[str, list[int]] = {}
     layers = {layer.name: layer for layer in plan.model.graph.layers}
@@ -148,13 +148,9 @@ def _group_sizes(plan: Plan) -> Iterator[str]:
         different = set().union(*(sizes[position] for position in holders))
         if len(holders) > 1 and len(different) > 1:
             yield (
-                f"stages: {_listed(holders)} share parameter {name!r} on groups of "
-                f"{_listed(different)} devices; give these stages groups of one size"
+                f"stages: {listed(holders)} share parameter {name!r} on groups of "
+                f"{listed(sorted(different))} devices; give these stages groups of one size"
             )
-
-
-def _listed(numbers: Iterable[int]) -> str:
-    return " and ".join(map(str, sorted(numbers)))
 
 
 def _layer_rules(plan: Plan) -> Iterator[str]:

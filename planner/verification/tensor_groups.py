@@ -20,6 +20,7 @@ from planner.model.graph_record import GraphRecord, Layer, graph_digest
 from planner.model.split_record import LayerSplit, SplitRecord
 from planner.plan.plan import Plan
 from planner.plan.tensor_parallel import TensorParallel
+from planner.units import listed
 from planner.verification.routes import Routes
 
 _Edge = tuple[str, str]
@@ -45,7 +46,7 @@ def group_problems(plan: Plan) -> Iterator[str]:
             "tensor_parallel"
         )
     if allowed != "any" and plan.degrees != (allowed,):
-        sizes = " and ".join(map(str, plan.degrees))
+        sizes = listed(plan.degrees)
         remedy = sizes if len(plan.degrees) == 1 else '"any"'
         yield (
             f"tensor_parallel: a replica of a stage is {sizes} devices, but job.tensor_parallel is "
@@ -62,7 +63,7 @@ def group_problems(plan: Plan) -> Iterator[str]:
         )
     if plan.job.runtime not in (None, "pipeplan") and len(plan.degrees) > 1:
         yield (
-            f"tensor_parallel.groups: they have {' and '.join(map(str, plan.degrees))} devices, "
+            f"tensor_parallel.groups: they have {listed(plan.degrees)} devices, "
             f"but {plan.job.runtime} has groups of one size; set job.runtime to null"
         )
     for degree in plan.degrees:

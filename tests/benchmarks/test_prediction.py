@@ -32,7 +32,7 @@ def row(**fields: object) -> Row:
 
 def test_every_plan_of_a_model_holds_and_no_two_are_alike() -> None:
     cluster = Cluster.load("examples/clusters/this_machine.toml")
-    problem = problem_of(TINY, cluster, None)
+    problem = problem_of(TINY, TINY.traced(), cluster, None)
     plans = dict(plans_of(problem, time_limit_s=1.0))
     assert len(plans) == 5
     assert all(predicted_again(plan, problem) == plan for plan in plans.values())

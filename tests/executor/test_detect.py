@@ -122,7 +122,7 @@ def test_of_many_ranks_some_pairs_of_each_kind_are_measured() -> None:
 
 
 def test_slowdowns_are_interpolated_and_never_fall() -> None:
-    assert slowdowns({2: 1.2, 3: 1.1, 5: 2.0}, 5) == (1.0, 1.2, 1.2, 1.55, 2.0)
+    assert slowdowns({1: 1.0, 2: 1.2, 3: 1.1, 5: 2.0}, 5) == (1.0, 1.2, 1.2, 1.55, 2.0)
 
 
 def test_one_rank_of_each_host_computes_beside_messages() -> None:

@@ -19,6 +19,7 @@ from planner.interop.export.notes import receive_buffer_notes, recompute_notes
 from planner.model.blocks import LOSS
 from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
+from planner.units import listed
 
 
 def schedule_csv(orders: Iterable[Sequence[Operation]]) -> str:
@@ -129,7 +130,7 @@ def _cut_notes(plan: Plan) -> list[str]:
             "the next stage only, so stages between hand it on (stages.json: receives, sends)"
         )
     for name, stages in tied_across_stages(plan).items():
-        held_by = " and ".join(map(str, stages))
+        held_by = listed(stages)
         notes.append(
             f"parameter {name!r} is used by stages {held_by}; sum its gradients over their ranks "
             "before the optimizer's step"

@@ -43,6 +43,7 @@ from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
 from planner.simulation.simulator import simulate
 from planner.sync.pipeline_replicas import PipelineReplica, pipeline_replicas_of
+from planner.units import listed
 
 
 def modules_of_stages(plan: Plan, tool: str) -> tuple[list[list[str]], list[str]]:
@@ -80,7 +81,7 @@ def lists_of(modules: list[list[str]]) -> list[str]:
 def _cut_inside(module: str, layers: list[str], stages: list[int], tool: str) -> str:
     found = sorted(set(stages))
     shown = ", ".join(map(repr, layers[:4])) + (", …" if len(layers) > 4 else "")
-    which = " and ".join(map(str, found)) if len(found) < 3 else f"{found[0]} to {found[-1]}"
+    which = listed(found) if len(found) < 3 else f"{found[0]} to {found[-1]}"
     return (
         f"stages: the module {module!r} (layers {shown}) lies in stages {which}, but {tool} cuts "
         "only at top-level modules and at the entries of a top-level ModuleList or ModuleDict; "
@@ -226,7 +227,7 @@ def _cut_problems(plan: Plan) -> Iterator[str]:
                 f"only one; cut where a single tensor crosses (`pipeplan trace` shows the tensors)"
             )
     for name, stages in tied_across_stages(plan).items():
-        held_by = " and ".join(map(str, stages))
+        held_by = listed(stages)
         yield (
             f"stages: the parameter {name!r} is used by stages {held_by}, but {TOOL} ties no "
             "weights across stages; untie it in the model, or move its layers to one stage"

@@ -359,6 +359,26 @@ class Chain:
         """Whether tied gradients are reduced among replicas first, as the others of a stage."""
         return self.problem.runtime.tied == "in_turn"
 
+    def reduced_tied_bytes(
+        self, held: FloatArray | IntArray, layers: Sequence[int], bytes_: int
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return the tied gradients that stages reduce within, and together with other stages.
+
+        Where they are reduced in turn, what stages do among themselves is left out, and what
+        replicas do if stages might have different numbers of them.
+
+        Args:
+            held: by stage, how many of the layers it has.
+            layers: all that hold the parameters.
+            bytes_: of their gradients.
+        """
+        every = np.where(held == len(layers), bytes_, 0.0)
+        some = np.where((held > 0) & (held < len(layers)), bytes_, 0.0)
+        none = np.zeros_like(some)
+        if not self.reduces_tied_in_turn:
+            return every, some
+        return (every + some if self.problem.job.has_pipelines else every), none
+
     @cached_property
     def tied_parameters(self) -> dict[tuple[int, ...], int]:
         """Gradient bytes shared by the same set of layers, by the positions of these layers."""

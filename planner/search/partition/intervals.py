@@ -184,20 +184,15 @@ class Intervals:
     def reduced_bytes(self) -> tuple[FloatArray, FloatArray]:
         """Gradients reduced within a stage, and tied ones reduced together with other stages.
 
-        Of tied parameters of a chain in cells it is not known which; these are left out. Where they
-        are reduced in turn, what stages do among themselves is left out, and what replicas do if
-        stages might have different numbers of them.
+        Of tied parameters of a chain in cells it is not known which; these are left out, and so is
+        what :meth:`Chain.reduced_tied_bytes` leaves out.
         """
-        in_turn, pipelines = self.chain.reduces_tied_in_turn, self.chain.problem.job.has_pipelines
         inside, apart = self.gradient_bytes.astype(float), np.zeros(self.is_interval.shape)
         for layers, bytes_ in self.chain.tied_parameters.items() if not self.relaxed else ():
             holds = np.zeros(self.chain.length)
             holds[list(layers)] = 1
-            held = self.sums(holds)
-            inside = inside + np.where(held == len(layers), bytes_, 0.0)
-            some = np.where((held > 0) & (held < len(layers)), bytes_, 0.0)
-            inside = inside + some if in_turn and pipelines else inside
-            apart = apart if in_turn else apart + some
+            within, among = self.chain.reduced_tied_bytes(self.sums(holds), layers, bytes_)
+            inside, apart = inside + within, apart + among
         return inside, apart
 
     def earlier_s(self, counts: Counts, place: Any = np.s_[:, :]) -> FloatArray | None:

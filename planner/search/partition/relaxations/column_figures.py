@@ -101,8 +101,7 @@ class ColumnFigures:
         Parameters tied to layers outside the stage may be held by its own devices alone. Where
         reductions overlap with backwards, they begin at the earliest when the last backward has
         run the stage's last layer (:func:`planner.search.partition.intervals.exposed_s`); tied
-        parameters wait for its end. Of those reduced in turn the same is left out as in
-        :attr:`planner.search.partition.intervals.Intervals.reduced_bytes`.
+        parameters wait for its end.
 
         Args:
             kind: of the device.
@@ -112,13 +111,10 @@ class ColumnFigures:
         """
         inside = interval_sums(self.chain.gradient_bytes)[begin, end]
         apart = np.zeros(len(begin))
-        in_turn, pipelines = self.chain.reduces_tied_in_turn, self.chain.problem.job.has_pipelines
         for layers, bytes_ in self.chain.tied_parameters.items():
-            held = sum(((begin <= layer) & (layer < end)).astype(int) for layer in layers)
-            inside = inside + np.where(held == len(layers), bytes_, 0.0)
-            some = np.where((held > 0) & (held < len(layers)), bytes_, 0.0)
-            inside = inside + some if in_turn and pipelines else inside
-            apart = apart if in_turn else apart + some
+            held = np.sum([(begin <= layer) & (layer < end) for layer in layers], axis=0)
+            within, among = self.chain.reduced_tied_bytes(held, layers, bytes_)
+            inside, apart = inside + within, apart + among
         inside_s = self._reductions.least_s(kind, replicas, inside)
         if self.chain.problem.job.overlap_reduction:
             inside_s = np.maximum(inside_s - self._last_s[kind, begin, end - 1], 0.0)
