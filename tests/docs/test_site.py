@@ -31,6 +31,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("folder", ["docs", "benchmarks"])
+def test_every_page_is_in_the_navigation(folder: str) -> None:
+    """Building the site says so too, but takes too long for the quick tier."""
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    prefix = "benchmarks/" if folder == "benchmarks" else ""
+    for page in (ROOT / folder).glob("*.md"):
+        assert re.search(rf": {prefix}{page.name}$", navigation, re.MULTILINE), page.name
+
+
 @pytest.mark.extensive
 def test_every_page_is_there(site: Path) -> None:
     for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
