@@ -38,7 +38,7 @@ lint: $(INSTALLED)
 	$(BIN)/lint-imports
 
 docs: $(INSTALLED)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 schemas: $(INSTALLED)
 	for kind in plan graph cluster job runtime costs sweep sync-trace moves train; do \
