@@ -55,6 +55,8 @@ class ReplicaSpan(NamedTuple):
 
     def most(self, limit_s: float, count: int) -> int:
         """Return how many of ``count`` microbatches a limit leaves time for."""
+        if limit_s == math.inf:  # of a stage that has no path to the last one
+            return count
         forward, backward = self.forward_s, self.backward_s
         left_s = limit_s - self.beyond_s
         most = _multiples(limit_s, forward + backward, count)
