@@ -5,11 +5,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from builders import ROOT
+from warm_python import warm_python
 
 _BLOCK = re.compile(
     r"(?:^<!-- not run: (?P<reason>.+?) -->\n\n?)?"
@@ -20,6 +20,8 @@ SLOW = "takes minutes"
 """The reason of a block that only the slow run of the pages runs."""
 _NAME_LINE = re.compile(r"# (\S+\.\w+)\n")
 PROGRAMS = {"pipeplan": "planner.cli", "torchrun": "torch.distributed.run"}
+_LIMIT = re.compile(r"(--time-limit |time_limit_s=)[1-9]\d*\b(?!\.)")
+_PLAN = re.compile(r"^pipeplan plan (?:[^\n\\]|\\\n)*", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,9 @@ def snippets(page: Path, language: str) -> list[str]:
 def run_page(page: Path, folder: Path, *, slowly: bool = False) -> list[str]:
     """Do what a page says, block by block, in an empty folder beside the examples.
 
+    Searches end after a second, ``pipeplan plan`` in deterministic mode, unless it is done slowly:
+    no page depends on what a search finds later, and a busy machine changes nothing.
+
     Args:
         page: its file.
         folder: to work in.
@@ -97,9 +102,10 @@ def run_page(page: Path, folder: Path, *, slowly: bool = False) -> list[str]:
         if block.title is not None:
             (folder / block.title).write_text(block.text, encoding="utf-8")
             continue
-        command = ["bash", "-euo", "pipefail", "-c", block.text]
+        text = block.text if slowly else _with_short_searches(block.text)
+        command = ["bash", "-euo", "pipefail", "-c", text]
         if block.language == "python":
-            command = [sys.executable, "-c", block.text]
+            command = [warm_python(), "-c", text]
         done = subprocess.run(
             command,
             cwd=folder,
@@ -115,11 +121,16 @@ def run_page(page: Path, folder: Path, *, slowly: bool = False) -> list[str]:
     return printed
 
 
+def _with_short_searches(text: str) -> str:
+    planned = _PLAN.sub(lambda command: f"pipeplan plan --deterministic {command[0][14:]}", text)
+    return _LIMIT.sub(r"\g<1>1", planned)
+
+
 def _environment(folder: Path) -> dict[str, str]:
     """One in which the programs are those of this checkout, installed or not."""
     programs = folder / ".programs"
     programs.mkdir()
-    here = shlex.quote(sys.executable)
+    here = shlex.quote(warm_python())
     for name, words in {**{k: f"-m {v}" for k, v in PROGRAMS.items()}, "python": ""}.items():
         script = programs / name
         script.write_text(f'#!/bin/sh\nexec {here} {words} "$@"\n')
@@ -127,6 +138,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHON_EXEC": warm_python(),  # What torchrun starts ranks with.
         "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
         "OMP_NUM_THREADS": "1",
     }

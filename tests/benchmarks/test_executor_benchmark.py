@@ -2,8 +2,10 @@
 
 import json
 import random
+import sys
 
 import pytest
+from warm_python import warm_python
 
 from benchmarks.executor import __main__ as executor
 from benchmarks.executor import freedoms
@@ -17,6 +19,12 @@ from planner.prediction import with_strategy
 from planner.verification import verify
 
 pytestmark = pytest.mark.extensive
+
+
+@pytest.fixture(autouse=True)
+def _ranks_share_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python())
+    monkeypatch.setenv("PYTHON_EXEC", warm_python())  # What torchrun starts ranks with.
 
 
 def test_random_plans_train_as_a_single_process_does(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,11 +1,21 @@
 """The comparison with torch's pipelining, on a model so small that only its form counts."""
 
+import sys
+
 import pytest
+from warm_python import warm_python
 
 from benchmarks.executor.compare_peers import COLUMNS, peers
 from benchmarks.executor.peers.cases import Case, Schedule
 
 pytestmark = pytest.mark.extensive
+
+
+@pytest.fixture(autouse=True)
+def _ranks_share_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", warm_python())
+    monkeypatch.setenv("PYTHON_EXEC", warm_python())  # What torchrun starts ranks with.
+
 
 WHOLE: Schedule = "1f1b"
 SPLIT: Schedule = "zb-v"

@@ -3,12 +3,12 @@
 import json
 import math
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from builders import ROOT, graph, layer
+from warm_python import warm_python
 
 from benchmarks.roofline.cases import load, save
 from benchmarks.roofline.fit import START, Timed, device_with, errors, fit, left_out
@@ -108,8 +108,12 @@ def test_errors_are_of_whole_models_and_of_noticeable_layers() -> None:
     assert found.worst_name == "one: product, F"
 
 
-def test_every_distinct_layer_is_measured_in_all_its_operations() -> None:
-    samples = measure(TINY, torch.device("cpu"), rounds=2)
+@pytest.fixture(scope="module")
+def samples() -> list[Sample]:
+    return measure(TINY, torch.device("cpu"), rounds=2)
+
+
+def test_every_distinct_layer_is_measured_in_all_its_operations(samples: list[Sample]) -> None:
     names = [row.layer.name for row in samples]
     assert names == ["wte", "wpe", "drop", "h.0", "ln_f", "lm_head", "loss"]
     (block,) = (sample for sample in samples if sample.layer.name == "h.0")
@@ -121,8 +125,7 @@ def test_every_distinct_layer_is_measured_in_all_its_operations() -> None:
     assert sum(share for share, kind in shares if kind == "F") == pytest.approx(1)
 
 
-def test_kept_times_are_read_again(tmp_path: Path) -> None:
-    samples = measure(TINY, torch.device("cpu"), rounds=1)
+def test_kept_times_are_read_again(samples: list[Sample], tmp_path: Path) -> None:
     save(samples, [TINY], "a test's machine", tmp_path / "times.json")
     machine, read = load(tmp_path / "times.json")
     assert machine == "a test's machine"
@@ -162,7 +165,7 @@ def test_gpu_presets_are_within_their_stated_error_of_published_throughput() -> 
 def test_a_start_that_is_no_preset_is_refused() -> None:
     done = subprocess.run(
         [
-            sys.executable,
+            warm_python(),
             "-m",
             "benchmarks.roofline",
             "--device-type",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from warm_python import warm_python
 
 from benchmarks.structure.definitions import (
     Lengths,
@@ -168,7 +168,7 @@ def test_the_files_of_an_iteration_are_called_in_it_or_on_the_stack(tmp_path: Pa
 
 @pytest.mark.extensive
 def test_the_command_measures_this_tree() -> None:
-    words = [sys.executable, "-m", "benchmarks.structure", "--static", "--json"]
+    words = [warm_python(), "-m", "benchmarks.structure", "--static", "--json"]
     root = Path(__file__).resolve().parent.parent.parent
     run = subprocess.run(words, capture_output=True, text=True, check=True, cwd=root)
     found = json.loads(run.stdout)

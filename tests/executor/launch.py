@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from warm_python import warm_python
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -18,18 +20,22 @@ def environment(*folders: Path, **extra: str) -> dict[str, str]:
 
 
 def start(
-    ranks: int, *arguments: str, env: Mapping[str, str] | None = None
+    ranks: int,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    python: str = sys.executable,
 ) -> subprocess.Popen[str]:
     """Start ``torchrun`` on this machine at a port that is free, in a process group of its own."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return _process([*command, *arguments], env)
+    environment_ = {**(env or environment()), "PYTHON_EXEC": python}  # Of the ranks.
+    return _process([python, *command, *arguments], environment_)
 
 
 def torchrun(
     ranks: int, *arguments: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``torchrun`` to its end."""
-    return _to_its_end(start(ranks, *arguments, env=env))
+    """Run ``torchrun`` to its end; it and its ranks share imports."""
+    return _to_its_end(start(ranks, *arguments, env=env, python=warm_python()))
 
 
 def forked(
@@ -37,12 +43,12 @@ def forked(
 ) -> subprocess.CompletedProcess[str]:
     """Run what ``torchrun`` would, to its end, in ranks that share imports and exports."""
     program = str(Path(__file__).with_name("forked_ranks.py"))
-    return _to_its_end(_process([program, str(ranks), *arguments], env))
+    return _to_its_end(_process([warm_python(), program, str(ranks), *arguments], env))
 
 
-def _process(arguments: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[str]:
+def _process(command: Sequence[str], env: Mapping[str, str] | None) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *arguments],
+        command,
         cwd=ROOT,
         env=env or environment(),
         stdout=subprocess.PIPE,

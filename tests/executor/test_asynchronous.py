@@ -47,18 +47,18 @@ def vgg() -> Plan:
 
 
 PLANS = {
-    "llama": (llama(), "async", STEPS),
-    "emptied": (llama("float64", "adamw"), "async", 2),
-    "vgg": (vgg(), "async", STEPS),
-    "llama_flush": (llama(), "flush", STEPS),
+    "llama": (llama, "async", STEPS),
+    "emptied": (lambda: llama("float64", "adamw"), "async", 2),
+    "vgg": (vgg, "async", STEPS),
+    "llama_flush": (llama, "flush", STEPS),
 }
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("asynchronous")
-    for name, (plan, pipelining, every) in PLANS.items():
-        plan.save(folder / f"{name}.json")
+    for name, (build, pipelining, every) in PLANS.items():
+        build().save(folder / f"{name}.json")
         (folder / f"{name}.toml").write_text(training_file(folder / name, STEPS, every))
         (folder / f"{name}.run").write_text(json.dumps({"pipelining": pipelining}))
     done = forked(4, str(WORKER), str(folder))
@@ -105,7 +105,8 @@ class Delayed(Alone):
 
 @pytest.mark.parametrize("name", [n for n, (_, kind, _) in PLANS.items() if kind == "async"])
 def test_it_trains_as_delayed_gradients_do(folder: Path, name: str) -> None:
-    plan, _, every = PLANS[name]
+    build, _, every = PLANS[name]
+    plan = build()
     alone = Delayed(plan, TrainingConfig.load(folder / f"{name}.toml"))
     losses = alone.delayed(every)
     checkpoint = Checkpoint.open(folder / name)

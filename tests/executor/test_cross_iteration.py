@@ -36,8 +36,8 @@ def uneven(precision: str = "float64", **job: object) -> Plan:
 
 
 PLANS = {
-    "momentum": uneven(learning_rate=0.05),
-    "adamw": uneven(optimizer="adamw", learning_rate=0.003),
+    "momentum": {"learning_rate": 0.05},
+    "adamw": {"optimizer": "adamw", "learning_rate": 0.003},
 }
 
 
@@ -132,7 +132,8 @@ class Rule:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     found = RunFiles(tmp_path_factory.mktemp("runs"), STEPS)
-    for name, plan in PLANS.items():
+    for name, job in PLANS.items():
+        plan = uneven(**job)
         for approximation in APPROXIMATIONS:
             sync = f"cross_iteration:approximation={approximation}"
             found.add(f"{name}.{approximation}", plan, CLIPPED, sync=sync)
@@ -151,7 +152,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
 @pytest.mark.parametrize("name", PLANS)
 def test_it_follows_the_rule(runs: RunFiles, name: str, approximation: str) -> None:
     run = f"{name}.{approximation}"
-    rule = Rule(Alone(PLANS[name], runs.config(run)), approximation)
+    rule = Rule(Alone(uneven(**PLANS[name]), runs.config(run)), approximation)
     losses = [rule.step(step) for step in range(1, STEPS + 1)]
     rule.advance(STEPS)
     assert runs.losses(run) == pytest.approx(losses, rel=1e-10)

@@ -1,6 +1,7 @@
 """Cutting a model into stages changes nothing: run one after the other, they are the model."""
 
 import weakref
+from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -59,24 +60,35 @@ def every_cut(name: str) -> list[Stages]:
     return [*halves, [[layer] for layer in layers]]
 
 
+@dataclass(frozen=True)
+class Cuts:
+    """A tiny model, cut everywhere: layers of the stages, and these."""
+
+    name: str
+    rows: list[tuple[Stages, list[StageModule]]]
+
+
+@pytest.fixture(scope="module", params=TINY)
+def cuts(request: pytest.FixtureRequest) -> Cuts:
+    name = request.param
+    return Cuts(name, [(stages, cut_into(name, stages)) for stages in every_cut(name)])
+
+
 @pytest.mark.extensive
-@pytest.mark.parametrize("name", TINY)
-def test_stages_in_turn_give_exactly_the_loss_and_gradients_of_the_model(name: str) -> None:
-    model, _, _ = exported_model(name)
+def test_stages_in_turn_give_exactly_the_loss_and_gradients_of_the_model(cuts: Cuts) -> None:
+    model, _, _ = exported_model(cuts.name)
     torch.manual_seed(2)
     batch = example_batch(model, Job(samples_per_microbatch=2))
     expected = run_whole(model, batch, "cross_entropy")
-    for stages in every_cut(name):
-        found = run_stages(model, cut_into(name, stages), batch)
-        assert_same(found, expected, used_by_many(traced(name)))
+    for _, modules in cuts.rows:
+        found = run_stages(model, modules, batch)
+        assert_same(found, expected, used_by_many(traced(cuts.name)))
 
 
 @pytest.mark.extensive
-@pytest.mark.parametrize("name", TINY)
-def test_what_crosses_is_what_the_planner_counted(name: str) -> None:
-    graph = traced(name)
-    for stages in every_cut(name):
-        modules = cut_into(name, stages)
+def test_what_crosses_is_what_the_planner_counted(cuts: Cuts) -> None:
+    graph = traced(cuts.name)
+    for stages, modules in cuts.rows:
         assert modules[0].receives == ()
         assert modules[-1].sends == ()
         for index in range(len(stages) - 1):
@@ -110,14 +122,13 @@ def test_skips_are_handed_on_by_the_stages_between() -> None:
 
 
 @pytest.mark.extensive
-@pytest.mark.parametrize("name", TINY)
-def test_stages_hold_the_models_parameters_under_its_own_names(name: str) -> None:
-    model, _, _ = exported_model(name)
+def test_stages_hold_the_models_parameters_under_its_own_names(cuts: Cuts) -> None:
+    model, _, _ = exported_model(cuts.name)
     expected = dict(model.named_parameters())
     state = model.state_dict()
-    for stages in every_cut(name):
+    for _, modules in cuts.rows:
         held: dict[str, nn.Parameter] = {}
-        for stage in cut_into(name, stages):
+        for stage in modules:
             (piece,) = stage.pieces
             assert dict(piece.graph.named_parameters()).keys() == stage.parameters.keys()
             assert piece.graph.state_dict().keys() <= state.keys()

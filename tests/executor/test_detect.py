@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from launch import ROOT, forked, start, torchrun
 from torch.distributed import TCPStore
+from warm_python import warm_python
 
 from benchmarks.testbed import Testbed, why_not
 from executor.detect.compute import slowdowns
@@ -291,10 +292,11 @@ def test_ranks_that_share_cores_slow_each_other(tmp_path: Path) -> None:
     options = ["--no-together", "--no-all-reduce", "--at-once", "--longest-ms", "1"]
     os.sched_setaffinity(0, [min(cores)])
     try:
-        done = torchrun(ranks, "-m", MODULE, "-o", str(path), "--host", "box", *options)
+        running = start(ranks, "-m", MODULE, "-o", str(path), "--host", "box", *options)
     finally:
         os.sched_setaffinity(0, cores)
-    assert done.returncode == 0, done.stderr
+    _, error = running.communicate()
+    assert running.returncode == 0, error
     (host,) = Cluster.load(path).hosts
     assert host.devices == tuple(f"box/cpu{number}" for number in range(ranks))
     assert host.slowdown[0] == 1
@@ -347,7 +349,7 @@ def test_one_process_refuses_what_it_can(
     words: list[str], status: int, message: str, tmp_path: Path
 ) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", MODULE, "-o", str(tmp_path / "c.toml"), *words],
+        [warm_python(), "-m", MODULE, "-o", str(tmp_path / "c.toml"), *words],
         capture_output=True,
         text=True,
     )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from warm_python import warm_python
 
 from executor.profiling.__main__ import main
 from executor.profiling.kinds import alike
@@ -314,7 +314,7 @@ def test_costs_of_something_else_are_not_added_to(
 @pytest.mark.extensive
 def test_a_plan_is_made_from_a_profile_by_the_command_line(tmp_path: Path) -> None:
     costs, plan = tmp_path / "costs.json", tmp_path / "plan.json"
-    run = [sys.executable, "-m", "planner.cli"]
+    run = [warm_python(), "-m", "planner.cli"]
     subprocess.run([*run, "profile", GPT, "-o", costs, *COMMON], check=True)
     cluster = "examples/clusters/this_machine.toml"
     limit = ["--time-limit", "2", "--costs", costs, "-o", plan]

@@ -1,13 +1,13 @@
 """Training from a script of the user's: the documentation's, as it stands there."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from documents import snippets
 from executor_plans import scheduled, zoo_pipeline
 from launch import ROOT, environment, torchrun
+from warm_python import warm_python
 
 from planner.measured.timeline import MeasuredTimeline
 
@@ -59,7 +59,7 @@ def test_ten_lines_train_twice_under_torchrun_with_a_timeline(script: Path) -> N
 def test_ten_lines_train_a_plan_of_one_rank_without_torchrun(script: Path) -> None:
     plan(script.parent, 1)
     done = subprocess.run(
-        [sys.executable, str(script)],
+        [warm_python(), str(script)],
         cwd=ROOT,
         env=environment(),
         capture_output=True,

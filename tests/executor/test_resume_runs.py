@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from executor_plans import pipeline_of, scheduled, traced
 from launch import ROOT, environment, forked
 from plain_torch import Alone, Named, worst_error
+from warm_python import warm_python
 
 from executor.checkpoint import Checkpoint
 from executor.launch.config import TrainingConfig
@@ -142,7 +142,7 @@ def test_a_count_of_samples_that_is_none_is_refused(three: Path) -> None:
 
 def alone(folder: Path, *options: str, script: Sequence[str] = ("-m", "executor")) -> list[str]:
     """Run the plan of one rank without torchrun; lines on stdout."""
-    command = [sys.executable, *script, str(folder / "plan.json"), *options]
+    command = [warm_python(), *script, str(folder / "plan.json"), *options]
     done = subprocess.run(
         command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from launch import environment
+from warm_python import warm_python
 
 pytestmark = pytest.mark.extensive
 
@@ -43,7 +43,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_every_rank_has_the_sum_of_its_part(tmp_path: Path, size: int) -> None:
     """Of five ranks four are in the ring."""
-    command = [sys.executable, "-c", _SCRIPT, str(tmp_path / "meeting")]
+    command = [warm_python(), "-c", _SCRIPT, str(tmp_path / "meeting")]
     running = [
         subprocess.Popen(
             [*command, str(rank), str(size)],

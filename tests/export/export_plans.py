@@ -4,11 +4,11 @@ import os
 import random
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from builders import GIGA, ROOT, boundary, cluster, device_type, graph, layer, link, parameter
+from warm_python import warm_python
 
 from planner.assembly import plan_by_hand
 from planner.costs.placement import PlacedPipeline, StageSpec, place
@@ -109,10 +109,11 @@ def shuffled(pipeline: PlacedPipeline, seed: int, *, split: bool = True) -> Plan
 
 def torchrun(ranks: int, *arguments: object, **extra: str) -> str:
     """Run a script on several ranks of this machine; its output, if it succeeds."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command = [warm_python(), "-m", "torch.distributed.run", "--standalone"]
+    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHON_EXEC": command[0]}
     running = subprocess.Popen(
         [*command, "--nproc-per-node", str(ranks), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **extra},
+        env={**os.environ, **environment, **extra},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,6 +1,7 @@
 """The machines after a change: what is lost, slower, added, and what is refused."""
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import permutations
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from planner.cluster.hardware import DeviceType
 from planner.cluster.presets import DEVICES
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
+from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 from planner.variants.clusters import united
@@ -191,13 +193,15 @@ def test_names_with_colons_and_equals_signs_can_be_written(tmp_path: Path) -> No
             parse_added(text)
 
 
-GRAPH = trace("models.gpt:gpt_tiny")
+@cache
+def gpt() -> LayerGraph:
+    return trace("models.gpt:gpt_tiny")
 
 
 @given(
     st.floats(1.001, 900),
     st.sampled_from([kind for kind in DEVICES.values() if "float32" in kind.peak_tflop_per_s]),
-    st.sampled_from(GRAPH.record.layers),
+    st.deferred(lambda: st.sampled_from(gpt().record.layers)),
 )
 def test_everything_takes_so_many_times_as_long_on_a_slow_device(
     factor: float, kind: DeviceType, layer: object
