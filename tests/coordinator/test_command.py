@@ -165,15 +165,6 @@ def running(plan: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
         found.end()
 
 
-def test_the_command_that_it_prints_has_the_leave_to_import_what_the_plan_names(
-    running: Running,
-) -> None:
-    running.until("--sync")
-    command = running.out.read_text().splitlines()[1]
-    assert "a plan.json' --model lib.net:make --loss lib.net:loss --pipeline I" in command
-    assert command.endswith(f"--coordinator {running.meeting} --steps 4 --sync ad_psgd")
-
-
 @pytest.mark.extensive
 @pytest.mark.parametrize("running", [0.5], indirect=True)
 def test_where_all_pipelines_are_lost_it_says_so_and_ends(running: Running) -> None:
@@ -189,7 +180,14 @@ def test_where_all_pipelines_are_lost_it_says_so_and_ends(running: Running) -> N
     assert "Traceback" not in said
 
 
-def test_ctrl_c_says_how_many_shares_are_done(running: Running) -> None:
+def test_it_prints_the_command_of_pipelines_and_at_ctrl_c_how_many_shares_are_done(
+    running: Running,
+) -> None:
+    running.until("--sync")
+    command = running.out.read_text().splitlines()[1]
+    # With the leave to import what the plan names.
+    assert "a plan.json' --model lib.net:make --loss lib.net:loss --pipeline I" in command
+    assert command.endswith(f"--coordinator {running.meeting} --steps 4 --sync ad_psgd")
     running.begin()
     for step in (1, 2):
         running.ask(Take(pipeline=0, place=0, incarnation_id="n0", step=step))

@@ -1,6 +1,7 @@
 """Timelines of small pipelines, one for every shape a report has to show."""
 
 from collections.abc import Callable
+from functools import cache
 from itertools import pairwise
 
 import pytest
@@ -100,16 +101,21 @@ TIMELINES: dict[str, Callable[[], Timeline]] = {
 }
 
 
+@cache
+def timeline_named(name: str) -> Timeline:
+    return TIMELINES[name]()
+
+
 @pytest.fixture(params=sorted(TIMELINES))
 def timeline(request: pytest.FixtureRequest) -> Timeline:
     """Every shape in turn."""
-    return TIMELINES[request.param]()
+    return timeline_named(request.param)
 
 
 @pytest.fixture
 def timeline_of() -> Callable[[str], Timeline]:
     """The timeline of one shape, by name."""
-    return lambda name: TIMELINES[name]()
+    return timeline_named
 
 
 @pytest.fixture
