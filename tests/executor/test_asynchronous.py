@@ -26,6 +26,7 @@ from models import ZOO
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Sync
 
+pytestmark = pytest.mark.usefixtures("shared_exports")
 WORKER = Path(__file__).with_name("runs_worker.py")
 STEPS = 5
 

@@ -25,6 +25,7 @@ from planner.prediction import refresh
 from planner.search.schedule.equal_pipelines import pipelines_of
 from planner.space import WITH_SHARDED_PARAMETERS
 
+pytestmark = pytest.mark.usefixtures("shared_exports")
 RANKS, STEPS = 4, 4
 CLIPPED = "clip_norm = 0.3\n[schedule]\nkind = 'linear'\nwarmup_steps = 2\n"
 

@@ -30,6 +30,7 @@ from planner.job import Job
 from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("shared_exports")
 WORKER = "benchmarks.executor.parity_worker"
 
 

@@ -21,6 +21,7 @@ from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Sync
 from planner.prediction import refresh
 
+pytestmark = pytest.mark.usefixtures("shared_exports")
 RANKS, STEPS = 4, 4
 CLIPPED = "clip_norm = 0.3\n[schedule]\nkind = 'linear'\nwarmup_steps = 2\n"
 SMALL = "all_reduce:bucket_mib=0.05"

@@ -28,6 +28,9 @@ from planner.model.tracing.sharding.localise import join
 from planner.plan.plan import Plan
 
 
+pytestmark = pytest.mark.usefixtures("shared_exports")
+
+
 class Meeting:
     """Members that are threads exchange tensors here."""
 
