@@ -27,7 +27,6 @@ from planner.model.tracing.factory import TrainingStep, build, example_batch, im
 from planner.model.tracing.sharding.localise import join
 from planner.plan.plan import Plan
 
-
 pytestmark = pytest.mark.usefixtures("shared_exports")
 
 
