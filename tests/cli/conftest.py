@@ -1,14 +1,19 @@
 """A plan made by the command line, and a small one made by hand."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import CLUSTERS, pipeplan
+from traces import step_once
 from transformers_by_hand import machines, problem, transformer
 
 from planner import adopt
+from planner.job import Job
+from planner.model.tracing import trace as tracing
+from planner.model.tracing.trace import Factory, TracedStep, trace_step
 
 JOB = """
 format = "pipeplan-job/1"
@@ -19,6 +24,19 @@ replication = false
 [model_arguments]
 width = 512
 """
+
+
+def _of_the_zoo_once(model: str | Factory, job: Job, name: str | None = None) -> TracedStep:
+    is_of_zoo = isinstance(model, str) and model.startswith("models.")
+    return (step_once if is_of_zoo else trace_step)(model, job, name)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _the_zoo_is_traced_once() -> Iterator[None]:
+    """Dozens of commands here are given the same models."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tracing, "trace_step", _of_the_zoo_once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 import torch
 from executor_plans import DEVICES, pipeline_of, scheduled
 from torch import Tensor, nn
+from traces import trace_once
 
 from executor.launch.model import export_planned_model
 from executor.split.model_split import cut
@@ -14,7 +15,6 @@ from executor.stage.runner import StageRunner
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.factory import TrainingStep
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 
 Stages = Sequence[Sequence[str]]
@@ -92,7 +92,7 @@ def cut_everywhere(
     job: Job = MEAN_SQUARES,
 ) -> tuple[nn.Module, Callable[[Stages], list[StageModule]], list[str]]:
     """A model, a function that cuts it into stages, and its layers."""
-    graph = trace(factory, job)
+    graph = trace_once(factory, job)
     layers = list(graph.layers)
     torch.manual_seed(3)
     model = factory().train()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from in_turn import assert_same, cut_everywhere, run_stages, run_whole, used_by_many
 from torch import Tensor, nn
+from traces import trace_once
 
 from examples.models.several_heads import SeveralHeads
 from examples.models.vision_language import Block, VisionLanguage
@@ -66,7 +67,7 @@ CASES = [
 @pytest.mark.parametrize(("factory", "job"), CASES)
 def test_stages_in_turn_are_the_model(factory: Callable[[], nn.Module], job: Job) -> None:
     model, cut, layers = cut_everywhere(factory, job)
-    graph = trace(factory, job)
+    graph = trace_once(factory, job)
     torch.manual_seed(2)
     batch = example_batch(model, job)
     expected = run_whole(model, batch, job.loss)
@@ -80,7 +81,7 @@ def test_stages_in_turn_are_the_model(factory: Callable[[], nn.Module], job: Job
 
 def test_a_frozen_stage_keeps_nothing_and_sends_nothing_back() -> None:
     model, cut, layers = cut_everywhere(frozen_encoder, WORDS)
-    graph = trace(frozen_encoder, WORDS)
+    graph = trace_once(frozen_encoder, WORDS)
     place = layers.index("project.0")
     encoder, rest = cut([layers[:place], layers[place:]])
     torch.manual_seed(2)
@@ -127,7 +128,7 @@ def test_no_grad_costs_what_freezing_does() -> None:
 
 
 def test_a_teacher_under_no_grad_is_not_trained() -> None:
-    graph = trace(Teacher, OWN_LOSS)
+    graph = trace_once(Teacher, OWN_LOSS)
     trained = {row.name.split(".")[0] for row in graph.record.parameters if row.trainable}
     assert trained == {"student"}
     assert [name for name in graph.layers if name.startswith("teacher")] == [

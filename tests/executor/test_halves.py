@@ -8,6 +8,7 @@ import torch
 from executor_plans import DEVICES, TINY, pipeline_of, scheduled
 from in_turn import Rows, run_whole
 from torch import Tensor, nn
+from traces import trace_once
 
 from executor.launch.model import export_planned_model
 from executor.split.model_split import cut
@@ -17,15 +18,15 @@ from executor.training.data import microbatch_seed
 from models import ZOO
 from planner.job import Job
 from planner.model.tracing.factory import example_batch, import_factory
-from planner.model.tracing.trace import trace
 
+pytestmark = pytest.mark.usefixtures("shared_exports")
 DOUBLE = 1e-12
 
 
 def stages_of(
     model: nn.Module, factory: Callable[[], nn.Module], rows: Sequence[tuple], job: Job
 ) -> list[StageModule]:
-    graph = trace(factory, job)
+    graph = trace_once(factory, job)
     names = list(graph.layers)
     placed = [
         (names[a:b], DEVICES[:1], [n for n in names[a:b] if n in again]) for a, b, again in rows
@@ -95,7 +96,7 @@ def assert_equal_runs(factory: Callable[[], nn.Module], loss: str = "mse") -> No
     largest = 1e-3 * max(float(g.norm()) for g in expected[1].values() if g is not None)
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     model.load_state_dict(state)
-    names = list(trace(factory, job).layers)
+    names = list(trace_once(factory, job).layers)
     middle = (len(names) + 1) // 2
     some, every = [0, 2], [0, 1, 2]
     for again, split in (([], every), (names[::2], some), (names[1::2], every), (names, some)):

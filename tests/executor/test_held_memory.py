@@ -7,12 +7,12 @@ import torch
 from held_bytes import allocated
 from in_turn import MEAN_SQUARES, cut_everywhere
 from torch import Tensor, nn
+from traces import trace_once
 
 from executor.stage.runner import StageRunner
 from models import ZOO
 from planner.job import Job
 from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
-from planner.model.tracing.trace import trace
 
 pytestmark = pytest.mark.extensive
 SAMPLES, NARROW, WIDE = 32, 64, 256
@@ -110,7 +110,9 @@ def test_attention_with_a_learned_bias_keeps_no_more_than_for_a_whole_backward()
     factory = import_factory(ZOO["t5_tiny"])
     _, cut_model, layers = cut_everywhere(factory, job)
     (stage,) = cut_model([layers])
-    biases = sum(b.bytes for b in trace(factory, job).record.boundaries if "bias" in b.producer)
+    biases = sum(
+        b.bytes for b in trace_once(factory, job).record.boundaries if "bias" in b.producer
+    )
     runner = StageRunner(stage, 2, split=(1,))
     batch = example_batch(factory(), job)
     with allocated() as whole:
@@ -134,7 +136,7 @@ def test_the_trace_counts_what_waits_for_weight_gradients(name: str) -> None:
     with allocated() as change:
         runner.forward(0, (), batch)
         runner.backward(0, ())
-    traced = sum(layer.weight_stash_bytes or 0 for layer in trace(factory, job).record.layers)
+    traced = sum(layer.weight_stash_bytes or 0 for layer in trace_once(factory, job).record.layers)
     # What a kernel keeps for itself, such as a convolution's workspace, the trace cannot know.
     entries = sum(entry.numel() * entry.element_size() for entry in batch.values())
     assert 0.95 * change.bytes <= traced <= 1.1 * change.bytes + entries
