@@ -48,7 +48,10 @@ def total(graph: LayerGraph) -> Flops:
 
 @cache
 def traced(factory: str, **arguments: int) -> Flops:
-    return total(trace(factory, Job(precision="bfloat16"), **arguments))
+    """All of its FLOPs are counted, and weights of full sizes take no memory."""
+    graph = trace(factory, Job(precision="bfloat16"), **arguments)
+    assert graph.record.flop_coverage == 1
+    return total(graph)
 
 
 def decoder(layers: int, width: int, ffn: int, vocabulary: int, tokens: int, **more: int) -> Flops:

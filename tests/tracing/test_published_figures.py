@@ -15,11 +15,16 @@ from planner.model.tracing.trace import trace
 pytestmark = pytest.mark.extensive
 
 TINY = [key for key in ZOO if key.endswith("_tiny")]
+FULL = ("gpt2_large", "vgg16", "vgg19", "resnet101", "unet", "bert_base", "t5_small")
+"""Without those of which a test here or in test_flop_formulas.py says more."""
 
 
 @cache
 def traced(key: str, **arguments: int) -> LayerGraph:
-    return trace(ZOO[key], Job(), **arguments)
+    """All of its FLOPs are counted, and weights of full sizes take no memory."""
+    graph = trace(ZOO[key], Job(), **arguments)
+    assert graph.record.flop_coverage == 1
+    return graph
 
 
 def total(graph: LayerGraph, field: str) -> int:
@@ -155,11 +160,22 @@ def test_vit_base_16_forward_does_17_6_gmac() -> None:
 @pytest.mark.parametrize(("dispatch", "parameters"), [(True, 12.9e9), (False, 46_702_792_704)])
 def test_a_token_of_mixtral_uses_two_experts_or_all(dispatch: bool, parameters: float) -> None:
     """Jiang et al., 2024, section 2.1: 13 billion active parameters of 47; 12.9 in their post."""
-    graph = traced("mixtral_8x7b", sequence_length=2048, dispatch=dispatch)
+    sizes = {"width": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "experts": 8}
+    sizes |= {"vocabulary": 32000, "sequence_length": 2048, "dispatch": dispatch}
+    one, two = (total(traced("mixtral_tiny", layers=n, **sizes), "forward_flops") for n in (1, 2))
     embedding, norms = 32000 * 4096, 65 * 4096
     products = 2 * (parameters - embedding - norms) * 2048
     attention = 4 * 32 * 2048**2 * 4096
-    assert total(graph, "forward_flops") == pytest.approx(products + attention, rel=2e-3)
+    # Its 32 layers are alike.
+    assert one + 31 * (two - one) == pytest.approx(products + attention, rel=2e-3)
+
+
+def test_mixtral_has_its_published_parameters_in_layers_that_are_alike() -> None:
+    graph = traced("mixtral_8x7b", sequence_length=16)
+    assert trainable_elements(graph) == 46_702_792_704
+    layers = [row for row in graph.record.layers if row.name.startswith("layers.")]
+    assert len(layers) == 32
+    assert len({row.forward_flops for row in layers}) == 1
 
 
 def test_gnmt_multiplies_every_gate_at_every_token() -> None:
@@ -169,12 +185,9 @@ def test_gnmt_multiplies_every_gate_at_every_token() -> None:
     assert layer.weight_gradient_flops == layer.input_gradient_flops == layer.forward_flops
 
 
-@pytest.mark.parametrize(
-    "key", sorted(set(ZOO) - set(TINY) - {"llama2_13b", "llama2_70b", "t5_large"})
-)
-def test_the_full_sizes_are_traced_without_memory(key: str) -> None:
-    graph = traced(key)
-    assert graph.record.flop_coverage == 1
+@pytest.mark.parametrize("key", FULL)
+def test_other_full_sizes_are_traced_without_memory(key: str) -> None:
+    assert trainable_elements(traced(key)) > 10**6
 
 
 # --- all models --------------------------------------------------------------------------------
