@@ -41,8 +41,8 @@ HOSTS = (
 )
 
 
-def many_sided_plans() -> list[Plan]:
-    """Return plans with replicas, several stages a device, recompute and split backwards.
+def many_sided_plans() -> Iterator[Plan]:
+    """Yield plans with replicas, several stages a device, recompute and split backwards.
 
     All but the fourth overlap reductions with backwards. One is on hosts whose devices slow each
     other, one on devices that communication slows, two have messages in turn on links; in three
@@ -54,24 +54,22 @@ def many_sided_plans() -> list[Plan]:
     twice += [(NAMES[6:], "dc", ["l7"])]
     replicas = [(NAMES[:4], "ad", ["l1"]), (NAMES[4:], "be", [])]
     behind_shared = [(NAMES[:2], "c", []), (NAMES[2:], "ab", [])]
-    return [
-        _plan(one_each, "float32", "adamw", split=0.0, seed=1),
-        _plan(twice, "bfloat16", "sgd_momentum", split=0.5, seed=2),
-        _plan(replicas, "float32", "sgd", split=1.0, seed=3),
-        _plan(
-            behind_shared, "bfloat16", "sgd", split=0.0, seed=4, slow_us=2_000_000, overlap=False
-        ),
-        _plan([(NAMES, "abd", [])], "float32", "adamw", seed=5, hosts=HOSTS),
-        _plan(one_each, "float32", "adamw", seed=1, while_communicating=1.5),
-        _plan(behind_shared, "bfloat16", "sgd", seed=4, slow_us=2_000_000, links="in_turn"),
-        _plan(one_each, "float32", "adamw", seed=6, links="in_turn"),
-        _plan(replicas, "bfloat16", "adamw", split=0.5, seed=7, shards=True),
-        _plan(one_each, "float32", "sgd_momentum", seed=8, shards=True, hosts=HOSTS),
-        _plan(replicas, "float32", "adamw", seed=9, tied="in_turn"),
-        _plan(replicas, "bfloat16", "adamw", seed=10, shards=True, tied="in_turn", overlap=False),
-        _reducing_while_sending(),
-        *_of_other_runtimes(),
-    ]
+    yield _plan(one_each, "float32", "adamw", split=0.0, seed=1)
+    yield _plan(twice, "bfloat16", "sgd_momentum", split=0.5, seed=2)
+    yield _plan(replicas, "float32", "sgd", split=1.0, seed=3)
+    late = {"seed": 4, "slow_us": 2_000_000}
+    yield _plan(behind_shared, "bfloat16", "sgd", overlap=False, **late)
+    yield _plan([(NAMES, "abd", [])], "float32", "adamw", seed=5, hosts=HOSTS)
+    yield _plan(one_each, "float32", "adamw", seed=1, while_communicating=1.5)
+    yield _plan(behind_shared, "bfloat16", "sgd", links="in_turn", **late)
+    yield _plan(one_each, "float32", "adamw", seed=6, links="in_turn")
+    yield _plan(replicas, "bfloat16", "adamw", split=0.5, seed=7, shards=True)
+    yield _plan(one_each, "float32", "sgd_momentum", seed=8, shards=True, hosts=HOSTS)
+    yield _plan(replicas, "float32", "adamw", seed=9, tied="in_turn")
+    in_turn = {"seed": 10, "tied": "in_turn", "shards": True, "overlap": False}
+    yield _plan(replicas, "bfloat16", "adamw", **in_turn)
+    yield _reducing_while_sending()
+    yield from _of_other_runtimes()
 
 
 def _reducing_while_sending() -> Plan:
