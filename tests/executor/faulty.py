@@ -61,8 +61,3 @@ def net() -> nn.Module:
 
 def _in_backward(gradient: Tensor) -> None:
     _go_wrong()
-
-
-def other() -> nn.Module:
-    """Another model than the plan's."""
-    return gpt_tiny(layers=3)
