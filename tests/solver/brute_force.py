@@ -5,7 +5,7 @@ the first stage, replica by replica and in the order of its forwards.
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
@@ -109,6 +109,14 @@ def all_recomputations(
             )
 
 
+def busiest_s(pipeline: PlacedPipeline, orders: Mapping[str, Sequence[Operation]]) -> float:
+    """Return what the busiest device computes: no iteration takes less."""
+    return max(
+        sum(pipeline.seconds(row.stage, row.kind, device) for row in order)
+        for device, order in orders.items()
+    )
+
+
 def brute_force(problem: Problem) -> BruteForce:
     """The fastest plan by trying every plan."""
     best = BruteForce()
@@ -120,6 +128,8 @@ def brute_force(problem: Problem) -> BruteForce:
         best.partitions += 1
         for orders in all_orders(pipeline):
             best.schedules += 1
+            if busiest_s(pipeline, orders) > best.time_s * (1 + 1e-12):
+                continue
             try:
                 timeline = simulate(pipeline, orders)
             except DeadlockError:

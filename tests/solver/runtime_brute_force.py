@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import permutations, product
 
-from solver.brute_force import all_orders, all_partitions
+from solver.brute_force import all_orders, all_partitions, busiest_s
 
 from planner import Problem
 from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
@@ -21,8 +21,11 @@ from planner.variants.problems import with_job
 
 def best_in_space_s(problem: Problem) -> float:
     """The least iteration time of all plans in the space of the job; infinity if there is none."""
-    times = (simulated_s(pipeline, orders) for pipeline, orders in plans_of(problem))
-    return min(times, default=math.inf)
+    best_s = math.inf
+    for pipeline, orders in plans_of(problem):
+        if busiest_s(pipeline, orders) <= best_s * (1 + 1e-12):
+            best_s = min(best_s, simulated_s(pipeline, orders))
+    return best_s
 
 
 def simulated_s(pipeline: PlacedPipeline, orders: Orders) -> float:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import pairwise, product
 
 import pytest
-from brute_force import all_orders, all_partitions
+from brute_force import all_orders, all_partitions, busiest_s
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 from tiny_problems import tiny_problem
 
@@ -58,6 +58,8 @@ def best_s(problem: Problem) -> float:
             if not is_connected(placed):
                 continue
             for orders in all_orders(placed):
+                if busiest_s(placed, orders) > best * (1 + 1e-12):
+                    continue
                 try:
                     timeline = simulate(placed, orders)
                 except PipeplanError:
