@@ -79,7 +79,7 @@ def snippets(page: Path, language: str) -> list[str]:
 def run_page(page: Path, folder: Path, *, slowly: bool = False) -> list[str]:
     """Do what a page says, block by block, in an empty folder beside the examples.
 
-    Searches end after a second, ``pipeplan plan`` in deterministic mode, unless it is done slowly:
+    Searches end soon, ``pipeplan plan`` in deterministic mode, unless it is done slowly:
     no page depends on what a search finds later, and a busy machine changes nothing.
 
     Args:
@@ -123,7 +123,7 @@ def run_page(page: Path, folder: Path, *, slowly: bool = False) -> list[str]:
 
 def _with_short_searches(text: str) -> str:
     planned = _PLAN.sub(lambda command: f"pipeplan plan --deterministic {command[0][14:]}", text)
-    return _LIMIT.sub(r"\g<1>1", planned)
+    return _LIMIT.sub(r"\g<1>0.5", planned)
 
 
 def _environment(folder: Path) -> dict[str, str]:

@@ -69,7 +69,7 @@ def test_bound_and_plan_enclose_the_best_of_all_plans(seed, kind):
         seed, layers=layers, devices=devices, microbatches=microbatches, **settings
     )
     best = brute_force(problem)
-    result = solve(problem, time_limit_s=1, deterministic=True)
+    result = solve(problem, time_limit_s=0.3, deterministic=True)
     assert result.lower_bound_s <= best.time_s * (1 + 1e-9)
     assert result.iteration_time_s >= best.time_s * (1 - 1e-9)
     if result.status == "optimal":
@@ -100,9 +100,9 @@ def test_where_memory_binds_a_plan_is_found_if_there_is_one(seed):
     best_s = best_with_large_cuts_s(seed, 170)
     if best_s == float("inf"):
         with pytest.raises(InfeasibleError, match=r"no plan fits|alone needs"):
-            solve(problem, time_limit_s=1, deterministic=True)
+            solve(problem, time_limit_s=0.3, deterministic=True)
         return
-    result = solve(problem, time_limit_s=1, deterministic=True)
+    result = solve(problem, time_limit_s=0.3, deterministic=True)
     assert result.iteration_time_s >= best_s * (1 - 1e-9)
     assert result.lower_bound_s <= best_s * (1 + 1e-9)
 

@@ -27,7 +27,7 @@ def problem(latency_us: float, **job: object) -> Problem:
 
 
 def planned(latency_us: float, **job: object) -> Plan:
-    return solve(problem(latency_us, **job), time_limit_s=2, deterministic=True).plan
+    return solve(problem(latency_us, **job), time_limit_s=0.5, deterministic=True).plan
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_plan_from_before_there_was_overlap_is_without() -> None:
         problem(0, overlap_reduction=False),
         runtime=PIPEPLAN.model_copy(update={"links": "in_turn"}),
     )
-    data = solve(older, time_limit_s=2, deterministic=True).plan.model_dump(mode="json")
+    data = solve(older, time_limit_s=0.5, deterministic=True).plan.model_dump(mode="json")
     del data["job"]["overlap_reduction"], data["runtime"]
     data["format"] = "pipeplan/4"
     data["sync"] = {"strategy": "all_reduce", "options": {}}

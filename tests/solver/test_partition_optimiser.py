@@ -128,7 +128,7 @@ def test_polishing_only_improves(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_the_optimiser_encloses_the_best_partition(seed: int) -> None:
     problem = tiny_problem(seed, layers=6, devices=3, microbatches=6, types=1 + seed % 2)
-    clock = Clock(2.0, True)
+    clock = Clock(0.5, True)
     optimiser = PartitionOptimiser(Chain(problem), 3, clock, 0)
     optimiser.start(lambda: clock.left_s > 0)
     optimiser.relax()
@@ -232,7 +232,7 @@ def test_the_best_of_all_partitions_that_fit_is_found_and_proved(data: st.DataOb
         if is_connected(pipeline) and partition is not None and chain.may_fit(partition):
             best_s = min(best_s, bound.bound_s(partition, pipeline))
     try:
-        found = best_partition(problem, time_limit_s=2, deterministic=True)
+        found = best_partition(problem, time_limit_s=0.5, deterministic=True)
     except InfeasibleError:
         assert math.isinf(best_s)
         return
@@ -244,5 +244,5 @@ def test_a_partition_is_found_where_few_devices_are_joined() -> None:
     problem = tiny_problem(
         26, layers=4, devices=3, microbatches=4, types=3, tied=True, topology="chain", link_scale=5
     )
-    found = best_partition(problem, time_limit_s=1, deterministic=True)
+    found = best_partition(problem, time_limit_s=0.3, deterministic=True)
     assert found.objective_s == pytest.approx(least_bound_s(problem))

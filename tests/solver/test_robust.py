@@ -110,7 +110,9 @@ OFTEN_SLOW = Noise(jitter=0, slow_probability=0.03, samples=1000)
 
 
 def solved(robust: bool | Noise, problem: Problem | None = None) -> Result:
-    return solve(problem or two_stages_or_one(), time_limit_s=2, deterministic=True, robust=robust)
+    return solve(
+        problem or two_stages_or_one(), time_limit_s=0.5, deterministic=True, robust=robust
+    )
 
 
 def test_a_robust_plan_may_be_slower_and_says_so() -> None:

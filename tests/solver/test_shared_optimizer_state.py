@@ -41,9 +41,9 @@ def test_plans_with_shared_state_are_found_where_they_fit_and_bounded(seed: int)
     best = best_s(seed, True)
     if best == float("inf"):
         with pytest.raises(InfeasibleError):
-            solve(large_state(seed), time_limit_s=1, deterministic=True)
+            solve(large_state(seed), time_limit_s=0.3, deterministic=True)
         return
-    result = solve(large_state(seed), time_limit_s=1, deterministic=True)
+    result = solve(large_state(seed), time_limit_s=0.3, deterministic=True)
     assert result.iteration_time_s >= best * (1 - 1e-9)
     assert result.lower_bound_s <= best * (1 + 1e-9)
     assert result.plan.job.shard_optimizer is True
@@ -60,9 +60,9 @@ def test_state_is_shared_only_if_no_plan_fits_without(seed: int) -> None:
     problem = large_state(seed, shard_optimizer="if_needed")
     if best_s(seed, True) == float("inf"):
         with pytest.raises(InfeasibleError):
-            solve(problem, time_limit_s=1, deterministic=True)
+            solve(problem, time_limit_s=0.3, deterministic=True)
         return
-    plan = solve(problem, time_limit_s=1, deterministic=True).plan
+    plan = solve(problem, time_limit_s=0.3, deterministic=True).plan
     assert plan.job.shard_optimizer is (best_s(seed, False) == float("inf"))
     covers = plan.provenance.bound_covers.space
     assert covers is None or covers.shard_optimizer is plan.job.shard_optimizer
@@ -76,4 +76,4 @@ def test_sharing_without_replicas_is_refused() -> None:
 
 def test_pipelines_that_do_not_reduce_do_not_share_state() -> None:
     with pytest.raises(PipeplanError, match="shard_optimizer = true: a plan of data-parallel"):
-        solve_data_parallel(large_state(0), time_limit_s=1)
+        solve_data_parallel(large_state(0), time_limit_s=0.3)

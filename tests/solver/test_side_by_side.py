@@ -44,7 +44,7 @@ def uneven(**fast: float) -> Problem:
 
 @pytest.mark.parametrize("devices", [2, 3, 5, 6])
 def test_there_are_pipelines_whatever_the_number_of_devices(devices: int) -> None:
-    result = solve_data_parallel(problem(devices, 4), time_limit_s=2, deterministic=True)
+    result = solve_data_parallel(problem(devices, 4), time_limit_s=0.5, deterministic=True)
     lanes = pipeline_replicas_of(result.plan)
     assert len(lanes) > 1
     assert 4 % len(lanes) == 0
@@ -52,15 +52,15 @@ def test_there_are_pipelines_whatever_the_number_of_devices(devices: int) -> Non
 
 
 def test_devices_of_several_kinds_make_pipelines() -> None:
-    result = solve_data_parallel(uneven(), time_limit_s=2, deterministic=True)
+    result = solve_data_parallel(uneven(), time_limit_s=0.5, deterministic=True)
     assert len(pipeline_replicas_of(result.plan)) > 1
     assert verify(result.plan) == []
 
 
 def test_the_bound_is_one_of_all_plans() -> None:
     asked = problem(4, 4)
-    result = solve_data_parallel(asked, time_limit_s=4, deterministic=True)
-    fastest = solve(asked, time_limit_s=2, deterministic=True)
+    result = solve_data_parallel(asked, time_limit_s=1, deterministic=True)
+    fastest = solve(asked, time_limit_s=0.5, deterministic=True)
     assert 0 < result.lower_bound_s <= fastest.iteration_time_s * (1 + 1e-9)
     assert fastest.lower_bound_s <= result.iteration_time_s * (1 + 1e-9)
     assert result.plan.provenance.problem_digest == asked.digest
@@ -70,7 +70,7 @@ def test_progress_tells_of_plans_with_pipelines_only() -> None:
     rows: list[str] = []
     solve_data_parallel(
         problem(4, 4),
-        time_limit_s=2,
+        time_limit_s=0.5,
         deterministic=True,
         progress=lambda row: rows.append(row.event),
     )
@@ -101,6 +101,6 @@ def test_where_only_one_pipeline_fits_the_memory_is_in_the_way() -> None:
     for kind in data["device_types"].values():
         kind["memory_gib"] = 20
     tight = Problem(heavy, Cluster.from_data(data), Job(microbatches=2))
-    solve(replace(tight), time_limit_s=2, deterministic=True)
+    solve(replace(tight), time_limit_s=0.5, deterministic=True)
     with pytest.raises(InfeasibleError, match="no plan of several pipelines was found"):
-        solve_data_parallel(tight, time_limit_s=2, deterministic=True)
+        solve_data_parallel(tight, time_limit_s=0.5, deterministic=True)

@@ -90,7 +90,7 @@ def test_hairs_above_a_multiple_do_not_add_up_to_a_tick():
 def test_bound_in_ticks_stays_below_the_real_value(rows, latency_us):
     placed = measured(rows, latency_us)
     for measure in ("makespan", "longest_stage_span"):
-        clock = Clock(1, deterministic=True)
+        clock = Clock(0.3, deterministic=True)
         found = schedule_pipeline(placed, ScheduleTask(Settings(0, 1, True), clock, measure, "any"))
         assert found.lower_bound_s <= measured_s(found.timeline, measure)
         assert measure_bound_s(placed, measure, split=True) <= found.lower_bound_s * (1 + 1e-9)

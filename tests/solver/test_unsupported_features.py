@@ -52,7 +52,7 @@ def planned(feature: str) -> Plan:
     the_graph = unequal([times, times], [0.1, 0.2, 0.4]) if has_lengths else plain
     asked = {"microbatches": 2, "optimizer": "sgd"}
     job = Job.model_validate(asked | ({"lengths": VALUES["lengths"]} if has_lengths else {}))
-    plan = solve(Problem(the_graph, star(2), job), time_limit_s=1, deterministic=True).plan
+    plan = solve(Problem(the_graph, star(2), job), time_limit_s=0.2, deterministic=True).plan
     if feature not in VALUES or has_lengths:
         return plan
     asked |= {feature: VALUES[feature]}
@@ -80,7 +80,7 @@ WITH_PROBLEM: dict[str, Callable[[Problem], object]] = {
     "a plan of data-parallel pipelines": solve_data_parallel,
     "a plan for torch": lambda problem: for_runtime(problem, "torch"),
     "a plan for deepspeed": lambda problem: for_runtime(problem, "deepspeed"),
-    "compare": lambda problem: compare(problem, time_limit_s=1),
+    "compare": lambda problem: compare(problem, time_limit_s=0.2),
     "robust = True": lambda problem: solve(problem, robust=True),
     'prefer = "simple"': lambda problem: solve(problem, prefer="simple"),
 }
@@ -149,7 +149,7 @@ def test_what_takes_lengths_but_no_offload_says_so() -> None:
     with pytest.raises(PipeplanError, match=WORDS["offload"].format("compare")):
         WITH_PROBLEM["compare"](problem("offload"))
     with pytest.raises(PipeplanError, match=WORDS["offload"].format("explain --what-if")):
-        what_if(planned("offload"), time_limit_s=1)
+        what_if(planned("offload"), time_limit_s=0.2)
     with pytest.raises(PipeplanError, match=WORDS["lengths"].format("simulate --sync")):
         WITH_PLAN["simulate --sync"](planned("lengths"))
 

@@ -129,7 +129,7 @@ def test_another_device_is_valued_by_solving_anew() -> None:
     """Four microbatches of 3 s on one device; two replicas take two each."""
     placed = pipeline(graph([layer("a")], []), star(1), [(["a"], ["d0"])], microbatches=4)
     plan = plan_by_hand(placed, orders(d0="0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3"))
-    found = value(plan, "another d0", solve_anew=True, deterministic=True, time_limit_s=2)
+    found = value(plan, "another d0", solve_anew=True, deterministic=True, time_limit_s=0.5)
     assert (found.replay_s, found.iteration_time_s) == (12, 6)
     assert found.found_by == "solved anew"
     assert found.lower_bound_s == pytest.approx(6, rel=1e-4)
@@ -160,7 +160,7 @@ def test_a_freedom_that_the_plan_needs_is_valued_by_solving_without_it() -> None
         None,
         "the plan uses what the change takes away",
     )
-    found = value(plan, "without replicas", solve_anew=True, deterministic=True, time_limit_s=2)
+    found = value(plan, "without replicas", solve_anew=True, deterministic=True, time_limit_s=0.5)
     assert (found.compared_with_s, found.iteration_time_s) == (6, 12)
     assert "no replicas" in found.bound_covers
 
@@ -171,7 +171,7 @@ def test_what_no_plan_can_use_is_proved_useless() -> None:
         graph([layer("a")], []), star(2), [(["a"], ["d0"])], replication=False, microbatches=4
     )
     plan = plan_by_hand(placed, orders(d0="0F0 0B0 0F1 0B1 0F2 0B2 0F3 0B3"))
-    options = {"solve_anew": True, "deterministic": True, "time_limit_s": 2}
+    options = {"solve_anew": True, "deterministic": True, "time_limit_s": 0.5}
     found = value(plan, "link d0-hub bandwidth x2", **options)
     assert (found.iteration_time_s, found.useless) == (12, "any plan")
 
