@@ -48,7 +48,7 @@ def plan_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "plan.json"
     made = pipeplan(
         *("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "irregular.toml"),
-        *("--job", job, "--time-limit", 1, "--deterministic", "-o", path),
+        *("--job", job, "--time-limit", 0.3, "--deterministic", "-o", path),
     )
     assert made.exit_code == 0, made.output
     assert len(json.loads(path.read_text())["stages"]) > 1

@@ -52,7 +52,7 @@ def test_1_a_problem_without_a_plan(tmp_path: Path, job: Path) -> None:
     (tmp_path / "cluster.toml").write_text(TINY)
     made = pipeplan(
         *("plan", "models.gpt:gpt_tiny", "--cluster", tmp_path / "cluster.toml", "--job", job),
-        *("--time-limit", 1, "-o", tmp_path / "plan.json"),
+        *("--time-limit", 0.3, "-o", tmp_path / "plan.json"),
     )
     assert made.exit_code == 1
     assert made.stderr.startswith("error: ")

@@ -28,7 +28,7 @@ def test_a_profile_is_imported_planned_and_verified(profile_path: Path, tmp_path
     assert result.exit_code == 0, result.output
     made = pipeplan(
         *("plan", graph, "--job", tmp_path / "graph.job.json", "-o", plan),
-        *("--cluster", CLUSTERS / "dapple_testbed.toml", "--time-limit", 1),
+        *("--cluster", CLUSTERS / "dapple_testbed.toml", "--time-limit", 0.3),
     )
     assert made.exit_code == 0, made.output
     assert pipeplan("verify", plan).exit_code == 0

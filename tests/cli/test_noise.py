@@ -68,7 +68,7 @@ def test_wrong_noise_is_named(plan_path: Path, options: tuple[object, ...], name
 
 def test_a_simple_plan_says_what_it_costs(tmp_path: Path) -> None:
     cluster = CLUSTERS / "single_node.toml"
-    options = ("--time-limit", 1, "--prefer", "simple", "--prefer-within", 0.5)
+    options = ("--time-limit", 0.3, "--prefer", "simple", "--prefer-within", 0.5)
     files = ("--json", "-o", tmp_path / "plan.json")
     made = pipeplan("plan", "models.vgg:vgg_tiny", "--cluster", cluster, *options, *files)
     assert made.exit_code == 0, made.output
@@ -98,7 +98,7 @@ def test_a_choice_that_is_impossible_is_refused(options: tuple[str, ...], named:
 def test_a_robust_plan_keeps_the_times_it_was_chosen_for(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     cluster = CLUSTERS / "single_node.toml"
-    options = ("--time-limit", 1, "--robust", "--json", "-o", path)
+    options = ("--time-limit", 0.3, "--robust", "--json", "-o", path)
     made = pipeplan("plan", "models.vgg:vgg_tiny", "--cluster", cluster, *options)
     assert made.exit_code == 0, made.output
     robustness = json.loads(made.stdout)["robustness"]

@@ -162,7 +162,7 @@ def test_no_plan_takes_less_than_the_bound_in_the_expectation(
     the_graph = unequal(seconds, sorted(message_gb))
     the_job = job(2, iterations=20, order="drawn")
     problem = Problem(the_graph, star(2), the_job)
-    result = solve(problem, time_limit_s=2, deterministic=True)
+    result = solve(problem, time_limit_s=0.3, deterministic=True)
     timeline = simulate_plan(result.plan)
     placed = placed_by_length(timeline.pipeline)
     expected_s = 0.0
@@ -192,7 +192,7 @@ def test_stages_hold_what_the_longest_does_and_send_the_mean() -> None:
 def planned() -> Plan:
     seconds = [[(0.2, 0.4), (0.5, 1.0), (3.0, 6.0)]] * 4
     problem = Problem(unequal(seconds, [0.01, 0.02, 0.04]), star(4), job(6))
-    return solve(problem, time_limit_s=5, deterministic=True).plan
+    return solve(problem, time_limit_s=1, deterministic=True).plan
 
 
 def test_a_plan_says_the_order_that_is_best_of_all(planned: Plan) -> None:

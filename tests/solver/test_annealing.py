@@ -203,7 +203,7 @@ def test_a_walk_from_a_poor_start_finds_what_trying_all_partitions_finds(
     seed: int, replication: bool
 ) -> None:
     problem = tiny_problem(seed, layers=5, devices=3, microbatches=4, replication=replication)
-    search = search_of(problem, limit_s=20.0)
+    search = search_of(problem, limit_s=5.0)
     search.consider((StageChoice(0, 5, ("d0",)),))
     poor_s = search.best_s
     anneal(search, Share(0.4).slice_of(search.clock))

@@ -30,8 +30,8 @@ def test_ours_comes_first_and_is_never_slower(seed: int) -> None:
 
 def test_figures_are_those_of_the_best_classic_schedule_and_of_our_plan() -> None:
     problem = tiny_problem(4, layers=6, devices=3, microbatches=5)
-    ours, spp = compare(problem, ["spp"], time_limit_s=1, deterministic=True)
-    result = solve(problem, time_limit_s=1, deterministic=True)
+    ours, spp = compare(problem, ["spp"], time_limit_s=0.3, deterministic=True)
+    result = solve(problem, time_limit_s=0.3, deterministic=True)
     predicted = result.plan.predicted
     assert ours.figures.iteration_time_s == predicted.iteration_time_s
     assert ours.figures.bubble == predicted.bubble
@@ -46,12 +46,12 @@ def test_figures_are_those_of_the_best_classic_schedule_and_of_our_plan() -> Non
 
 def test_a_plan_that_is_there_is_compared_without_another_search() -> None:
     problem = tiny_problem(4, layers=6, devices=3, microbatches=5)
-    plan = solve(problem, time_limit_s=1, deterministic=True).plan
+    plan = solve(problem, time_limit_s=0.3, deterministic=True).plan
     rows = compare_plan(plan)
     assert [row.planner for row in rows] == [GIVEN, *BASELINES]
     assert rows[0].figures.iteration_time_s == plan.predicted.iteration_time_s
     assert rows[0].gap == plan.predicted.gap
-    searched = compare(problem, time_limit_s=1, deterministic=True)
+    searched = compare(problem, time_limit_s=0.3, deterministic=True)
     assert [row.figures for row in rows[1:]] == [row.figures for row in searched[1:]]
     edited = plan.model_dump(mode="json")
     edited["predicted"]["bubble"] /= 2

@@ -184,7 +184,7 @@ def test_plans_keep_the_constraints_and_contradictions_are_named() -> None:
         forbid(decisions)
         decisions.model.add(decisions.is_used(device) == 1)
 
-    plan = solve(problem, constrain=forbid, time_limit_s=1, deterministic=True).plan
+    plan = solve(problem, constrain=forbid, time_limit_s=0.2, deterministic=True).plan
     assert all(device not in stage.devices for stage in plan.stages)
     with pytest.raises(PipeplanError, match="constraints added by constrain="):
-        solve(problem, constrain=contradict, time_limit_s=1, deterministic=True)
+        solve(problem, constrain=contradict, time_limit_s=0.2, deterministic=True)

@@ -36,7 +36,7 @@ OWNER = {(0, 0): "d0", (0, 1): "d1"}
 
 
 def searched(tiny: TinyPipeline, measure: Measure, backward: Backward) -> Schedule:
-    clock = Clock(10, deterministic=True)
+    clock = Clock(3, deterministic=True)
     return schedule_pipeline(tiny.placed, ScheduleTask(SETTINGS, clock, measure, backward))
 
 

@@ -48,7 +48,7 @@ def test_cp_sat_keeps_room_for_tensors_on_their_way(seed: int) -> None:
     pipe = tight(seed)
     start = no_pipelining(pipe)
     assert fits_memory(start.timeline)
-    task = ScheduleTask(Settings(deterministic=True), Clock(5, deterministic=True))
+    task = ScheduleTask(Settings(deterministic=True), Clock(2, deterministic=True))
     found = improve_schedule(pipe, start, task, 5)
     assert fits_memory(found.timeline)
     assert found.lower_bound_s <= found.iteration_time_s < 0.9 * start.iteration_time_s
