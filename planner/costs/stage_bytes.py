@@ -150,7 +150,8 @@ def bytes_of_stages(
     Args:
         graphs: of each stage, see :meth:`LayerGraph.on`.
         stages: in pipeline order; every layer in one at most, no edge backwards.
-        divided, gradients: see :func:`stage_bytes`.
+        divided: see :func:`stage_bytes`.
+        gradients: see :func:`stage_bytes`.
     """
     distinct = {id(graph): graph for graph in graphs}
     found = {key: stage_bytes(graph, stages, divided, gradients) for key, graph in distinct.items()}

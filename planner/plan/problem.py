@@ -140,9 +140,9 @@ class Problem:
         """Return the digests with which a bound on a space holds for this problem.
 
         In no runtime may anything begin earlier or take less memory than in Pipeplan's own, which
-        is all that bounds count on, and on links in turn messages are no faster than they may be on shared ones, so
-        what was proved for Pipeplan's own with shared links holds for all, unless some of what they
-        send may be less.
+        is all that bounds count on, and on links in turn messages are no faster than they may be on
+        shared ones, so what was proved for Pipeplan's own with shared links holds for all, unless
+        some of what they send may be less.
         """
         own = replace(self, runtime=self.runtime if self.runtime.may_be_faster else PIPEPLAN)
         return tuple(dict.fromkeys((self.digest_in(space), own.digest_in(space))))

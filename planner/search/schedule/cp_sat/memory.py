@@ -167,7 +167,9 @@ class Memory:
         """Return the time from the end of a stage's first backward or weight gradient on."""
         operations, model = self.operations, self.model
         first, size = (model.new_int_var(0, operations.horizon, "") for _ in range(2))
-        rows = (Operation(stage, operations.last, m) for m in range(operations.pipeline.microbatches))
+        rows = (
+            Operation(stage, operations.last, m) for m in range(operations.pipeline.microbatches)
+        )
         model.add_min_equality(first, [operations.end[row] for row in rows])
         return model.new_interval_var(first, size, operations.horizon, "")
 
