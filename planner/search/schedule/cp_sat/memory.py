@@ -67,12 +67,24 @@ class Memory:
 
     def _room_bytes(self, stage: int, device: str) -> int:
         """Return the bytes for stashes of the only stage of a device."""
-        pipeline, placed = self.operations.pipeline, self.operations.pipeline.stages[stage]
+        placed = self.operations.pipeline.stages[stage]
         # What is held with them sets the room that whole backwards leave.
         whole = self.operations.last == "B"
         others = placed.tight_bytes() if whole else placed.making_bytes()
+        return self._free_bytes(device) - others
+
+    def _second_room_bytes(self, stage: int, device: str) -> int:
+        """Return the bytes for stashes while a second backward runs; it takes time."""
+        placed = self.operations.pipeline.stages[stage]
+        whole = self.operations.last == "B"
+        both = placed.input_gradient_bytes + placed.output_gradient_bytes
+        return self._free_bytes(device) - (both if whole else 0)
+
+    def _free_bytes(self, device: str) -> int:
+        """Return the bytes of a device beside its static memory and what is kept."""
+        pipeline = self.operations.pipeline
         free = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
-        return free - others - self.kept_bytes.get(device, 0)
+        return free - self.kept_bytes.get(device, 0)
 
     def _precede(self, stage: int, device: str, room_bytes: int, late_bytes: int) -> None:
         """Order a forward behind gradients, or before those that would take its room.
@@ -95,6 +107,10 @@ class Memory:
             fits = needed.weights(number, number) <= number
             begun = 0 if whole else min(1, number)
             is_early = late_bytes > 0 and early.weights(number, begun) == 0
+            # The second backward finds the gradients, and one stash less at least.
+            is_early &= max(1, number) * needed.stash_bytes <= self._second_room_bytes(
+                stage, device
+            )
             if not fits and not is_early:
                 self.model.add_bool_or([])  # It does not fit even alone.
                 return
@@ -147,9 +163,7 @@ class Memory:
 
     def _accumulate(self, device: str, stages: tuple[int, ...]) -> None:
         pipeline = self.operations.pipeline
-        free = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
-        free += pipeline.late_gradient_bytes(device) - self.kept_bytes.get(device, 0)
-        free //= KIB
+        free = (self._free_bytes(device) + pipeline.late_gradient_bytes(device)) // KIB
         intervals, demands = [], []
         for stage in stages:
             if pipeline.stages[stage].gradient_bytes >= KIB:
@@ -198,12 +212,14 @@ class _Needed:
         placed = operations.pipeline.stages[stage]
         whole = operations.last == "B"
         self._room = room_bytes  # A stash of no bytes always fits.
-        self._stash = placed.stash_bytes
+        self.stash_bytes = placed.stash_bytes
         self._late = 0 if whole else min(placed.stash_bytes, placed.weight_stash_bytes)
 
     def weights(self, number: int, ended: int) -> int:
         """Return weight gradients, if so many gradients have ended before forward ``number``."""
-        over = (number + 1) * self._stash - ended * (self._stash - self._late) - self._room
+        over = (
+            (number + 1) * self.stash_bytes - ended * (self.stash_bytes - self._late) - self._room
+        )
         if over <= 0:
             return 0
         return -(-over // self._late) if self._late else number + 2
