@@ -113,8 +113,8 @@ def until(what: Callable[[], bool]) -> None:
 
 
 def test_a_sent_tensor_goes_when_it_has_arrived(work: Work) -> None:
-    tensor = torch.zeros(3)
-    held, sending = weakref.ref(tensor), GroupTransport(CPU, CPU, {}).send(tensor, 1)
+    tensor, transport = torch.zeros(3), GroupTransport(CPU, CPU, {})
+    held, sending = weakref.ref(tensor), transport.send(tensor, 1)
     del tensor
     assert not sending.is_over
     assert held() is not None
@@ -126,8 +126,9 @@ def test_a_sent_tensor_goes_when_it_has_arrived(work: Work) -> None:
 
 def test_a_send_that_fails_is_not_over_and_says_so_who_waits(work: Work) -> None:
     work.error = RuntimeError("connection reset by peer")
-    sending = GroupTransport(CPU, CPU, {}).send(torch.zeros(3), 1)
     work.arrived.set()
+    transport = GroupTransport(CPU, CPU, {})
+    sending = transport.send(torch.zeros(3), 1)
     with pytest.raises(RuntimeError, match="reset by peer"):
         sending.wait()
     assert not sending.is_over
