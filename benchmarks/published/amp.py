@@ -39,7 +39,10 @@ _STATES = (
     "Only forwards were timed, for one sample; a backward takes twice as long, as AMP assumes. "
     "Links have the bandwidths of AMP's own scripts, without latency; the GPUs of a host share its "
     "network card. float16 with gradients reduced in float32 after the last backward, as in the "
-    "scripts' DeepSpeed configuration. Left out: trials with larger microbatches, which were not "
+    "scripts' DeepSpeed configuration (`fp32_allreduce`); that is for the reduction among replicas "
+    "alone, and stages reduce the tied embedding's gradient as it is, in float16 "
+    "(DeepSpeed/deepspeed/runtime/pipe/module.py, allreduce_tied_weight_gradients). "
+    "Left out: trials with larger microbatches, which were not "
     "timed; trials with tensor parallelism, whose forwards contain all-reduces that a backward "
     "does not double (replayed by AMP's assumption all the same, those 12 are off by 4 to 47 %, "
     "median 29 %); trials of TransGAN, whose parameters are not published; trials that failed."
@@ -107,10 +110,13 @@ def runs(data: Path) -> Iterator[PublishedRun]:
     source = data / FOLDER / "src"
     for series in SERIES if source.is_dir() else ():
         text = (source / "results" / series.log).read_text()
-        graph, cluster = _graph(source, series), _cluster(series)
+        graphs, cluster = (
+            [_graph(source, series, is_cut=cut) for cut in (False, True)],
+            _cluster(series),
+        )
         for cuts, replicas, seconds in _TRIAL.findall(text):
             bounds = [int(cut) for cut in cuts.split(",")]
-            problem = Problem(graph, cluster, _JOB)
+            problem = Problem(graphs[len(bounds) > 2], cluster, _JOB)
             yield _run(series.source, problem, bounds, int(replicas), float(seconds))
 
 
@@ -129,8 +135,15 @@ def _run(
     )
 
 
-def _graph(source: Path, series: Series) -> LayerGraph:
-    """Return the layers with the times of all GPUs of a cluster; embedding and head are tied."""
+def _graph(source: Path, series: Series, *, is_cut: bool) -> LayerGraph:
+    """Return the layers with the times of all GPUs of a cluster; embedding and head are tied.
+
+    Args:
+        source: the folder of the sources.
+        series: the trials.
+        is_cut: whether embedding and head are in different stages. These reduce half as many bytes
+            of the gradient as replicas do, so that half of it is tied.
+    """
     graphs = []
     for host in dict.fromkeys(series.hosts):
         forwards = np.load(source / "known_cost" / f"gpt2_{host.gpu}_1.npy")
@@ -143,9 +156,22 @@ def _graph(source: Path, series: Series) -> LayerGraph:
         times = dict(row.measured)
         for graph in others:
             times |= graph.record.layers[index].measured
-        tied = {"parameters": first.record.layers[0].parameters} if index == HEAD else {}
-        rows.append(row.model_copy(update={"measured": times, **tied}))
-    return LayerGraph.from_record(first.record.model_copy(update={"layers": tuple(rows)}))
+        rows.append(row.model_copy(update={"measured": times}))
+    embedding, *parameters = first.record.parameters
+    names = {0: (embedding.name,), HEAD: (embedding.name,)}
+    if is_cut:
+        elements = embedding.elements // 2
+        half = {"elements": elements, "bytes": embedding.bytes // 2}
+        own = {place: f"{embedding.name} of {rows[place].name}" for place in names}
+        parameters += [embedding.model_copy(update={**half, "name": own[k]}) for k in names]
+        names = {place: (embedding.name, own[place]) for place in names}
+        embedding = embedding.model_copy(update=half)
+    layers = [
+        row.model_copy(update={"parameters": names.get(index, row.parameters)})
+        for index, row in enumerate(rows)
+    ]
+    update = {"layers": tuple(layers), "parameters": (embedding, *parameters)}
+    return LayerGraph.from_record(first.record.model_copy(update=update))
 
 
 HEAD = BLOCKS + 4

@@ -52,6 +52,30 @@ _HEAD = (
     "that it takes as long with 4 GPUs as with 1. They are predicted from OPT-350M's, which was "
     "profiled whole on the same GPUs, by the number of parameters and samples."
 )
+_LAUNCHES = (
+    " Where a microbatch has one sample or two, launches limit it: by the profile a forward of a "
+    "layer takes as long for two samples as for four, and one sample on four GPUs longer than on "
+    "one. Layers were profiled with a synchronisation after each; in a run the host launches on. "
+    "What the host takes differs from the profile in both directions, and nothing published says "
+    "by how much: 32 microbatches of one sample took 13 % less than the profile, 8 of two samples "
+    "8 % more."
+)
+_ONE_MICROBATCH = (
+    " N2/plan_config_N2_D1 is one microbatch of one sample: 208 ms, of which forwards and "
+    "backwards of the profile are 125 and copies of its two messages 1. No other row shows what "
+    "the rest may be: OPT-350M's of one replica leave 33 ms at most for what happens once an "
+    "iteration. Tried and not the reason: the optimizer's step by the profile (15 ms), the shapes "
+    "that the first message tells (once a training), the all-reduce of the loss, a second "
+    "microbatch (by the authors' formula of memory, 16.3 GB are those of one)."
+)
+_SLOW_LINK = (
+    " A host of RTX-3090 has a link of 0.116 GB/s, 0.145 s a message. Rows with one replica and "
+    "the time of reductions that files give (7.2 s in N4/plan_config_N4_D2, just as long as the "
+    "link takes) agree with that. The two rows with replicas and two stages, which we predict 21 "
+    "and 24 % too long, leave 0.92 and 0.94 s a microbatch for 0.87 s of layers on RTX-3090 and "
+    "two messages. So messages would have to travel while that stage computes, or it had fewer "
+    "layers than its file lists; the source has every send and receive wait (deepspeed/p2p.py)."
+)
 RUNTIME = RULES["deepspeed"].model_copy(
     update={
         "name": "deepspeed of sailor",
@@ -104,6 +128,7 @@ def _series(
     folder: str,
     preset: str,
     *,
+    more: str,
     head: int = 0,
     host: HostTime | None = None,
 ) -> Series:
@@ -111,7 +136,7 @@ def _series(
         publication="Sailor",
         name=name,
         cites=_CITES.format(folder=folder),
-        states=_STATES.format(preset=preset, more=_HEAD if head else ""),
+        states=_STATES.format(preset=preset, more=more),
     )
     return Series(source, model, folder, preset, head, host)
 
@@ -120,16 +145,19 @@ GPT_NEO_HEAD, OPT_HEAD = 50_257 * 2560, 50_304 * 1024
 """Parameters: sailor/Planner/simulations/utils.py has GPT-Neo's, with a norm of 5,120, as the last
 of its layers, llm_info.json has OPT-350M's."""
 SERIES = (
-    _series("OPT-350M on GH200", "OPT-350", "clariden/OPT-350", "H200", host=COPIES),
+    _series(
+        "OPT-350M on GH200", "OPT-350", "clariden/OPT-350", "H200", more=_LAUNCHES, host=COPIES
+    ),
     _series(
         "GPT-Neo 2.7B on GH200",
         "GPT-Neo-2.7",
         "clariden/GPT-NEO",
         "H200",
+        more=_HEAD + _ONE_MICROBATCH,
         head=GPT_NEO_HEAD,
         host=COPIES,
     ),
-    _series("OPT-350M on RTX", "OPT-350", "mit", "RTX-4090"),
+    _series("OPT-350M on RTX", "OPT-350", "mit", "RTX-4090", more=_SLOW_LINK),
 )
 
 

@@ -285,6 +285,7 @@ class PipelineRuntime:
             match action:
                 case Compute(operation):
                     self._await_input(operation)
+                    self._drop_sent()
                     start = self.recorder.mark()
                     for observer in self._observers:
                         observer.before(operation)
@@ -392,6 +393,16 @@ class PipelineRuntime:
         if operation.kind == "F":
             return self.workers[operation.stage + 1].incoming(operation.microbatch)
         return self.workers[operation.stage - 1].returning(operation.microbatch)
+
+    def _drop_sent(self) -> None:
+        """Let go of the tensors that all their targets have."""
+        over = [
+            operation
+            for operation, sends in self._sending.items()
+            if operation not in self._results
+            and all(tensor.is_over for send in sends for tensor in send.tensors)
+        ]
+        self._finish_sends(over)
 
     def _finish_sends(self, operations: Sequence[Operation]) -> None:
         for operation in operations:

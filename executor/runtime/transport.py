@@ -26,6 +26,10 @@ from executor.runtime.worker import TensorSpec
 class Sending(Protocol):
     """A send under way; it keeps its tensor alive."""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known to have succeeded: :meth:`wait` takes no time."""
+
     def wait(self) -> None:
         """Wait until the tensor may be freed."""
 
@@ -58,8 +62,44 @@ class _Sending:
         self._work = work
         self._tensor = tensor
 
+    @property
+    def is_over(self) -> bool:
+        return bool(self._work.is_completed())
+
     def wait(self) -> None:
         self._work.wait()
+
+
+class _WatchedSending:
+    """A send that a thread waits for: gloo's know nothing of their end before they are waited for.
+
+    The tensor goes on the thread that calls :meth:`wait`.
+    """
+
+    def __init__(self, sending: _Sending) -> None:
+        self._sending: _Sending | None = sending
+        self._error: BaseException | None = None
+        self._done = threading.Event()
+
+    def watch(self) -> None:
+        assert self._sending is not None
+        _waiting.add(self)
+        try:
+            self._sending.wait()
+        except BaseException as error:
+            self._error = error
+        _waiting.discard(self)
+        self._done.set()
+
+    @property
+    def is_over(self) -> bool:
+        return self._done.is_set() and self._error is None
+
+    def wait(self) -> None:
+        self._done.wait()
+        if self._error is not None:
+            raise self._error
+        self._sending = None
 
 
 class _Receiving:
@@ -94,12 +134,18 @@ class GroupTransport:
         self._channels = channels
         self._rank = dist.get_rank()
         self._pins = memory != device
+        self._waiters = None if carrier_of(device) == "nccl" else _Waiters()
 
     def send(self, tensor: Tensor, peer: int) -> Sending:
         """Start to send a tensor; a copy waits for the GPU."""
         whole = tensor.to(self._memory).contiguous()
         group = self._channels.get((self._rank, peer))
-        return _Sending(dist.isend(whole, peer, group=group), whole)
+        sending = _Sending(dist.isend(whole, peer, group=group), whole)
+        if self._waiters is None:
+            return sending
+        watched_sending = _WatchedSending(sending)
+        self._waiters.put(peer, watched_sending)
+        return watched_sending
 
     def receive(self, spec: TensorSpec, peer: int) -> Receiving:
         """Start to receive the next tensor of a rank."""
@@ -245,8 +291,15 @@ class StreamWatchedTransport:
         return receiving
 
 
-_waiting: set[WatchedReceiving] = set()
-"""The receives that threads wait for now, inside torch."""
+class _Watched(Protocol):
+    """Something under way that a thread waits for."""
+
+    def watch(self) -> None:
+        """Wait for it, and note that it has ended."""
+
+
+_waiting: set[_Watched] = set()
+"""What threads wait for now, inside torch."""
 
 
 class WatchedReceiving:
@@ -283,7 +336,25 @@ class WatchedReceiving:
         return self._tensor
 
 
-_Queue = queue.SimpleQueue[WatchedReceiving | None]
+_Queue = queue.SimpleQueue[_Watched | None]
+
+
+class _Waiters:
+    """Threads, one for each peer, that wait for what is under way one after the other."""
+
+    def __init__(self) -> None:
+        self._queues: dict[int, _Queue] = {}
+        self._threads: list[threading.Thread] = []
+        self._finalizer = weakref.finalize(self, _end_threads, self._queues, self._threads)
+
+    def put(self, peer: int, watched: _Watched) -> None:
+        """Let the peer's thread wait for one thing more."""
+        if peer not in self._queues:
+            self._queues[peer] = queue.SimpleQueue()
+            thread = threading.Thread(target=_watch, args=(self._queues[peer],), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self._queues[peer].put(watched)
 
 
 class WatchedTransport:
@@ -291,9 +362,7 @@ class WatchedTransport:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        self._queues: dict[int, _Queue] = {}
-        self._threads: list[threading.Thread] = []
-        self._finalizer = weakref.finalize(self, _end_threads, self._queues, self._threads)
+        self._waiters = _Waiters()
 
     def send(self, tensor: Tensor, peer: int) -> Sending:
         """Start to send a tensor."""
@@ -302,25 +371,20 @@ class WatchedTransport:
     def receive(self, spec: TensorSpec, peer: int) -> WatchedReceiving:
         """Start to receive the next tensor of a rank."""
         receiving = WatchedReceiving(self._transport.receive(spec, peer))
-        if peer not in self._queues:
-            self._queues[peer] = queue.SimpleQueue()
-            thread = threading.Thread(target=_watch, args=(self._queues[peer],), daemon=True)
-            self._threads.append(thread)
-            thread.start()
-        self._queues[peer].put(receiving)
+        self._waiters.put(peer, receiving)
         return receiving
 
 
-def _watch(receives: _Queue) -> None:
-    while (receiving := receives.get()) is not None:
-        receiving.watch()
+def _watch(things: _Queue) -> None:
+    while (watched := things.get()) is not None:
+        watched.watch()
         # Torch's objects are to be gone before the thread idles: see below.
-        del receiving
+        del watched
 
 
 def _end_threads(queues: dict[int, _Queue], threads: list[threading.Thread]) -> None:
-    for receives in queues.values():
-        receives.put(None)
+    for things in queues.values():
+        things.put(None)
     for thread in threads:
         if not _waiting and thread is not threading.current_thread():
             thread.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.cluster.hardware import DeviceType
@@ -68,6 +69,55 @@ def state_holders(
         sharing = stages[:1] if of_one else stages
         counts[name] = len({device for stage in sharing for device in devices[stage]}) * copies
     return {name: count for name, count in counts.items() if count > 1}
+
+
+def gradients_made(
+    problem: Problem,
+    devices: Sequence[Sequence[str]],
+    layers: Sequence[Sequence[str]],
+    parameters: Sequence[Sequence[Parameter]],
+    late: Sequence[bool],
+    *,
+    copies: int = 1,
+) -> list[dict[str, int]]:
+    """Return the bytes of gradients that are not in memory before a stage's first backward.
+
+    Those that one device alone has; what several reduce lies in buckets that stay. With a single
+    microbatch no backward comes after the first: gradients count as always there.
+
+    Args:
+        problem: whose runtime has the rule, and whose job has the microbatches.
+        devices: of each stage.
+        layers: of each stage.
+        parameters: that each stage holds.
+        late: whether each stage may have such gradients.
+        copies: equal groups of such devices that reduce their gradients together.
+
+    Returns:
+        Of each stage, by the layer that makes them: of several that use a parameter, the last one
+        in the order of the graph, whose backward comes first.
+    """
+    found: list[dict[str, int]] = [{} for _ in devices]
+    if not has_late_gradients(problem) or copies > 1:
+        return found
+    holders = Counter(row.name for held in parameters for row in held)
+    rows = zip(found, devices, layers, parameters, late, strict=True)
+    for made, names, of_stage, held, is_late in rows:
+        if len(names) > 1 or not is_late:
+            continue
+        graph = problem.graph_on(names)
+        alone = {p.name: p.bytes for p in held if p.trainable and holders[p.name] == 1}
+        for layer in reversed(graph.in_order(of_stage)):
+            own = dict.fromkeys(graph.layers[layer].parameters)
+            if bytes_ := sum(alone.pop(name, 0) for name in own):
+                made[layer] = bytes_
+    return found
+
+
+def has_late_gradients(problem: Problem) -> bool:
+    """Return whether some plan has gradients that are not in memory before a first backward."""
+    late = problem.runtime.gradients == "from_first_backward"
+    return late and problem.copies == 1 and problem.job.microbatches > 1
 
 
 def most_holders(problem: Problem) -> int:

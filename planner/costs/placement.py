@@ -13,7 +13,7 @@ import numpy as np
 from planner.cluster.link_table import FloatArray
 from planner.cluster.routing import Route
 from planner.costs.collectives import CollectiveLoad
-from planner.costs.optimizer import optimizer_s, state_holders, static_bytes
+from planner.costs.optimizer import gradients_made, optimizer_s, state_holders, static_bytes
 from planner.costs.reductions import (
     GradientReduction,
     ReductionTails,
@@ -92,6 +92,10 @@ class PlacedStage:
             tensor-parallel group that receives it gathers.
         collective_s: seconds of each collective of the layers whose weights replicas divide, by
             layer; they are in the times.
+        gradient_bytes: of the static bytes, gradients that are not there before the first backward.
+        first_backward_bytes: held in addition to whole stashes and to the static bytes without
+            these gradients while that backward runs whole.
+        first_weights_bytes: the same while its weight gradient runs apart.
     """
 
     spec: StageSpec
@@ -111,6 +115,9 @@ class PlacedStage:
     gathered_bytes: int = 0
     returned_gathered_bytes: int = 0
     collective_s: Mapping[str, float] = field(default_factory=dict)
+    gradient_bytes: int = 0
+    first_backward_bytes: int = 0
+    first_weights_bytes: int = 0
 
     def tight_bytes(self, *, splits: bool = False) -> int:
         """Return the bytes held in addition to stashes at some moment of every schedule.
@@ -127,6 +134,17 @@ class PlacedStage:
             return self.making_bytes()
         gradients = self.input_gradient_bytes + self.output_gradient_bytes
         return max(self.making_bytes(), gradients)
+
+    def sure_bytes(self, *, splits: bool = False) -> int:
+        """Return the same in addition to one stash, where a forward may come before the gradients.
+
+        The second backward finds all gradients of the stage and a stash; before it there may be
+        forwards alone, beside which the first backward's gradients are not there.
+        """
+        if not self.gradient_bytes:
+            return self.tight_bytes(splits=splits)
+        gradients = self.input_gradient_bytes + self.output_gradient_bytes
+        return max(gradients, self.making_bytes() - self.gradient_bytes)
 
     def making_bytes(self) -> int:
         """Bytes held in addition to stashes while a forward runs: its output."""
@@ -332,35 +350,44 @@ class PlacedPipeline:
         return self.problem.cluster.device_type(device).capacity_bytes
 
     def static_bytes(self, device: str) -> int:
-        """Return the bytes in use at all times: static memory and the largest workspace.
+        """Return the bytes in use once all gradients are: static memory and the largest workspace.
 
         Stages of one device run one at a time.
         """
         stages = [self.stages[stage] for stage in self.stages_on[device]]
         return static_with_workspace(stages)
 
-    def stash_limit(self, stage: int, device: str, *, whole_backwards: bool = False) -> int:
+    def late_gradient_bytes(self, device: str) -> int:
+        """Return the bytes of gradients that the first backwards of its stages make."""
+        return sum(self.stages[stage].gradient_bytes for stage in self.stages_on[device])
+
+    def stash_limit(
+        self, stage: int, device: str, *, whole_backwards: bool = False, steadily: bool = False
+    ) -> int:
         """Return an upper bound on the microbatches of a stage in flight.
 
         At the start of a forward the device holds at least the stashes of all microbatches in
-        flight and the output being produced, whatever the order.
+        flight and the output being produced, whatever the order. Before its first backward it does
+        not hold the gradients; the second finds them, and one stash less at least.
 
         Args:
             stage: number of the stage.
             device: one of its replicas.
             whole_backwards: whether no backward is split; split ones may need more memory.
+            steadily: count those that fit beside the gradients, as often as one likes.
         """
         placed = self.stages[stage]
         with_stashes = placed.tight_bytes() if whole_backwards else placed.making_bytes()
-        free = self.capacity_bytes(device) - self.static_bytes(device) - with_stashes
+        free = self.capacity_bytes(device) - self.static_bytes(device)
         # Of microbatches before, what is offloaded may be on the host; of this one it is here.
         free -= placed.offload_bytes
         kept_bytes = placed.stash_bytes - placed.offload_bytes
-        if free < 0:
-            return 0
-        if kept_bytes == 0:
-            return self.microbatches
-        return min(self.microbatches, free // kept_bytes)
+        late_bytes = 0 if steadily else self.late_gradient_bytes(device)
+        first = _fitting(free + late_bytes - with_stashes, kept_bytes, self.microbatches)
+        if steadily or not placed.gradient_bytes:
+            return first
+        second = _fitting(free + late_bytes - placed.gradient_bytes, kept_bytes, self.microbatches)
+        return min(first, second + 1) if second else 0
 
     def tail_s(self, stage: int, device: str) -> float:
         """Return the least time from a stage's last backward on this device to the end."""
@@ -373,6 +400,13 @@ class PlacedPipeline:
     @cached_property
     def _tails(self) -> ReductionTails:
         return ReductionTails(self.problem.cluster, self.synchronisations, self.overlaps)
+
+
+def _fitting(free_bytes: int, each_bytes: int, most: int) -> int:
+    """Return how many of some size fit into free memory, at most as many as there are."""
+    if free_bytes < 0:
+        return 0
+    return min(most, free_bytes // each_bytes) if each_bytes else most
 
 
 def place(
@@ -407,10 +441,16 @@ def place(
     ]
     devices = [stage.devices for stage in stages]
     holders = state_holders(problem, devices, parameters, copies)
+    sums = [_sums(by_device, host) for by_device in times]
+    # Other strategies keep gradients of their own beyond the optimizer's step.
+    drops = sync.strategy in ("all_reduce", "fused")
+    late = [drops and all(map(_has_backwards, by_device.values())) for by_device in sums]
+    layers = [stage.layers for stage in stages]
+    made = gradients_made(problem, devices, layers, parameters, late, copies=copies)
     placed = tuple(
         PlacedStage(
             spec=spec,
-            times=_sums(by_device, host),
+            times=by_device,
             static_bytes=static_bytes(problem, held, holders),
             workspace_bytes=row.workspace,
             split_workspace_bytes=row.split_workspace,
@@ -426,12 +466,15 @@ def place(
             gathered_bytes=row.gathered,
             returned_gathered_bytes=row.returned_gathered,
             collective_s=seconds,
+            gradient_bytes=row.gradients,
+            first_backward_bytes=row.first_backward,
+            first_weights_bytes=row.first_weights,
         )
         for spec, by_device, held, row, seconds in zip(
             stages,
-            times,
+            sums,
             parameters,
-            bytes_of_stages(graphs, stages, divided),
+            bytes_of_stages(graphs, stages, divided, made),
             collectives,
             strict=True,
         )
@@ -476,6 +519,11 @@ def has_equal_groups(problem: Problem, stages: Sequence[StageSpec]) -> bool:
             for name in graph.layers[layer].parameters:
                 sizes.setdefault(name, set()).update(found)
     return all(len(found) == 1 for found in sizes.values())
+
+
+def _has_backwards(times: OperationTimes) -> bool:
+    """Return whether backwards take time: what is held for none is not seen."""
+    return times.seconds("B") > 0 and times.seconds("I") > 0
 
 
 def copy_s(problem: Problem, device: str, bytes_: int) -> float:

@@ -139,10 +139,10 @@ class Problem:
     def digests_in(self, space: Space) -> tuple[str, ...]:
         """Return the digests with which a bound on a space holds for this problem.
 
-        In no runtime may anything begin earlier than in Pipeplan's own, which is all that bounds
-        count on, and on links in turn messages are no faster than they may be on shared ones, so
-        what was proved for Pipeplan's own with shared links holds for all, unless some of what they
-        send may be less.
+        In no runtime may anything begin earlier or take less memory than in Pipeplan's own, which
+        is all that bounds count on, and on links in turn messages are no faster than they may be on
+        shared ones, so what was proved for Pipeplan's own with shared links holds for all, unless
+        some of what they send may be less.
         """
         own = replace(self, runtime=self.runtime if self.runtime.may_be_faster else PIPEPLAN)
         return tuple(dict.fromkeys((self.digest_in(space), own.digest_in(space))))
@@ -264,6 +264,8 @@ def _rules_of(runtime: RuntimeRules) -> dict[str, Any]:
     for name in ("group_messages", "tied"):
         if getattr(runtime, name) != getattr(PIPEPLAN, name):
             found[name] = getattr(runtime, name)
+    if runtime.gradients != "always":  # As older versions had it.
+        found["gradients"] = runtime.gradients
     return found if runtime.links == "in_turn" else {**found, "links": runtime.links}
 
 

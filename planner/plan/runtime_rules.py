@@ -32,6 +32,8 @@ GroupMessages = Literal["whole", "parts"]
 """How a tensor that all devices of a tensor-parallel group have whole is sent to another group."""
 TiedReduction = Literal["at_once", "in_turn"]
 """Whether replicas and stages that hold a tied parameter reduce its gradient in one go."""
+GradientMemory = Literal["always", "from_first_backward"]
+"""When the gradients of parameters that one device alone holds are in its memory."""
 LinkRule = Literal["fair", "in_turn"]
 """How messages and reductions use a link: at once, max-min fairly, or one after the other."""
 
@@ -119,6 +121,9 @@ class RuntimeRules(Record):
             all devices that hold it; ``in_turn``: among the replicas of each stage, with the
             stage's other gradients, then replica by replica among the stages, where these have as
             many replicas.
+        gradients: When gradients that no other device reduces are in memory. ``always``: in buffers
+            that stay, as plans were predicted before there was a choice; ``from_first_backward``:
+            a backward makes them, and they are dropped after the optimizer's step.
     """
 
     format: Literal["pipeplan-runtime/1"] = "pipeplan-runtime/1"
@@ -130,10 +135,11 @@ class RuntimeRules(Record):
     links: LinkRule = "fair"
     group_messages: GroupMessages = "whole"
     tied: TiedReduction = "at_once"
+    gradients: GradientMemory = "always"
 
     @model_serializer(mode="wrap")
     def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "group_messages", "tied")
+        return without_defaults(self, dump(self), "group_messages", "tied", "gradients")
 
     @classmethod
     def load(cls, path: str | Path) -> RuntimeRules:
@@ -181,14 +187,15 @@ class RuntimeRules(Record):
         return self.interleaved or self.behaviour if is_interleaved else self.behaviour
 
 
-PIPEPLAN = RuntimeRules()
-"""Our own executor (executor/runtime/runtime.py), as which plans have always been predicted."""
+PIPEPLAN = RuntimeRules(gradients="from_first_backward")
+"""Our own executor: executor/runtime/runtime.py, and executor/training/master_weights.py, which
+drops the gradients after each step."""
 _IN_TURN = RuntimeBehaviour(
     send="blocking", receive="blocking", exchange="neighbour", reduction="device"
 )
 _TORCH_SOURCE = (
     "torch 2.13, torch/distributed/pipelining/schedules.py: _PipelineScheduleRuntime, _batch_p2p, "
-    "_add_reduce_grad"
+    "_add_reduce_grad; torch/optim/optimizer.py: zero_grad"
 )
 _MEGATRON_SOURCE = (
     "Megatron-LM 00611e6, megatron/core/pipeline_parallel/schedules.py and p2p_communication.py, "
@@ -202,12 +209,14 @@ RULES: Mapping[str, RuntimeRules] = MappingProxyType(
             expresses="torch",
             source=_TORCH_SOURCE,
             behaviour=RuntimeBehaviour(reduction="stage"),
+            gradients="from_first_backward",
         ),
         "torchtitan": RuntimeRules(
             name="torchtitan",
             expresses="torchtitan",
             source=_TORCH_SOURCE,
             behaviour=RuntimeBehaviour(reduction="stage"),
+            gradients="from_first_backward",
         ),
         "megatron": RuntimeRules(
             name="megatron",

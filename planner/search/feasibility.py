@@ -219,7 +219,8 @@ def _parts(chain: Chain, division: TightDivision, begin: int, end: int) -> dict[
         "optimizer state": sum(per_element * -(-p.elements // holders) for p in trained),
         name: division.least_stash_bytes(begin, end),
         "tensors to and from its neighbours": max(
-            int(chain.cut_bytes[end]), int(gradients[begin] + gradients[end])
+            int(chain.cut_bytes[end] - chain.late_gradient_bytes[begin:end].sum()),
+            int(gradients[begin] + gradients[end]),
         ),
     }
     need_bytes = int(division.division.need_bytes[begin, end])

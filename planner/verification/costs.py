@@ -61,6 +61,9 @@ class CheckedStageBytes:
             several lengths these are the mean, and all others of the longest.
         gathered, gradient_gathered: of these, what arrives in parts.
         offloaded: of the stash, what goes to the host between forward and backward.
+        gradients: of the static bytes, gradients that the first backward makes.
+        first_backward: beside whole stashes and the rest of the static bytes, while that runs.
+        first_weights: the same where its weight gradient runs apart.
     """
 
     static: int
@@ -77,6 +80,9 @@ class CheckedStageBytes:
     gathered: int
     gradient_gathered: int
     offloaded: int
+    gradients: int
+    first_backward: int
+    first_weights: int
 
 
 class ProblemCosts:
@@ -304,8 +310,8 @@ class PlanCosts:
             for device in stage.devices
         }
         self.devices = tuple(self.stages_on)
-        self.bytes = [self._stage_bytes(stage) for stage in plan.stages]
         self._seconds: dict[tuple[int, str], Seconds] = {}
+        self.bytes = [self._stage_bytes(stage) for stage in plan.stages]
         self._before_s: dict[tuple[int, str, str, str], float] = {}
 
     # --- seconds ----------------------------------------------------------------------------------
@@ -525,9 +531,10 @@ class PlanCosts:
         return self.problem.capacity_bytes(self._plan.cluster.type_of(device))
 
     def constant_bytes(self, device: str) -> int:
-        """Held at all times: static memory, and the largest workspace of the stages."""
+        """Held at all times: the largest workspace, and of static memory what is always there."""
         rows = [self.bytes[stage] for stage in self.stages_on[device]]
-        return sum(row.static for row in rows) + max(row.workspace for row in rows)
+        static = sum(row.static - row.gradients for row in rows)
+        return static + max(row.workspace for row in rows)
 
     def split_bytes(self, stage: int, device: str) -> int:
         """Held on top of that while an input gradient of the stage runs apart."""
@@ -544,6 +551,8 @@ class PlanCosts:
         in_stash = sum(t.bytes for t in received if self._keeper(t) == index)
         input_bytes = sum(t.bytes for t in received)
         workspace, split_workspace = self._workspaces(layers, self.in_parts(index))
+        made = self._first_gradients(stage, layers)
+        while_made = self._while_made(layers, made, workspace)
         return CheckedStageBytes(
             static=sum(
                 self.problem.static_bytes(
@@ -566,7 +575,58 @@ class PlanCosts:
                 moved_bytes(t) for t in received if t.requires_grad and t.parts > 1
             ),
             offloaded=self._offloaded_bytes(stage),
+            gradients=sum(made),
+            first_backward=while_made[0],
+            first_weights=while_made[1],
         )
+
+    def _first_gradients(self, stage: Stage, layers: Sequence[Layer]) -> list[int]:
+        """Bytes of gradients that the first backward through each layer makes.
+
+        Where several devices reduce a gradient, or the runtime keeps it, it has a place at all
+        times. So it has where a backward takes no time, or none follows the first.
+        """
+        plan, nothing = self._plan, [0 for _ in layers]
+        if plan.runtime.gradients == "always" or plan.microbatches == 1:
+            return nothing
+        if len(stage.devices) > 1 or plan.sync.strategy not in ("all_reduce", "fused"):
+            return nothing
+        device = stage.devices[0]
+        if not self.seconds(stage.index, "B", device) or not self.seconds(stage.index, "I", device):
+            return nothing
+        there = {row.name for row in layers}
+        others = {
+            name for row in self._graph.layers if row.name not in there for name in row.parameters
+        }
+        seen: set[str] = set()
+        made = []
+        for layer in reversed(layers):
+            new = set(layer.parameters) - seen
+            seen |= new
+            rows = [self._parameters[name] for name in new - others]
+            made.append(sum(row.bytes for row in rows if row.trainable))
+        return made[::-1]
+
+    def _while_made(
+        self, layers: Sequence[Layer], made: Sequence[int], workspace: int
+    ) -> tuple[int, int]:
+        """What a first backward holds beside whole stashes, and a first weight gradient."""
+        if not sum(made):
+            return 0, 0
+        whole = apart = 0
+        for k, layer in enumerate(layers):
+            there = sum(made[k:])
+            kept = sum(map(self._kept_of, layers[k:]))
+            whole = max(whole, self._peak_bytes(layer) + there - kept)
+            sizes = (row.bytes for row in self._held([layer]) if row.trainable)
+            copied = min(made[k], max(sizes, default=0))
+            apart = max(apart, there + copied - sum(map(_late_bytes, layers[k + 1 :])))
+        most = workspace + sum(made)
+        return min(whole, most), min(apart, most)
+
+    def _kept_of(self, layer: Layer) -> int:
+        is_again = layer.name in self._rerun
+        return self._saved_input_bytes(layer) if is_again else layer.stash_bytes
 
     def _offloaded_bytes(self, stage: Stage) -> int:
         """Stashes of layers, less what others hold anyway until the backward.
@@ -616,10 +676,7 @@ class PlanCosts:
         A layer's weights that are put together are whole while it runs, and its gradients too.
         """
         peaks = [self._peak_bytes(row) + 2 * in_parts.get(row.name, 0) for row in layers]
-        kept = [
-            self._saved_input_bytes(row) if row.name in self._rerun else row.stash_bytes
-            for row in layers
-        ]
+        kept = [self._kept_of(row) for row in layers]
         late = [_late_bytes(layer) for layer in layers]
         # The weight gradients' needs are all there before the input gradient ends.
         whole, split = 0, sum(late) - sum(kept)

@@ -107,6 +107,8 @@ class _Replay:
         self._sums = GradientSums(plan, orders, costs, self._traffic)
         self._busy_s = dict.fromkeys(costs.devices, 0.0)
         self._changes = {d: [(0.0, costs.constant_bytes(d))] for d in costs.devices}
+        # By stage, the first two of its backwards and weight gradients, where they make gradients.
+        self._backwards: defaultdict[int, list[str]] = defaultdict(list)
         self._stashes = StashTravel(orders, costs)
         self._speeds = CheckedSpeeds(plan)
         # Of devices that may be slowed: when what each computes will be done, as far as is known.
@@ -327,6 +329,7 @@ class _Replay:
         device, message = self._runs_on[stage, microbatch], self._scripts.made_by(operation)
         self._busy_s[device] += self._ran[device].seconds
         self._hold(device, operation, self._ran[device])
+        self._gather_gradients(device, operation, self._ran[device])
         self._operations.append(self._ran[device])
         self._stashes.end(self._ran[device])
         if kind == "F" and stage == self._last:
@@ -423,6 +426,22 @@ class _Replay:
         else:
             at_end = -row.weight_stash
         self._changes[device] += [(ran.start_s, at_start), (ran.end_s, at_end)]
+
+    def _gather_gradients(self, device: str, operation: Operation, ran: Step) -> None:
+        """Gradients come with a first B or W, by a second I at the latest."""
+        stage, kind, _ = operation
+        row, before = self._costs.bytes[stage], self._backwards[stage]
+        if kind == "F" or not row.gradients or len(before) > 1 or "B" in before:
+            return
+        before.append(kind)
+        if kind == "I" and len(before) == 1:
+            return
+        here = self._costs.stages_on[device]
+        room = max(self._costs.bytes[other].workspace for other in here)
+        is_first = before in (["B"], ["I", "W"])
+        most = row.first_backward if kind == "B" else row.first_weights
+        more = max(0, most - room) if is_first else row.gradients
+        self._changes[device] += [(ran.start_s, more), (ran.end_s, row.gradients - more)]
 
     def _last_step(self) -> Step:
         """What ends last: optimizer steps follow all that their devices do, all-gathers these."""

@@ -111,6 +111,45 @@ def test_the_workspace_is_what_running_layers_hold_beside_whole_stashes(
         assert stage.workspace_bytes == max(0, max(held) - sum(kept.values()))
 
 
+@given(placed_pipelines())
+def test_a_first_backward_holds_the_gradients_that_it_has_made(placed: PlacedPipeline) -> None:
+    """Layer by layer, the last one first; what the layers behind kept is gone."""
+    the_graph, copies = placed.problem.graph, placed.problem.copies
+    stages = stage_of(placed)
+    users = {p.name: set[int]() for p in the_graph.record.parameters}
+    for name, row in the_graph.layers.items():
+        for used in row.parameters:
+            users[used].add(stages[name])
+    for index, stage in enumerate(placed.stages):
+        (first, *others) = stage.spec.devices
+        alone = not others and copies == 1 and placed.problem.job.microbatches > 1
+        alone &= all(stage.times[first].seconds(kind) > 0 for kind in "BI")
+        again, made, there = set(stage.spec.recompute), 0, set[str]()
+        kept = sum(kept_bytes(the_graph, name, again) for name in stage.spec.layers)
+        most = 0
+        for name in reversed(stage.spec.layers):
+            new = set(the_graph.layers[name].parameters) - there
+            there |= new
+            rows = [the_graph.parameters[p] for p in new if users[p] == {index} and alone]
+            made += sum(row.bytes for row in rows if row.trainable)
+            kept_before = sum(
+                kept_bytes(the_graph, before, again)
+                for before in stage.spec.layers[: stage.spec.layers.index(name)]
+            )
+            most = max(most, made + peak_bytes(the_graph, name) - (kept - kept_before))
+        wanted = min(most, stage.workspace_bytes + made) if made else 0
+        assert (stage.gradient_bytes, stage.first_backward_bytes) == (made, wanted)
+        assert stage.first_weights_bytes <= stage.workspace_bytes + made
+
+
+def kept_bytes(the_graph: LayerGraph, name: str, again: set[str]) -> int:
+    """A layer's stash or, if it runs again, what it has saved of its inputs."""
+    if name not in again:
+        return the_graph.layers[name].stash_bytes
+    tensors = the_graph.record.boundaries
+    return sum(t.bytes for t in tensors if t.saved_by == name and name in t.users)
+
+
 def peak_bytes(the_graph: LayerGraph, name: str) -> int:
     """As told, or the stash, outputs with their gradients, those of inputs and of a weight."""
     told = the_graph.layers[name]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import combinations
 
@@ -14,6 +17,7 @@ from torch import Tensor
 from executor.distributed.machines import BACKENDS
 from executor.distributed.process_group import carrier_of
 from executor.runtime.transport import (
+    GroupTransport,
     StreamWatchedTransport,
     make_channels,
     open_communicators,
@@ -75,6 +79,59 @@ def test_a_watched_receive_holds_up_no_computation_before_it_is_needed() -> None
     assert second.arrived == ("beside 3", "3.1", "3.2")
     first.wait()
     assert streams.waits["compute"] == ["3.1"]
+
+
+class Work:
+    """A send of gloo's, which is over when the receiver has it, and knows so once waited for."""
+
+    def __init__(self) -> None:
+        self.arrived = threading.Event()
+        self.error: Exception | None = None
+
+    def wait(self) -> None:
+        self.arrived.wait()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    """What every send of a rank on gloo gives."""
+    found = Work()
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: BACKENDS["gloo"])
+    monkeypatch.setattr(dist, "isend", lambda tensor, peer, group=None: found)
+    return found
+
+
+def until(what: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if what():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it did not come to that within 5 s")
+
+
+def test_a_sent_tensor_goes_when_it_has_arrived(work: Work) -> None:
+    tensor, transport = torch.zeros(3), GroupTransport(CPU, CPU, {})
+    held, sending = weakref.ref(tensor), transport.send(tensor, 1)
+    del tensor
+    assert not sending.is_over
+    assert held() is not None
+    work.arrived.set()
+    until(lambda: sending.is_over)
+    sending.wait()
+    assert held() is None
+
+
+def test_a_send_that_fails_is_not_over_and_says_so_who_waits(work: Work) -> None:
+    work.error = RuntimeError("connection reset by peer")
+    work.arrived.set()
+    transport = GroupTransport(CPU, CPU, {})
+    sending = transport.send(torch.zeros(3), 1)
+    with pytest.raises(RuntimeError, match="reset by peer"):
+        sending.wait()
+    assert not sending.is_over
 
 
 def test_all_ranks_open_the_same_communicators_in_one_order(

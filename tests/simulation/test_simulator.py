@@ -316,8 +316,11 @@ def test_the_memory_profile_is_the_sum_of_what_is_held(case: Scheduled) -> None:
 def test_all_memory_is_given_back_in_the_end(case: Scheduled) -> None:
     timeline = replay(case)
     for device, steps in timeline.memory.items():
-        assert steps[-1][1] == case.pipeline.static_bytes(device)
-        assert min(bytes_ for _, bytes_ in steps) == case.pipeline.static_bytes(device)
+        static = case.pipeline.static_bytes(device)
+        assert steps[-1][1] == static
+        assert min(bytes_ for _, bytes_ in steps) >= static - sum(
+            case.pipeline.stages[stage].gradient_bytes for stage in case.pipeline.stages_on[device]
+        )
 
 
 # --- deadlock -------------------------------------------------------------------------------------

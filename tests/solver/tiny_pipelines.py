@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from builders import boundary, cluster, device_type, graph, link
+from builders import boundary, cluster, device_type, graph, link, parameter
 
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
@@ -45,6 +45,8 @@ class TinyPipeline:
             not given.
         whole: stage and microbatch of the backwards that are not split where others are.
         backward: kinds that the job allows.
+        weights: MiB of a stage's parameter, and as many of its gradient; none if not given. Only
+            without optimizer steps.
     """
 
     forward: Sequence[int]
@@ -61,12 +63,17 @@ class TinyPipeline:
     saved: Sequence[int] = ()
     whole: frozenset[tuple[int, int]] = frozenset()
     backward: Backward = "any"
+    weights: Sequence[int] = ()
 
     @cached_property
     def placed(self) -> PlacedPipeline:
         """For the planner."""
-        specs = [StageSpec((f"l{s}",), (f"d{d}",)) for s, d in enumerate(self.device)]
-        return place(self.problem, specs)
+        return place(self.problem, self.specs)
+
+    @property
+    def specs(self) -> list[StageSpec]:
+        """A layer a stage."""
+        return [StageSpec((f"l{s}",), (f"d{d}",)) for s, d in enumerate(self.device)]
 
     @cached_property
     def problem(self) -> Problem:
@@ -93,6 +100,10 @@ class TinyPipeline:
             if self.device.index(d) == s and self.optimizer[d]:
                 parameters.append({"name": f"p{s}", "elements": 1, "bytes": 4, "trainable": True})
                 row["parameters"] = [f"p{s}"]
+            if self.weights and self.weights[s]:
+                elements = self.weights[s] * MIB // 4
+                parameters.append(parameter(f"w{s}", elements))
+                row["parameters"] = [f"w{s}"]
             layers.append({**nothing, **row})
         cuts = [
             boundary(f"l{s}", f"l{s + 1}", bytes_=bytes_) for s, bytes_ in enumerate(self.cut_bytes)
@@ -117,7 +128,7 @@ class TinyPipeline:
                 memory_gib=self.capacity_bytes(d) / 2**30,
                 memory_bandwidth_gb_per_s=12e-9 / (self.optimizer[d])
                 if self.optimizer[d]
-                else 1000,
+                else FAST,
             )
             for d in range(len(self.room))
         }
@@ -139,8 +150,21 @@ class TinyPipeline:
         return range(len(self.forward))
 
     def static_bytes(self, device: int) -> int:
-        """Workspace of twice the tensor that a stage hands on; 4-byte weights and gradients."""
-        return self._workspace_bytes(device) + (8 if self.optimizer[device] else 0)
+        """Workspace of twice the tensor that a stage hands on; weights and gradients."""
+        held = [s for s in self.stages if self.device[s] == device] if self.weights else []
+        static = 2 * MIB * sum(self.weights[s] for s in held)
+        return static + self._workspace_bytes(device) + (8 if self.optimizer[device] else 0)
+
+    def late_bytes(self, stage: int) -> int:
+        """Of these, what a stage's first backward makes, if another follows and both take time."""
+        timed = all(self.length((stage, kind, 0)) for kind in "BI")
+        return self.weights[stage] * MIB * (timed and self.microbatches > 1) if self.weights else 0
+
+    def first_bytes(self, stage: int, kind: str) -> int:
+        """Beside the other static bytes while it makes them: a layer holds one gradient more."""
+        sent, late = 2 * self.sent_bytes(stage), self.late_bytes(stage)
+        most = late + (sent if kind == "B" else min(late, sent))
+        return max(0, most - self._workspace_bytes(self.device[stage]))
 
     def _workspace_bytes(self, device: int) -> int:
         held = [s for s in self.stages if self.device[s] == device]

@@ -320,6 +320,21 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "max(0, self",
         "min(0, self",
     ),
+    "gradients are always there": (
+        timeline._gradient_changes,
+        "(0.0, -total), (first.start_s, extra), (first.end_s, total - extra)",
+        "(0.0, 0)",
+    ),
+    "a first backward takes no room for its gradients": (
+        workspace.first_backward_bytes,
+        "+ gradient_bytes",
+        "",
+    ),
+    "a parameter of several stages counts as one's alone": (
+        optimizer.gradients_made,
+        "== 1",
+        ">= 1",
+    ),
     "a byte too little": (timeline._accumulate, "total = 0", "total = -10**6"),
     "the workspace is forgotten": (workspace.workspace_bytes, "return max(most, 0)", "return 0"),
     "the workspace begins at the wrong end": (

@@ -184,6 +184,9 @@ def _bytes(pipeline: PlacedPipeline) -> list[tuple[int, ...]]:
             stage.output_gradient_bytes,
             stage.sent_bytes,
             stage.returned_bytes,
+            stage.gradient_bytes,
+            stage.first_backward_bytes,
+            stage.first_weights_bytes,
         )
         for stage in pipeline.stages
     ]

@@ -10,7 +10,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.optimizer import most_holders, static_bytes, step_traffic_bytes
+from planner.costs.optimizer import (
+    has_late_gradients,
+    most_holders,
+    static_bytes,
+    step_traffic_bytes,
+)
 from planner.costs.placement import StageSpec, has_equal_groups
 from planner.costs.roofline import OperationTimes, layer_times, loaded_times
 from planner.model.layer_graph import LayerGraph
@@ -324,6 +329,24 @@ class Chain:
             new = [p for p in self.graph.parameters_of([name]) if p.name not in seen]
             seen.update(parameter.name for parameter in new)
             rows.append(static_bytes(self.problem, new, holders))
+        return np.array(rows, dtype=np.int64)
+
+    @cached_property
+    def late_gradient_bytes(self) -> IntArray:
+        """Of :attr:`static_bytes`, gradients that may not be there before a stage's first backward.
+
+        They are of stages that have one device, and not of parameters that another stage holds too:
+        sums over an interval are never less than that.
+        """
+        rows = [0] * self.length
+        if has_late_gradients(self.problem):
+            holders, seen = most_holders(self.problem), set[str]()
+            for number, name in enumerate(self.names):
+                for row in self.graph.parameters_of([name]):
+                    if row.trainable and row.name not in seen:
+                        shared = row.name in self.problem.divided_parameters
+                        rows[number] += -(-row.bytes // holders) if shared else row.bytes
+                    seen.add(row.name)
         return np.array(rows, dtype=np.int64)
 
     @cached_property

@@ -37,6 +37,8 @@ class ProvedLayers:
         rows: the layers.
         microbatches: their number.
         tied_in_turn: whether stages that hold a parameter reduce its gradient after their replicas.
+        has_late_gradients: whether a device may have no gradients before its first backward, which
+            a second one follows.
         types: names of the device types in use, in order of first use.
         counts: devices of each.
         at_once: devices of each that compute at full speed at most: fewer than there are on hosts
@@ -55,6 +57,8 @@ class ProvedLayers:
         self.rows = self.graph.layers
         self.microbatches = problem.job.microbatches
         self.tied_in_turn = problem.runtime.tied == "in_turn"
+        makes_gradients = problem.runtime.gradients == "from_first_backward"
+        self.has_late_gradients = makes_gradients and self.microbatches > 1
         kinds = [device.type for device in problem.cluster.devices]
         self.types = list(dict.fromkeys(kinds))
         self.counts = np.array([kinds.count(name) for name in self.types])
@@ -221,9 +225,9 @@ class ProvedIntervals:
         return count > 0, count == len(numbers)
 
     @cached_property
-    def _parameter_bytes(self) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Gradients of a stage alone, those shared with others, optimizer traffic, static."""
-        own, shared, traffic, static = (np.zeros(self.is_stage.shape) for _ in range(4))
+    def _parameter_bytes(self) -> tuple[FloatArray, ...]:
+        """Gradients of a stage alone, those shared with others, optimizer traffic, static, late."""
+        own, shared, traffic, static, late = (np.zeros(self.is_stage.shape) for _ in range(5))
         costs, sharers = self.layers.costs, self.layers.most_sharers
         layers_divide = self.layers.space.shards_parameters
         parameters = {row.name: row for row in self.layers.graph.parameters}
@@ -244,7 +248,9 @@ class ProvedIntervals:
             traffic += np.where(some, moved, 0.0)
             held = (costs.static_bytes(row, sharers, in_parts=divided) for row in rows)
             static += np.where(some, float(sum(held)), 0.0)
-        return own, shared, traffic, static
+            part = sum(-(-row.bytes // sharers) if divided else row.bytes for row in trained)
+            late += np.where(every, float(part), 0.0)
+        return own, shared, traffic, static, late
 
     @property
     def own_gradient_bytes(self) -> FloatArray:
@@ -265,6 +271,12 @@ class ProvedIntervals:
     def static_bytes(self) -> FloatArray:
         """Weights, gradients and optimizer state of a stage."""
         return self._parameter_bytes[3]
+
+    @property
+    def late_gradient_bytes(self) -> FloatArray:
+        """Of these, gradients that may not be there before a stage's first backward."""
+        nothing = np.zeros(self.is_stage.shape)
+        return self._parameter_bytes[4] if self.layers.has_late_gradients else nothing
 
     @cached_property
     def least_bytes(self) -> FloatArray:

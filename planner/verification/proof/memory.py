@@ -66,9 +66,17 @@ class ProvedMemory:
             yield ProvedMemoryLevel(following - 1, self._again_s(kind, number))
 
     def _needed(self, kind: int, number: int) -> FloatArray:
-        """Return the bytes that each of so many stashes is too large, by interval."""
+        """Return the bytes that each of so many stashes is too large, by interval.
+
+        So many may be there before the first gradients, which the second backward finds, with one
+        stash less.
+        """
         capacity = self._layers.costs.capacity_bytes(self._layers.types[kind])
-        needed = self._stashes - (capacity - self._held) / number
+        late = self._intervals.late_gradient_bytes
+        needed = self._stashes - (capacity - self._held + late) / number
+        if late.any():
+            room = (capacity - self._settled) / max(1, number - 1)
+            needed = np.maximum(needed, self._stashes - room)
         return np.where(self._intervals.is_stage, np.maximum(needed, 0.0), 0.0)
 
     def _again_s(self, kind: int, number: int) -> FloatArray:
@@ -132,14 +140,17 @@ class ProvedMemory:
         Then a forward runs and makes what is sent; and the next backward, with the gradient that
         came and the one it makes. Operations of no length hold nothing that is seen.
         """
-        intervals, layers = self._intervals, self._layers
-        there, back = (layers.crossing_bytes(gradients=g) for g in (False, True))
-        forward, gradient = (
-            intervals.sums(row.min(axis=0)) > 0 for row in (layers.forward_s, layers.gradient_s)
-        )
-        sent = np.where(forward, there[None, :], 0.0)
+        forward = self._intervals.sums(self._layers.forward_s.min(axis=0)) > 0
+        sent = np.where(forward, self._layers.crossing_bytes(gradients=False)[None, :], 0.0)
+        return np.maximum(self._settled, self._intervals.static_bytes + self._workspace + sent)
+
+    @cached_property
+    def _settled(self) -> FloatArray:
+        """The same while a backward runs alone."""
+        back = self._layers.crossing_bytes(gradients=True)
+        gradient = self._intervals.sums(self._layers.gradient_s.min(axis=0)) > 0
         both = np.where(gradient, back[:, None] + back[None, :], 0.0)
-        return intervals.static_bytes + self._workspace + np.maximum(sent, both)
+        return self._intervals.static_bytes + self._workspace + both
 
     @cached_property
     def _workspace(self) -> FloatArray:

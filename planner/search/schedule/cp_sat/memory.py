@@ -7,7 +7,7 @@ a little more than real memory does, which keeps its bound valid; its schedules 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ortools.sat.python import cp_model
 
@@ -32,7 +32,7 @@ class Memory:
             device do not compete for its memory; needs a known order.
 
     Attributes:
-        ended_before: literals that a gradient ends before a forward starts.
+        ended_before: literals that a gradient, or a weight gradient, ends before a forward starts.
     """
 
     def __init__(
@@ -50,9 +50,11 @@ class Memory:
         for device, stages in operations.pipeline.stages_on.items():
             if shares is not None:
                 for stage in stages:
-                    self._precede(stage, device, shares[stage, device])
+                    self._precede(stage, device, shares[stage, device], late_bytes=0)
             elif len(stages) == 1 and not operations.free and self._shows(stages[0], device):
-                self._precede(stages[0], device, self._room_bytes(stages[0], device))
+                room_bytes = self._room_bytes(stages[0], device)
+                late_bytes = operations.pipeline.late_gradient_bytes(device)
+                self._precede(stages[0], device, room_bytes, late_bytes)
             else:
                 self._accumulate(device, stages)
 
@@ -65,57 +67,108 @@ class Memory:
 
     def _room_bytes(self, stage: int, device: str) -> int:
         """Return the bytes for stashes of the only stage of a device."""
-        pipeline, placed = self.operations.pipeline, self.operations.pipeline.stages[stage]
+        placed = self.operations.pipeline.stages[stage]
         # What is held with them sets the room that whole backwards leave.
         whole = self.operations.last == "B"
         others = placed.tight_bytes() if whole else placed.making_bytes()
-        free = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
-        return free - others - self.kept_bytes.get(device, 0)
+        return self._free_bytes(device) - others
 
-    def _precede(self, stage: int, device: str, room_bytes: int) -> None:
+    def _second_room_bytes(self, stage: int, device: str) -> int:
+        """Return the bytes for stashes while a second backward runs; it takes time."""
+        placed = self.operations.pipeline.stages[stage]
+        whole = self.operations.last == "B"
+        both = placed.input_gradient_bytes + placed.output_gradient_bytes
+        return self._free_bytes(device) - (both if whole else 0)
+
+    def _free_bytes(self, device: str) -> int:
+        """Return the bytes of a device beside its static memory and what is kept."""
+        pipeline = self.operations.pipeline
+        free = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
+        return free - self.kept_bytes.get(device, 0)
+
+    def _precede(self, stage: int, device: str, room_bytes: int, late_bytes: int) -> None:
+        """Order a forward behind gradients, or before those that would take its room.
+
+        Args:
+            stage: that the device runs.
+            device: which.
+            room_bytes: for stashes beside the stage's gradients.
+            late_bytes: that there is more room until the first of these are made.
+        """
         # A replica may run no microbatch at all.
         kinds = ("F", self.operations.gradient, self.operations.last)
         forwards, gradients, weights = (self.rows.get((stage, k, device), []) for k in kinds)
         needed = _Needed(self.operations, stage, room_bytes)
+        early = _Needed(self.operations, stage, room_bytes + late_bytes)
+        # Before these there are no gradients; of split backwards one may have begun.
+        whole = self.operations.last == "B"
+        makers = gradients[:1] if whole else [*weights[:1], *gradients[1:2]]
         for number, forward in enumerate(forwards):
-            if needed.weights(number, number) > number:
+            fits = needed.weights(number, number) <= number
+            begun = 0 if whole else min(1, number)
+            is_early = late_bytes > 0 and early.weights(number, begun) == 0
+            # The second backward finds the gradients, and one stash less at least.
+            is_early &= max(1, number) * needed.stash_bytes <= self._second_room_bytes(
+                stage, device
+            )
+            if not fits and not is_early:
                 self.model.add_bool_or([])  # It does not fit even alone.
                 return
-            least = needed.least_gradients(number)
-            if least:
-                self._after(forward, gradients[least - 1])
-            for ended in range(least, number + 1):
-                owed = needed.weights(number, ended)
-                if owed == 0:
-                    break
-                self._after_weight_or_gradient(
-                    forward, weights[owed - 1], gradients[ended] if ended < number else None
-                )
+            if needed.weights(number, 0) == 0:
+                continue
+            after: list[cp_model.BoolVarT] = []
+            if is_early and fits:
+                after = [self.model.new_bool_var(f"{forward} after gradients")]
+                self.ended_before[makers[0], forward] = after[0]
+            for maker in makers if is_early else ():
+                self._follow(maker, forward, [~literal for literal in after])
+            if fits:
+                self._follow_gradients(forward, number, needed, gradients, weights, after)
 
-    def _after(self, forward: Operation, other: Operation) -> None:
-        self.model.add(self.operations.start[forward] >= self.operations.end[other])
-
-    def _after_weight_or_gradient(
-        self, forward: Operation, weight: Operation, gradient: Operation | None
+    def _follow_gradients(
+        self,
+        forward: Operation,
+        number: int,
+        needed: _Needed,
+        gradients: Sequence[Operation],
+        weights: Sequence[Operation],
+        after: list[cp_model.BoolVarT],
     ) -> None:
-        """Require so many weight gradients to have ended if the gradient has not."""
-        start, end = self.operations.start, self.operations.end
-        if gradient is None:
-            self._after(forward, weight)
-            return
-        literal = self.model.new_bool_var(f"{gradient} before {forward}")
-        self.ended_before[gradient, forward] = literal
-        self.model.add(start[forward] >= end[gradient]).only_enforce_if(literal)
-        self.model.add(start[forward] >= end[weight]).only_enforce_if(~literal)
+        """Order a forward behind so many gradients and weight gradients that its stash fits."""
+        least = needed.least_gradients(number)
+        if least:
+            self._follow(forward, gradients[least - 1], after)
+        for ended in range(least, number + 1):
+            owed = needed.weights(number, ended)
+            if owed == 0:
+                break
+            if ended == number:
+                self._follow(forward, weights[owed - 1], after)
+                continue
+            literal = self.model.new_bool_var(f"{gradients[ended]} before {forward}")
+            self.ended_before[gradients[ended], forward] = literal
+            self._follow(forward, gradients[ended], [*after, literal])
+            self._follow(forward, weights[owed - 1], [*after, ~literal])
+
+    def _follow(
+        self, later: Operation, earlier: Operation, literals: Sequence[cp_model.BoolVarT]
+    ) -> None:
+        """Start one operation once another has ended, if all literals hold."""
+        start, end = self.operations.start[later], self.operations.end[earlier]
+        found = self.model.add(start >= end)
+        if literals:
+            found.only_enforce_if(list(literals))
 
     # --- otherwise -----------------------------------------------------------------------------
 
     def _accumulate(self, device: str, stages: tuple[int, ...]) -> None:
         pipeline = self.operations.pipeline
-        free = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
-        free = (free - self.kept_bytes.get(device, 0)) // KIB
+        free = (self._free_bytes(device) + pipeline.late_gradient_bytes(device)) // KIB
         intervals, demands = [], []
         for stage in stages:
+            if pipeline.stages[stage].gradient_bytes >= KIB:
+                intervals.append(self._with_gradients(stage))
+                demands.append(pipeline.stages[stage].gradient_bytes // KIB)
             for until, bytes_ in self._held(stage):
                 for microbatch in range(pipeline.microbatches):
                     if device in self.operations.candidates(stage, microbatch) and bytes_ >= KIB:
@@ -123,6 +176,16 @@ class Memory:
                         demands.append(bytes_ // KIB)
         if sum(demands) > free:
             self.model.add_cumulative(intervals, demands, max(free, 0))
+
+    def _with_gradients(self, stage: int) -> cp_model.IntervalVar:
+        """Return the time from the end of a stage's first backward or weight gradient on."""
+        operations, model = self.operations, self.model
+        first, size = (model.new_int_var(0, operations.horizon, "") for _ in range(2))
+        rows = (
+            Operation(stage, operations.last, m) for m in range(operations.pipeline.microbatches)
+        )
+        model.add_min_equality(first, [operations.end[row] for row in rows])
+        return model.new_interval_var(first, size, operations.horizon, "")
 
     def _held(self, stage: int) -> list[tuple[str, int]]:
         """Return what a microbatch holds from its forward, and until which operation."""
@@ -149,12 +212,14 @@ class _Needed:
         placed = operations.pipeline.stages[stage]
         whole = operations.last == "B"
         self._room = room_bytes  # A stash of no bytes always fits.
-        self._stash = placed.stash_bytes
+        self.stash_bytes = placed.stash_bytes
         self._late = 0 if whole else min(placed.stash_bytes, placed.weight_stash_bytes)
 
     def weights(self, number: int, ended: int) -> int:
         """Return weight gradients, if so many gradients have ended before forward ``number``."""
-        over = (number + 1) * self._stash - ended * (self._stash - self._late) - self._room
+        over = (
+            (number + 1) * self.stash_bytes - ended * (self.stash_bytes - self._late) - self._room
+        )
         if over <= 0:
             return 0
         return -(-over // self._late) if self._late else number + 2
