@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -71,6 +72,9 @@ class Neighbour:
 
     def caller(self) -> Neighbour:
         return self
+
+    def end_with_losses(self, waits: object) -> None:
+        """Nobody is lost here."""
 
     def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
         client = TensorClient(self.everybody[pipeline].server.address, KEY, 5.0)
@@ -200,6 +204,20 @@ def test_a_server_holds_the_one_state_of_all_workers(make: Any) -> None:
             expected.pipeline = pipeline
             expected.local_step()
         torch.testing.assert_close(worker.values(), expected.values())
+
+
+def test_a_group_is_who_asked_for_it_and_not_who_was_there_before() -> None:
+    """The first took its share before the second came back: neither steps on its own alone."""
+    with two(served(momentum)) as (host, worker):
+        host.there = {0: 1}
+        strategies = [ParameterServer(n, momentum) for n in (host, worker)]  # type: ignore[arg-type]
+        before = host.values()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(run, strategies, (host, worker)))
+        mean = torch.cat([torch.full((6,), 1.5), torch.full((2,), 2.5)])
+        for neighbour in (host, worker):
+            torch.testing.assert_close(neighbour.values(), before - 0.1 * mean)
+        assert [strategy.reduced for strategy in strategies] == [True, True]
 
 
 def test_a_stale_gradient_has_a_lower_rate() -> None:
