@@ -1,8 +1,8 @@
 """What the choice of a strategy costs against the best one, simulated and by measured rows.
 
 A strategy is chosen as `--sync choose` does. Then every strategy is simulated with seeds that the
-choice has not seen, and for longer. The regret is by how much more time the chosen one needs to the
-held-out loss than the fastest.
+choice has not seen, and for longer, at its own best learning rate. The regret is by how much more
+time the chosen one needs to the held-out loss than the fastest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.sync.figures import Runs, Spread, compare
 from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import REPORT, Host, host_of, measured_cells, measured_rows
+from benchmarks.sync.servers import RATES
 from benchmarks.sync.settings import ASYNC, EAGER, OVERLAPPED, WAVES, strategies_of
 from benchmarks.sync.shaped import (
     BETWEEN_GB_PER_S,
@@ -30,15 +31,24 @@ from benchmarks.sync.shaped import (
     setting_of,
     shaped_plan,
 )
-from benchmarks.sync.simulated import Simulated, flat_world, pipeline_world, simulate_all
+from benchmarks.sync.simulated import (
+    Simulated,
+    flat_world,
+    pipeline_world,
+    simulate_all,
+    tuned_rates,
+)
 from planner.measured.sync_trace import SyncTrace
 from planner.sync.choice import HORIZON, SEEDS, choose
-from planner.sync.strategies import sync_name
+from planner.sync.simulation.comparison import learner_of
+from planner.sync.strategies import parse_sync, sync_name
 
 MEAN, WORST = 0.03, 0.1
+AFTER_CHOICE = SEEDS + 1
+"""The first seed that no choice has seen, for its times or its learning rates."""
 ASYNCHRONOUS = (ASYNC, EAGER, WAVES)
-"""Servers that pipelines do not wait for. How soon they learn depends on their learning rate, which
-is that of all others here; tuned real rows have them slower to the loss than all-reduce."""
+"""Servers that pipelines do not wait for. In the real rows of these settings their learning rate
+was divided by the pipelines twice."""
 COLUMNS = (
     *("setting", "chosen", "fastest", "regret", "with asynchronous servers"),
     "by measured rows, against their fastest",
@@ -91,7 +101,9 @@ def choice_section(seeds: int, report: Path = REPORT) -> Outcome:
     settings = settings_of(report)
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         chosen = dict(zip([s.name for s in settings], pool.map(_chosen, settings), strict=True))
-    found = simulate_all(settings, strategies_of(short=False), seeds, first_seed=SEEDS)
+    strategies = strategies_of(short=False)
+    rates = _rates(settings, strategies, AFTER_CHOICE + seeds)
+    found = simulate_all(settings, strategies, seeds, first_seed=AFTER_CHOICE, rates=rates)
     measured = _measured_gains(report)
     rows = [
         regret_of(name, chosen[name], _simulated_gains(runs), measured.get(name, {}))
@@ -99,6 +111,18 @@ def choice_section(seeds: int, report: Path = REPORT) -> Outcome:
     ]
     lines = [row.line() for row in rows]
     return Outcome(_claims(rows), COLUMNS, [row.row() for row in rows], lines)
+
+
+def _rates(
+    settings: Sequence[Simulated], strategies: Sequence[str], seed: int
+) -> dict[str, dict[str, float]]:
+    """Return the best learning rate by setting and strategy; the exact ones have one together."""
+    learners = {name: sync_name(learner_of(parse_sync(name))) for name in strategies}
+    found = tuned_rates(settings, list(dict.fromkeys(learners.values())), RATES, seed)
+    return {
+        setting: {name: row[learner] for name, learner in learners.items()}
+        for setting, row in found.items()
+    }
 
 
 def _chosen(setting: Simulated) -> str:
