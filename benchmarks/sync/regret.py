@@ -104,13 +104,15 @@ def choice_section(seeds: int, report: Path = REPORT) -> Outcome:
     strategies = strategies_of(short=False)
     rates = _rates(settings, strategies, AFTER_CHOICE + seeds)
     found = simulate_all(settings, strategies, seeds, first_seed=AFTER_CHOICE, rates=rates)
-    measured = _measured_gains(report)
+    measured = _measured(report, "to the loss, against overlapped")
     rows = [
         regret_of(name, chosen[name], _simulated_gains(runs), measured.get(name, {}))
         for name, runs in found.items()
     ]
     lines = [row.line() for row in rows]
-    return Outcome(_claims(rows), COLUMNS, [row.row() for row in rows], lines)
+    losses = _measured(report, "held-out loss, over overlapped's")
+    real = Spread(tuple(losses[r.setting][r.chosen] for r in rows if r.measured is not None))
+    return Outcome(_claims(rows, real), COLUMNS, [row.row() for row in rows], lines)
 
 
 def _rates(
@@ -136,9 +138,14 @@ def _simulated_gains(runs: Runs) -> dict[str, float]:
     return {name: 0.0 if gain is None else gain.mean for name, gain in found.items()}
 
 
-def _measured_gains(report: Path) -> dict[str, dict[str, float]]:
-    """Return the same of real rows, by setting; those of throughput alone have none."""
-    column = RUN_COLUMNS.index("to the loss, against overlapped")
+def _measured(report: Path, name: str) -> dict[str, dict[str, float]]:
+    """Return a column of real rows, by setting and strategy; those of throughput alone have none.
+
+    Args:
+        report: whose rows.
+        name: of the column; a loss that was not there is a gain of 0.
+    """
+    column = RUN_COLUMNS.index(name)
     found: dict[str, dict[str, float]] = {}
     for (setting, strategy), cells in measured_cells(report).items():
         if len(cells) == len(RUN_COLUMNS):
@@ -171,7 +178,8 @@ def regret_of(
     return Regret(setting, chosen, fastest, simulated, of_all, *real)
 
 
-def _claims(rows: Sequence[Regret]) -> list[Claim]:
+def _claims(rows: Sequence[Regret], losses: Spread) -> list[Claim]:
+    """Return the claims; losses are held-out ones of the chosen strategies in real rows."""
     simulated = [(row.simulated, row.setting) for row in rows]
     real = [(row.measured, row.setting) for row in rows if row.measured is not None]
     kinds = [
@@ -187,8 +195,10 @@ def _claims(rows: Sequence[Regret]) -> list[Claim]:
             (f"mean regret {told}", MEAN, mean, ""),
             (f"largest regret {told}", WORST, worst, f"({where})"),
         ):
-            spread = Spread((value,))
-            claims.append(Claim(text, regime, is_real, bar, spread, at_most=True, note=note))
+            claim, loss = (text, regime, is_real, bar, Spread((value,))), None
+            if is_real:
+                loss = losses  # Their times are to a training loss.
+            claims.append(Claim(*claim, at_most=True, note=note, loss=loss))
     return claims
 
 
