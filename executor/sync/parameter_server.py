@@ -78,10 +78,14 @@ class ServedWeights:
             CallError: if there is none in time; what was pushed is lost.
         """
         until_s = time.monotonic() + self.neighbours.timeout_s
-        there = dict(self.neighbours.there)
-        # All of a group's members asked for it: some may have come after `there` was told.
+        # As of now, and not as the last share told: all should call the same servers.
+        there = calls.there()
+        # All of a group's members asked for it: none is left out before it is given up.
         group = _group(header, header.get("members", {}))
+        failed = CallError("nobody takes part any more")
         for _ in range(MOVES):
+            if not there:
+                break
             server = index % len(there)
             pipeline, incarnation = list(there.items())[server]
             elders = [f"{number}.{its}" for number, its in list(there.items())[:server]]
@@ -93,8 +97,6 @@ class ServedWeights:
             except CallError as error:
                 failed = error
             there = calls.there_without(pipeline, incarnation)
-            if not there:
-                break
             group = _group(header, there)
         raise failed
 

@@ -34,6 +34,23 @@ def momentum(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
 KEY = b"a key"
 
 
+class Calls:
+    """Calls to the ranks of this process."""
+
+    def __init__(self, everybody: list[Neighbour]) -> None:
+        self.everybody = everybody
+
+    def there(self) -> dict[int, int]:
+        return {neighbour.pipeline: 1 for neighbour in self.everybody}
+
+    def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
+        client = TensorClient(self.everybody[pipeline].server.address, KEY, 5.0)
+        try:
+            return client.call(*arguments)
+        finally:
+            client.close()
+
+
 class Neighbour:
     """One of several ranks of this process, as a strategy sees them."""
 
@@ -70,18 +87,11 @@ class Neighbour:
             mine.copy_((mine + theirs) / 2)
         return True
 
-    def caller(self) -> Neighbour:
-        return self
+    def caller(self) -> Calls:
+        return Calls(self.everybody)
 
     def end_with_losses(self, waits: object) -> None:
         """Nobody is lost here."""
-
-    def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
-        client = TensorClient(self.everybody[pipeline].server.address, KEY, 5.0)
-        try:
-            return client.call(*arguments)
-        finally:
-            client.close()
 
     def local_step(self) -> StepOutcome:
         for index, parameter in enumerate(self.parameters.values()):
