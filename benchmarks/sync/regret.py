@@ -50,7 +50,7 @@ ASYNCHRONOUS = (ASYNC, EAGER, WAVES)
 """Servers that pipelines do not wait for. In the real rows of these settings their learning rate
 was divided by the pipelines twice."""
 COLUMNS = (
-    *("setting", "chosen", "fastest", "regret", "with asynchronous servers"),
+    *("setting", "chosen, at its learning rate", "fastest, at its own", "regret"),
     "by measured rows, against their fastest",
 )
 
@@ -62,9 +62,8 @@ class Regret:
     Attributes:
         setting: its name.
         chosen: strategy.
-        fastest: of all but asynchronous servers.
+        fastest: of all.
         simulated: against that one.
-        of_all: against the fastest of all strategies.
         measured_fastest: of real rows, but for asynchronous servers; None: there are none.
         measured: against that one, by these rows.
     """
@@ -73,17 +72,20 @@ class Regret:
     chosen: str
     fastest: str
     simulated: float
-    of_all: float
     measured_fastest: str | None = None
     measured: float | None = None
 
-    def row(self) -> list[str]:
-        """The row of the table."""
-        told = [f"{100 * value:.1f}%" for value in (self.simulated, self.of_all)]
+    def row(self, rates: Mapping[str, float]) -> list[str]:
+        """Return the row of the table.
+
+        Args:
+            rates: learning rates by strategy.
+        """
+        told = [f"`{name}` {rates[name]:g}" for name in (self.chosen, self.fastest)]
         real = ""
         if self.measured is not None:
             real = f"{100 * self.measured:.1f}% (`{self.measured_fastest}`)"
-        return [self.setting, f"`{self.chosen}`", f"`{self.fastest}`", *told, real]
+        return [self.setting, *told, f"{100 * self.simulated:.1f}%", real]
 
     def line(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
@@ -112,7 +114,8 @@ def choice_section(seeds: int, report: Path = REPORT) -> Outcome:
     lines = [row.line() for row in rows]
     losses = _measured(report, "held-out loss, over overlapped's")
     real = Spread(tuple(losses[r.setting][r.chosen] for r in rows if r.measured is not None))
-    return Outcome(_claims(rows, real), COLUMNS, [row.row() for row in rows], lines)
+    cells = [row.row(rates[row.setting]) for row in rows]
+    return Outcome(_claims(rows, real), COLUMNS, cells, lines)
 
 
 def _rates(
@@ -164,18 +167,17 @@ def regret_of(
         chosen: strategy.
         gains: by strategy, how much sooner than overlapped all-reduce it comes to the loss; 0:
             never.
-        measured: the same of real rows, if there are any.
+        measured: the same of real rows, if there are any; those of asynchronous servers do not
+            count.
     """
 
-    def against(gains: Mapping[str, float], *, servers: bool = False) -> tuple[str, float]:
-        names = [name for name in gains if servers or name not in ASYNCHRONOUS]
-        fastest = max(names, key=lambda name: gains[name])
+    def against(gains: Mapping[str, float]) -> tuple[str, float]:
+        fastest = max(gains, key=lambda name: gains[name])
         return fastest, gains[fastest] / gains[chosen] - 1 if gains[chosen] else math.inf
 
-    fastest, simulated = against(gains)
-    of_all = against(gains, servers=True)[1]
-    real = against(measured) if measured else (None, None)
-    return Regret(setting, chosen, fastest, simulated, of_all, *real)
+    known = {name: gain for name, gain in measured.items() if name not in ASYNCHRONOUS}
+    real = against(known) if chosen in known else (None, None)
+    return Regret(setting, chosen, *against(gains), *real)
 
 
 def _claims(rows: Sequence[Regret], losses: Spread) -> list[Claim]:
@@ -183,12 +185,13 @@ def _claims(rows: Sequence[Regret], losses: Spread) -> list[Claim]:
     simulated = [(row.simulated, row.setting) for row in rows]
     real = [(row.measured, row.setting) for row in rows if row.measured is not None]
     kinds = [
-        ("against the fastest but asynchronous servers", False, simulated),
-        ("against the fastest of all", False, [(row.of_all, row.setting) for row in rows]),
+        ("against the fastest", False, simulated),
         ("by measured rows, against the fastest but asynchronous servers", True, real),
     ]
     claims = []
     for told, is_real, found in kinds:
+        if not found:
+            continue
         regime = f"{len(found)} settings"
         mean, (worst, where) = fmean(value for value, _ in found), max(found)
         for text, bar, value, note in (
