@@ -4,11 +4,13 @@ Usage:
     python -m benchmarks.rivals --data FOLDER [--time-limit S] [--every N] [--keep FILE]
         [--output FILE]
     python -m benchmarks.rivals --short [--data FOLDER] [--json] [--claims FILE]
+    python -m benchmarks.rivals --spp --data FOLDER [--every N] [--output FILE]
 
 FOLDER holds public profiles in folders pipedream and dapple. Every planner gets the fastest of all
 schedules on its partition. It plans every 11th pair of a profile and a cluster, or every Nth with
 --every. With --keep, rows are kept in a file as they are known, and a run that was stopped goes on
-from there. With --short it prints claims for the same pairs with the short limit.
+from there. With --short it prints claims for the same pairs with the short limit. With --spp it
+compares SPP with the baselines of its own paper, each in its own schedule, and plans nothing else.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from benchmarks.reporting.claims import (
     without_data,
 )
 from benchmarks.reporting.report import data_folder, heading, table, write_table
+from benchmarks.rivals import spp_claim
 from benchmarks.rivals.pairs import (
     MICROBATCHES,
     RIVALS,
@@ -186,6 +189,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--data", type=data_folder, help="folder of the public profiles")
     found.add_argument("--time-limit", type=float, default=LIMIT_S, metavar="S")
     found.add_argument("--every", type=int, default=STRIDE, metavar="N", help="every Nth pair")
+    found.add_argument("--spp", action="store_true", help="SPP against its own baselines")
     found.add_argument("--keep", type=Path, metavar="FILE", help="keep rows; go on from them")
     found.add_argument("--output", type=Path, metavar="FILE", help="write the table to this file")
     found.add_argument("--json", action="store_true", help="print claims as JSON lines")
@@ -208,6 +212,9 @@ def main(words: Sequence[str] | None = None) -> int:
             tell(short_entries(arguments.data), arguments.claims, as_json=arguments.json)
             return 0
         chosen = pairs(arguments.data)[:: arguments.every]
+        if arguments.spp:
+            write_table(spp_claim.report(spp_claim.own_rows(chosen)), arguments.output)
+            return 0
         rows = in_order(chosen, arguments.time_limit, arguments.keep)
     except PipeplanError as error:
         print("\n".join(error.problems), file=sys.stderr)

@@ -34,9 +34,11 @@ from benchmarks.reporting.claims import (
 )
 from benchmarks.reporting.report import heading, table, write_table
 from benchmarks.soak import run as full
+from benchmarks.soak import waits
 from benchmarks.soak.run import (
     COLUMNS,
     ITERATION_S,
+    LONGEST,
     SHORT,
     STEPS_PER_EVENT,
     STEPS_PER_TORCHRUN_EVENT,
@@ -48,6 +50,13 @@ from benchmarks.soak.run import (
 from benchmarks.soak.world import GROUP_TIMEOUT_S, Case
 
 OURS = "our own bar"
+_WAITS = (
+    f"All gaps over the members' bar, and of each strategy the {LONGEST} longest, with the waits "
+    "of 0.25 s and more that lie in them: calls of others (`push`, `pull`, `state`), with who was "
+    "called and, of a group's gradients, who came last or not at all; `loss`, until the "
+    "coordinator gives somebody up; `share`, for the coordinator; a group, with the message that "
+    "let it be told; an `average`. Threads may wait at once; `else` is the time without any wait."
+)
 _OTHERS = (
     "gaps between steps of pipelines that have nothing to exchange with a silent rank: within "
     f"max(3 iterations, {SOAK_LEAST_BAR_S:g} s)"
@@ -165,7 +174,11 @@ def _report(rows: Sequence[Row], options: argparse.Namespace) -> str:
         f"{SOAK_DETECTION_BAR_S:g} s, rejoin {SOAK_REJOIN_BAR_S:g} s from hello."
     )
     cells = [list(row.cells()) for row in rows]
-    return f"{heading('Soak', command)}\n{about}\n\n{table(COLUMNS, cells)}"
+    gaps = [gap.cells(row.case.strategy) for row in rows for gap in row.long_gaps]
+    return (
+        f"{heading('Soak', command)}\n{about}\n\n{table(COLUMNS, cells)}\n\n"
+        f"## What the long gaps waited for\n\n{_WAITS}\n\n{table(waits.COLUMNS, gaps)}"
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

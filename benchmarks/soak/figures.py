@@ -1,207 +1,13 @@
-"""What a soak's pipelines went through, from the coordinator's log of messages.
-
-The log has the time of every message, and the coordinator is a function of its messages alone: it
-is asked again for the groups it formed and the shares it told. All times are of the monotonic
-clock, which the processes of a machine share.
-"""
+"""The effects of a soak's events on the pipelines, in seconds."""
 
 from __future__ import annotations
 
-import itertools
-import json
-import statistics
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 from benchmarks.catalogue import SOAK_LEAST_BAR_S
-from executor.coordinator.messages import (
-    Answer,
-    Ask,
-    Hello,
-    Late,
-    Lost,
-    Message,
-    Take,
-    read_message,
-)
-from executor.coordinator.state import Coordinator
+from benchmarks.soak.history import Gap, History
 from planner.sync.groups.matching import bipartition, passive_partner
-
-
-@dataclass
-class Life:
-    """One life of a pipeline.
-
-    Attributes:
-        hello_s: when its last place said hello.
-        first_step: that it did.
-        told: by place, the times of its requests for a share, by step.
-        shares: by step.
-        there: by step, who took part.
-        asked: place and step of its requests for a group.
-        lost_s: when it was given up; None: never.
-    """
-
-    pipeline: int
-    hello_s: float
-    first_step: int = 0
-    told: dict[int, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    shares: dict[int, int | None] = field(default_factory=dict)
-    there: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    asked: set[tuple[int, int]] = field(default_factory=set)
-    lost_s: float | None = None
-
-    def ends_s(self, places: int) -> dict[int, float]:
-        """Return when each step was done at all places, in seconds."""
-        common = set.intersection(*(set(self.told[p]) for p in range(places)))
-        return {step - 1: max(self.told[p][step] for p in range(places)) for step in common}
-
-    def gaps(self) -> Iterator[tuple[float, float]]:
-        """Return the times from each step's end to the next one's, at every pipeline rank."""
-        for told in self.told.values():
-            times = [told[step] for step in sorted(told)]
-            yield from itertools.pairwise(times)
-
-
-@dataclass(frozen=True)
-class Meeting:
-    """A group: whom, and from when until each was done with it."""
-
-    members: tuple[int, ...]
-    begin_s: float
-    key: int
-    ends_s: dict[int, float]
-
-    def holds(self, pipeline: int, from_s: float, to_s: float) -> bool:
-        """Return whether it held the pipeline at some moment of a span."""
-        end_s = self.ends_s.get(pipeline, float("inf"))
-        return pipeline in self.members and self.begin_s <= to_s and end_s >= from_s
-
-
-@dataclass
-class History:
-    """All that the log tells.
-
-    Attributes:
-        lives: of all pipelines, in order.
-        released: pipeline, time, and those that waited for it when it was given up.
-        meetings: all groups of two and more.
-        failed: reductions and exchanges that failed.
-    """
-
-    places: int
-    lives: list[Life] = field(default_factory=list)
-    released: list[tuple[int, float, frozenset[int]]] = field(default_factory=list)
-    meetings: list[Meeting] = field(default_factory=list)
-    failed: int = 0
-    report: dict = field(default_factory=dict)
-
-    def of(self, pipeline: int) -> list[Life]:
-        """A pipeline's lives."""
-        return [life for life in self.lives if life.pipeline == pipeline]
-
-
-def read_history(path: Path, coordinator: Coordinator) -> History:
-    """Hand the messages of a log to a coordinator at its beginning."""
-    history = History(coordinator.places)
-    now: dict[str, Life] = {}
-    in_group: dict[tuple[int, int], tuple[int, Meeting]] = {}
-    groups: dict[tuple[int, int], Meeting] = {}
-    for line in path.read_text().splitlines():
-        at_s, text = json.loads(line)
-        message = read_message(text.encode())
-        _note(history, now, in_group, message, at_s)
-        # A group has ended for a rank with the first message that would not come before.
-        ends = Ask if coordinator.overlapped_averages else Take
-        if isinstance(message, ends):
-            held = in_group.get((message.pipeline, message.place))
-            if held is not None and held[0] < message.step:
-                held[1].ends_s.setdefault(message.pipeline, at_s)
-        answers = coordinator.handle(message, at_s)
-        if isinstance(message, Lost | Hello):
-            freed = {_rank_of(a)[0] for a in answers if a.body["kind"] == "group"}
-            history.released.append((message.pipeline, at_s, frozenset(freed)))
-        for answer in answers:
-            number, place, nonce = _rank_of(answer)
-            body = answer.body
-            if body["kind"] == "share":
-                life = now[nonce]
-                life.shares[body["step"]] = body["share"]
-                life.there[body["step"]] = tuple(sorted(map(int, body["there"])))
-            elif body["kind"] == "group" and len(body["members"]) > 1:
-                key = body["number"], place
-                members = tuple(n for n, _ in body["members"])
-                if key not in groups:
-                    groups[key] = Meeting(members, at_s, place, {})
-                    history.meetings.append(groups[key])
-                in_group[number, place] = body["step"], groups[key]
-    history.report = coordinator.report()
-    return history
-
-
-def _note(
-    history: History,
-    now: dict[str, Life],
-    in_group: dict[tuple[int, int], tuple[int, Meeting]],
-    message: Message,
-    at_s: float,
-) -> None:
-    match message:
-        case Hello():
-            if message.incarnation_id not in now:
-                now[message.incarnation_id] = Life(message.pipeline, at_s)
-                history.lives.append(now[message.incarnation_id])
-                for other in history.of(message.pipeline)[:-1]:
-                    other.lost_s = at_s if other.lost_s is None else other.lost_s
-            life = now[message.incarnation_id]
-            life.hello_s = at_s if not life.first_step else life.hello_s
-        case Take():
-            life = now.get(message.incarnation_id)
-            if life is None or life.lost_s is not None:
-                return
-            life.first_step = life.first_step or message.step
-            told = life.told[message.place]
-            if message.step not in told:
-                told[message.step] = at_s
-                history.failed += not message.reduced
-        case Lost():
-            life = now.get(message.incarnation_id)
-            if life is not None and life.lost_s is None:
-                life.lost_s = at_s
-                for (pipeline, _), (_, meeting) in in_group.items():
-                    if pipeline == message.pipeline:
-                        meeting.ends_s.setdefault(pipeline, at_s)
-        case Ask():
-            life = now.get(message.incarnation_id)
-            if life is not None and (message.place, message.step) not in life.asked:
-                life.asked.add((message.place, message.step))
-                history.failed += not message.reduced
-        case Late():
-            pass
-
-
-def _rank_of(answer: Answer) -> tuple[int, int, str]:
-    """Pipeline, place and nonce that an answer is for."""
-    number, place, nonce = answer.queue.rpartition("/")[2].split(".")
-    return int(number), int(place), nonce
-
-
-def ledger_faults(history: History, total: int) -> list[str]:
-    """Shares that were not trained exactly once, by counting what was told, not by the ledger."""
-    done: Counter[int] = Counter()
-    for life in history.lives:
-        for step in life.ends_s(history.places):
-            share = life.shares.get(step)
-            if share is not None:
-                done[share] += 1
-    dropped = set(history.report["dropped"])
-    return [
-        f"share {share}: {done[share]} times"
-        for share in range(total)
-        if done[share] != (share not in dropped)
-    ]
 
 
 @dataclass(frozen=True)
@@ -229,7 +35,7 @@ class Figures:
 
     Attributes:
         hit: the cause.
-        others_s: by pipeline, the longest from one step's end to the next.
+        others: by pipeline, the longest gap between two steps.
         members: pipelines that exchanged something with the one hit, or were to.
         is_alone: whether nothing else was hit from then until the pipeline was back: gaps are
             nobody else's doing.
@@ -239,7 +45,7 @@ class Figures:
     """
 
     hit: Hit
-    others_s: dict[int, float]
+    others: dict[int, Gap]
     members: frozenset[int]
     is_alone: bool
     detection_s: float | None
@@ -283,10 +89,10 @@ def _figures(
     return Figures(
         hit,
         {
-            p: g
+            p: gap
             for p in _pipelines(history)
             if p != hit.pipeline
-            if (g := _longest(history, p, hit.at_s, until_s)) is not None
+            if (gap := _longest(history, p, hit.at_s, until_s)) is not None
         },
         frozenset(_members(history, hit, silent_until_s, strategy)),
         hit.is_alone and not any(hit.at_s < other.at_s <= until_s for other in hits),
@@ -300,12 +106,11 @@ def _pipelines(history: History) -> list[int]:
     return sorted({life.pipeline for life in history.lives})
 
 
-def _longest(history: History, pipeline: int, from_s: float, to_s: float) -> float | None:
+def _longest(history: History, pipeline: int, from_s: float, to_s: float) -> Gap | None:
     """The longest gap between steps that has a part in a span."""
-    found = [
-        b - a for life in history.of(pipeline) for a, b in life.gaps() if a <= to_s and b >= from_s
-    ]
-    return max(found, default=None)
+    gaps = (gap for life in history.of(pipeline) for gap in life.gaps())
+    found = [gap for gap in gaps if gap.begin_s <= to_s and gap.end_s >= from_s]
+    return max(found, key=lambda gap: gap.seconds, default=None)
 
 
 def _members(history: History, hit: Hit, until_s: float, strategy: str) -> Iterator[int]:
@@ -340,9 +145,3 @@ def _askers(history: History, hit: Hit, until_s: float) -> Iterator[int]:
                     partner = passive_partner(place, step, len(there))
                     if partner is not None and there[partner] == hit.pipeline:
                         yield life.pipeline
-
-
-def median_iteration_s(history: History) -> float:
-    """Return the median iteration time of all steps."""
-    gaps = [b - a for life in history.lives for a, b in life.gaps()]
-    return statistics.median(gaps) if gaps else 0.0

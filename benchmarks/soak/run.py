@@ -9,15 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.catalogue import SOAK_LEAST_BAR_S
-from benchmarks.soak.figures import (
-    Figures,
-    figures_of,
-    ledger_faults,
-    median_iteration_s,
-    read_history,
-)
+from benchmarks.soak.figures import Figures, figures_of
+from benchmarks.soak.history import ledger_faults, median_iteration_s, read_history
 from benchmarks.soak.plans import soak_plan
 from benchmarks.soak.processes import Forks
+from benchmarks.soak.waits import LongGap, long_gaps, read_waits
 from benchmarks.soak.world import GROUP_TIMEOUT_S, Case, Run, World
 from executor.coordinator.child import coordinator_for
 from planner.sync.strategies import parse_sync
@@ -35,6 +31,7 @@ STRATEGIES = (
     "wave_synchronous",
 )
 ITERATION_S = 0.04
+MEMBERS_BAR_S = GROUP_TIMEOUT_S + SOAK_LEAST_BAR_S
 SHORT = (
     6,
     ("partial_all_reduce", "semi_decentralized:overlap=true", "ad_psgd", "parameter_server"),
@@ -43,6 +40,8 @@ SHORT = (
 """Events, strategies and shapes of the short form."""
 TORCHRUN_STRATEGY = "semi_decentralized"
 STEPS_PER_EVENT = 70
+LONGEST = 3
+"""Gaps of each strategy that are told of, if no more are over the bar."""
 STEPS_PER_TORCHRUN_EVENT = 400
 COLUMNS = (
     "strategy",
@@ -89,6 +88,7 @@ class Row:
     rejoin_s: tuple[float, ...]
     start_s: tuple[float, ...]
     coordinator_s: tuple[float, ...]
+    long_gaps: tuple[LongGap, ...]
     wall_s: float
 
     @property
@@ -99,7 +99,7 @@ class Row:
     @property
     def members_bar_s(self) -> float:
         """The bar for gaps of pipelines that had an exchange with it."""
-        return GROUP_TIMEOUT_S + SOAK_LEAST_BAR_S
+        return MEMBERS_BAR_S
 
     @property
     def is_well(self) -> bool:
@@ -164,8 +164,11 @@ def row_of(run: Run) -> Row:
         rejoin_s=tuple(f.rejoin_s for f in found if f.rejoin_s is not None),
         start_s=tuple(f.start_s for f in found if f.start_s is not None),
         coordinator_s=tuple(
-            max(f.others_s.values()) for f in found if f.hit.kind == "coordinator" and f.others_s
+            max(gap.seconds for gap in f.others.values())
+            for f in found
+            if f.hit.kind == "coordinator" and f.others
         ),
+        long_gaps=tuple(long_gaps(history, found, read_waits(run.waits), MEMBERS_BAR_S, LONGEST)),
         wall_s=run.wall_s,
     )
 
@@ -174,9 +177,9 @@ def _gaps(found: Sequence[Figures], *, are_members: bool) -> Iterator[float]:
     for figures in found:
         if figures.hit.kind == "coordinator" or not figures.is_alone:
             continue
-        for pipeline, gap_s in figures.others_s.items():
+        for pipeline, gap in figures.others.items():
             if (pipeline in figures.members) == are_members:
-                yield gap_s
+                yield gap.seconds
 
 
 def run_cases(cases: Sequence[Case], folder: Path) -> Iterator[Row]:

@@ -56,6 +56,7 @@ class Run:
     Attributes:
         case: what was run.
         log: of the coordinator.
+        waits: log of what ranks waited for.
         hits: what was done.
         ends: of ranks.
         strange: ends of ranks of pipelines to which nothing had been done.
@@ -69,6 +70,7 @@ class Run:
 
     case: Case
     log: Path
+    waits: Path
     hits: list[Hit] = field(default_factory=list)
     ends: list[End] = field(default_factory=list)
     strange: list[End] = field(default_factory=list)
@@ -144,7 +146,7 @@ class World:
         self._case = case
         self._forks = forks
         self._rng = random.Random(f"{case.strategy} {case.seed}")
-        self.run_ = Run(case, folder / "messages.jsonl")
+        self.run_ = Run(case, folder / "messages.jsonl", folder / "waits.jsonl")
         self._progress = Progress(self.run_.log, case.places)
         address = f"127.0.0.1:{_free_port()}"
         shared = ["--steps", str(case.steps), "--sync", case.strategy]
@@ -187,7 +189,7 @@ class World:
     ) -> Job | TorchrunJob:
         arguments = [str(plan), "--pipeline", str(pipeline), "--coordinator", address, *shared]
         arguments += ["--group-timeout", str(GROUP_TIMEOUT_S), "--emulate-speed"]
-        arguments += ["--data", "random", "--timeout", "60"]
+        arguments += ["--data", "random", "--timeout", "60", "--wait-log", str(self.run_.waits)]
         if self._case.torchrun:
             return TorchrunJob(pipeline, self._case.places, arguments, folder)
         return Job(self._forks, pipeline, self._case.places, arguments, folder)

@@ -52,7 +52,8 @@ told as mean (min..max); "best" and "worst" claims name the regime they were fou
 What is faster is reached only at an equal held-out loss: after equal work it is at most 1 % above
 the rival's, or, simulated, the time and the iterations are those to one held-out loss. Without
 --short every real strategy has the best of three learning rates, tried with a seed that does not
-count, and every server the best of five in each setting; elsewhere all have the same one.
+count, and every simulated server, and every strategy that the choice is compared with, the best of
+five in each setting; elsewhere all have the same one.
 Asynchronous servers divide it by the pipelines themselves. All-reduces over shaped links have
 buckets of 0.1 MiB, so that there is something to overlap; on loopback one bucket of the whole model
 is faster, and is the rival. With 30 or 100 iterations the pauses that a seed happens to draw move
@@ -171,8 +172,9 @@ def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
             "Simulated: the strategy that `--sync choose` takes, by 200 iterations with three "
             "seeds, against the fastest of every strategy in 400 iterations with others. The "
             "regret is by how much more time the chosen one needs to the held-out loss that "
-            "overlapped all-reduce has after half of its work, at one learning rate for all. Real "
-            "rows of the same settings tell it again; those of slow legs have throughput alone.",
+            "overlapped all-reduce has after half of its work, each strategy at its best of five "
+            "learning rates, tuned with one more seed. Real rows of the same settings, all at one "
+            "learning rate, tell it again; those of slow legs have throughput alone.",
             lambda: sync_regret.choice_section(seeds),
         ),
         "overlap": Section(

@@ -161,6 +161,11 @@ def extremes(
     ]
 
 
+def ceiling(workers: int, factor: float) -> float:
+    """Return the largest possible throughput over all-reduce's with one slow worker."""
+    return (workers - 1 + 1 / factor) * factor / workers
+
+
 def against_all(runs: Runs, ours: str, regime: str, *, is_real: bool) -> Iterator[Claim]:
     """A form of semi_decentralized against every other strategy, and its final loss."""
     others = [name for name in runs if not name.startswith(SEMI)]
@@ -173,7 +178,7 @@ def against_all(runs: Runs, ours: str, regime: str, *, is_real: bool) -> Iterato
         known = {name: spread for name, spread in found.items() if spread is not None}
         fastest = min(known, key=lambda name: known[name].mean, default="")
         told = f"time to the loss, `{ours}` over the fastest of {told}"
-        note = f"({fastest})" if fastest else ""
+        note = f"({fastest}, of {len(rivals)})" if fastest else ""
         yield Claim(told, regime, is_real, 1.0, known.get(fastest), note=note)
     values = compare(runs, ours, OVERLAPPED).final_loss.values
     off = Spread(tuple(abs(value - 1) for value in values))

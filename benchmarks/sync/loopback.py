@@ -11,7 +11,15 @@ from itertools import count
 import numpy as np
 
 from benchmarks.catalogue import SYNC_LOOPBACK_BARS
-from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome, best, run_lines, run_rows
+from benchmarks.sync.claims import (
+    RUN_COLUMNS,
+    Claim,
+    Outcome,
+    best,
+    ceiling,
+    run_lines,
+    run_rows,
+)
 from benchmarks.sync.figures import Runs, Spread, compare
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.real import LEARNING_RATE, RATES
@@ -174,7 +182,10 @@ def _claims(loopback: Loopback) -> Sequence[Claim]:
         if setting == "one_5x_slow":
             ours = compare(runs, DRAWN, OVERLAPPED)
             told = "throughput of partial all-reduce over all-reduce's (Prague's 4.4x)"
-            claims.append(Claim(told, regime, True, 4.4, ours.throughput, loss=ours.final_loss))
+            most = ceiling(PIPELINES, 5)
+            note = f"(by compute alone it would be {most:.2f})"
+            claim = (told, regime, True, 4.4, ours.throughput)
+            claims.append(Claim(*claim, note=note, loss=ours.final_loss))
     return claims
 
 

@@ -1,8 +1,8 @@
 """What the choice of a strategy costs against the best one, simulated and by measured rows.
 
 A strategy is chosen as `--sync choose` does. Then every strategy is simulated with seeds that the
-choice has not seen, and for longer. The regret is by how much more time the chosen one needs to the
-held-out loss than the fastest.
+choice has not seen, and for longer, at its own best learning rate. The regret is by how much more
+time the chosen one needs to the held-out loss than the fastest.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.sync.figures import Runs, Spread, compare
 from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import REPORT, Host, host_of, measured_cells, measured_rows
+from benchmarks.sync.servers import RATES
 from benchmarks.sync.settings import ASYNC, EAGER, OVERLAPPED, WAVES, strategies_of
 from benchmarks.sync.shaped import (
     BETWEEN_GB_PER_S,
@@ -30,17 +31,26 @@ from benchmarks.sync.shaped import (
     setting_of,
     shaped_plan,
 )
-from benchmarks.sync.simulated import Simulated, flat_world, pipeline_world, simulate_all
+from benchmarks.sync.simulated import (
+    Simulated,
+    flat_world,
+    pipeline_world,
+    simulate_all,
+    tuned_rates,
+)
 from planner.measured.sync_trace import SyncTrace
 from planner.sync.choice import HORIZON, SEEDS, choose
-from planner.sync.strategies import sync_name
+from planner.sync.simulation.comparison import learner_of
+from planner.sync.strategies import parse_sync, sync_name
 
 MEAN, WORST = 0.03, 0.1
+AFTER_CHOICE = SEEDS + 1
+"""The first seed that no choice has seen, for its times or its learning rates."""
 ASYNCHRONOUS = (ASYNC, EAGER, WAVES)
-"""Servers that pipelines do not wait for. How soon they learn depends on their learning rate, which
-is that of all others here; tuned real rows have them slower to the loss than all-reduce."""
+"""Servers that pipelines do not wait for. In the real rows of these settings their learning rate
+was divided by the pipelines twice."""
 COLUMNS = (
-    *("setting", "chosen", "fastest", "regret", "with asynchronous servers"),
+    *("setting", "chosen, at its learning rate", "fastest, at its own", "regret"),
     "by measured rows, against their fastest",
 )
 
@@ -52,9 +62,8 @@ class Regret:
     Attributes:
         setting: its name.
         chosen: strategy.
-        fastest: of all but asynchronous servers.
+        fastest: of all.
         simulated: against that one.
-        of_all: against the fastest of all strategies.
         measured_fastest: of real rows, but for asynchronous servers; None: there are none.
         measured: against that one, by these rows.
     """
@@ -63,17 +72,20 @@ class Regret:
     chosen: str
     fastest: str
     simulated: float
-    of_all: float
     measured_fastest: str | None = None
     measured: float | None = None
 
-    def row(self) -> list[str]:
-        """The row of the table."""
-        told = [f"{100 * value:.1f}%" for value in (self.simulated, self.of_all)]
+    def row(self, rates: Mapping[str, float]) -> list[str]:
+        """Return the row of the table.
+
+        Args:
+            rates: learning rates by strategy.
+        """
+        told = [f"`{name}` {rates[name]:g}" for name in (self.chosen, self.fastest)]
         real = ""
         if self.measured is not None:
             real = f"{100 * self.measured:.1f}% (`{self.measured_fastest}`)"
-        return [self.setting, f"`{self.chosen}`", f"`{self.fastest}`", *told, real]
+        return [self.setting, *told, f"{100 * self.simulated:.1f}%", real]
 
     def line(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
@@ -91,14 +103,31 @@ def choice_section(seeds: int, report: Path = REPORT) -> Outcome:
     settings = settings_of(report)
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         chosen = dict(zip([s.name for s in settings], pool.map(_chosen, settings), strict=True))
-    found = simulate_all(settings, strategies_of(short=False), seeds, first_seed=SEEDS)
-    measured = _measured_gains(report)
+    strategies = strategies_of(short=False)
+    rates = _rates(settings, strategies, AFTER_CHOICE + seeds)
+    found = simulate_all(settings, strategies, seeds, first_seed=AFTER_CHOICE, rates=rates)
+    measured = _measured(report, "to the loss, against overlapped")
     rows = [
         regret_of(name, chosen[name], _simulated_gains(runs), measured.get(name, {}))
         for name, runs in found.items()
     ]
     lines = [row.line() for row in rows]
-    return Outcome(_claims(rows), COLUMNS, [row.row() for row in rows], lines)
+    losses = _measured(report, "held-out loss, over overlapped's")
+    real = Spread(tuple(losses[r.setting][r.chosen] for r in rows if r.measured is not None))
+    cells = [row.row(rates[row.setting]) for row in rows]
+    return Outcome(_claims(rows, real), COLUMNS, cells, lines)
+
+
+def _rates(
+    settings: Sequence[Simulated], strategies: Sequence[str], seed: int
+) -> dict[str, dict[str, float]]:
+    """Return the best learning rate by setting and strategy; the exact ones have one together."""
+    learners = {name: sync_name(learner_of(parse_sync(name))) for name in strategies}
+    found = tuned_rates(settings, list(dict.fromkeys(learners.values())), RATES, seed)
+    return {
+        setting: {name: row[learner] for name, learner in learners.items()}
+        for setting, row in found.items()
+    }
 
 
 def _chosen(setting: Simulated) -> str:
@@ -112,9 +141,14 @@ def _simulated_gains(runs: Runs) -> dict[str, float]:
     return {name: 0.0 if gain is None else gain.mean for name, gain in found.items()}
 
 
-def _measured_gains(report: Path) -> dict[str, dict[str, float]]:
-    """Return the same of real rows, by setting; those of throughput alone have none."""
-    column = RUN_COLUMNS.index("to the loss, against overlapped")
+def _measured(report: Path, name: str) -> dict[str, dict[str, float]]:
+    """Return a column of real rows, by setting and strategy; those of throughput alone have none.
+
+    Args:
+        report: whose rows.
+        name: of the column; a loss that was not there is a gain of 0.
+    """
+    column = RUN_COLUMNS.index(name)
     found: dict[str, dict[str, float]] = {}
     for (setting, strategy), cells in measured_cells(report).items():
         if len(cells) == len(RUN_COLUMNS):
@@ -133,38 +167,41 @@ def regret_of(
         chosen: strategy.
         gains: by strategy, how much sooner than overlapped all-reduce it comes to the loss; 0:
             never.
-        measured: the same of real rows, if there are any.
+        measured: the same of real rows, if there are any; those of asynchronous servers do not
+            count.
     """
 
-    def against(gains: Mapping[str, float], *, servers: bool = False) -> tuple[str, float]:
-        names = [name for name in gains if servers or name not in ASYNCHRONOUS]
-        fastest = max(names, key=lambda name: gains[name])
+    def against(gains: Mapping[str, float]) -> tuple[str, float]:
+        fastest = max(gains, key=lambda name: gains[name])
         return fastest, gains[fastest] / gains[chosen] - 1 if gains[chosen] else math.inf
 
-    fastest, simulated = against(gains)
-    of_all = against(gains, servers=True)[1]
-    real = against(measured) if measured else (None, None)
-    return Regret(setting, chosen, fastest, simulated, of_all, *real)
+    known = {name: gain for name, gain in measured.items() if name not in ASYNCHRONOUS}
+    real = against(known) if chosen in known else (None, None)
+    return Regret(setting, chosen, *against(gains), *real)
 
 
-def _claims(rows: Sequence[Regret]) -> list[Claim]:
+def _claims(rows: Sequence[Regret], losses: Spread) -> list[Claim]:
+    """Return the claims; losses are held-out ones of the chosen strategies in real rows."""
     simulated = [(row.simulated, row.setting) for row in rows]
     real = [(row.measured, row.setting) for row in rows if row.measured is not None]
     kinds = [
-        ("against the fastest but asynchronous servers", False, simulated),
-        ("against the fastest of all", False, [(row.of_all, row.setting) for row in rows]),
+        ("against the fastest", False, simulated),
         ("by measured rows, against the fastest but asynchronous servers", True, real),
     ]
     claims = []
     for told, is_real, found in kinds:
+        if not found:
+            continue
         regime = f"{len(found)} settings"
         mean, (worst, where) = fmean(value for value, _ in found), max(found)
         for text, bar, value, note in (
             (f"mean regret {told}", MEAN, mean, ""),
             (f"largest regret {told}", WORST, worst, f"({where})"),
         ):
-            spread = Spread((value,))
-            claims.append(Claim(text, regime, is_real, bar, spread, at_most=True, note=note))
+            claim, loss = (text, regime, is_real, bar, Spread((value,))), None
+            if is_real:
+                loss = losses  # Their times are to a training loss.
+            claims.append(Claim(*claim, at_most=True, note=note, loss=loss))
     return claims
 
 

@@ -15,6 +15,7 @@ from executor.coordinator.line import Channel, fenced
 from executor.coordinator.messages import Ask, Hello, Incarnations, Take, answers_of, groups_of
 from executor.coordinator.secret import key_of
 from executor.coordinator.store import BEAT_S, Meeting, beats_of
+from executor.coordinator.waits import WaitLog
 from executor.launch.console import print_error
 
 _FENCED_GRACE_S = 3.0
@@ -80,6 +81,7 @@ class Client:
         meeting: where it is met.
         pipeline, place: of this rank.
         incarnation_id: of its pipeline's incarnation, the same on all its places.
+        waits: notes what the rank waits for.
 
     Attributes:
         key: of the training.
@@ -88,11 +90,19 @@ class Client:
         PipeplanError: if nobody answers, or others have another secret.
     """
 
-    def __init__(self, meeting: Meeting, pipeline: int, place: int, incarnation_id: str) -> None:
+    def __init__(
+        self,
+        meeting: Meeting,
+        pipeline: int,
+        place: int,
+        incarnation_id: str,
+        waits: WaitLog,
+    ) -> None:
         self.meeting = meeting
         self.pipeline = pipeline
         self.place = place
         self.incarnation_id = incarnation_id
+        self.waits = waits
         self.store = meeting.connect()
         self.key = key_of(self.store)
         self._work = Channel(
@@ -125,7 +135,8 @@ class Client:
         Raises:
             NothingLeftError: if there is nothing to take part in.
         """
-        body = self._work.asked(Hello(**self._from()), lambda body: body["kind"] == "welcome")
+        with self.waits.waiting("welcome"):
+            body = self._work.asked(Hello(**self._from()), lambda body: body["kind"] == "welcome")
         donor = None if body["donor"] is None else (body["donor"][0], body["donor"][1])
         return Welcome(body["incarnation"], body["step"], donor)
 
@@ -142,10 +153,11 @@ class Client:
         Raises:
             FencedError: if the others go on without this pipeline.
         """
-        body = self._work.asked(
-            Take(**self._from(), step=step, reduced=reduced),
-            lambda body: body["kind"] == "snapshot" or _is_of(body, "share", step),
-        )
+        with self.waits.waiting("share"):
+            body = self._work.asked(
+                Take(**self._from(), step=step, reduced=reduced),
+                lambda body: body["kind"] == "snapshot" or _is_of(body, "share", step),
+            )
         if body["kind"] == "snapshot":
             return None
         there = {int(number): incarnation for number, incarnation in body["there"].items()}
@@ -162,7 +174,8 @@ class Client:
             FencedError: if the others go on without this pipeline.
         """
         message = Ask(**self._from(), step=step, reduced=reduced)
-        body = self._groups.asked(message, lambda body: _is_of(body, "group", step))
+        with self.waits.waiting("group"):
+            body = self._groups.asked(message, lambda body: _is_of(body, "group", step))
         if body["kind"] == "away":
             return GroupAssignment(None, (), 0)
         members = tuple((number, incarnation) for number, incarnation in body["members"])

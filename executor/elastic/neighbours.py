@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -17,7 +18,6 @@ from executor.elastic.tensor_calls import (
     CallError,
     Header,
     OpenCalls,
-    RefusedError,
     TensorClient,
     TensorServer,
 )
@@ -26,6 +26,21 @@ from executor.training.optimisation import Optimisation
 
 _LAST = 2**31
 """A generation of process groups that no group before the last has."""
+_LOOK_S = 0.02
+
+
+class Waits(Protocol):
+    """Threads of this rank that wait for pipelines; false while there are none."""
+
+    def __bool__(self) -> bool:
+        """Return whether a thread waits."""
+
+    def end_all_but(self, there: Mapping[int, int]) -> None:
+        """End the waits for pipelines that are not there any more.
+
+        Args:
+            there: incarnations of those that are, by number.
+        """
 
 
 class Neighbours:
@@ -64,11 +79,18 @@ class Neighbours:
         self.met = met
         self.there: Mapping[int, int] = {}
         self.open_calls = OpenCalls()
-        client.at_each_beat(self._end_calls_to_lost)
+        self._waits: list[Waits] = [self.open_calls]
+        client.at_each_beat(self._end_waits_for_lost)
 
-    def _end_calls_to_lost(self, store: Store) -> None:
-        if self.open_calls:
-            self.open_calls.end_all_but(incarnations_there(store))
+    def end_with_losses(self, waits: Waits) -> None:
+        """Have waits ended as soon as the coordinator gives up whom they are for."""
+        self._waits.append(waits)
+
+    def _end_waits_for_lost(self, store: Store) -> None:
+        if any(self._waits):
+            there = incarnations_there(store)
+            for waits in self._waits:
+                waits.end_all_but(there)
 
     @property
     def pipeline(self) -> int:
@@ -125,24 +147,36 @@ class Calls:
             RefusedError: if it refuses.
         """
         key = pipeline, incarnation
-        if key not in self._clients:
-            address = address_of(pipeline, self._neighbours.client.place, incarnation)
-            found = self._address(address)
-            near = self._neighbours
-            self._clients[key] = TensorClient(
-                found, near.client.key, near.timeout_s, partial(near.open_calls.to, *key)
-            )
-        try:
-            return self._clients[key].call(name, header, tensors)
-        except RefusedError:
-            raise
-        except CallError:
-            self._clients.pop(key).close()
-            raise
+        with self._neighbours.client.waits.waiting(name, pipeline) as whom:
+            client = self._clients[key] if key in self._clients else self._connected(*key)
+            self._clients[key] = client
+            try:
+                answer, found = client.call(name, header, tensors)
+            except CallError:
+                self._clients.pop(key).close()
+                raise
+            whom += answer.get("waited_for", [])
+            return answer, found
+
+    def _connected(self, pipeline: int, incarnation: int) -> TensorClient:
+        near = self._neighbours
+        address = self._address(address_of(pipeline, near.client.place, incarnation))
+        during = partial(near.open_calls.to, pipeline, incarnation)
+        return TensorClient(address, near.client.key, near.timeout_s, during)
 
     def there(self) -> dict[int, int]:
         """Return the incarnations of the pipelines that take part now, in the order they came."""
         return incarnations_there(self._store)
+
+    def there_without(self, pipeline: int, incarnation: int) -> dict[int, int]:
+        """Wait until a pipeline is given up, and return who is left; none if it takes too long."""
+        until_s = time.monotonic() + self._neighbours.timeout_s
+        with self._neighbours.client.waits.waiting("loss", pipeline):
+            while (there := self.there()).get(pipeline) == incarnation:
+                if time.monotonic() > until_s:
+                    return {}
+                time.sleep(_LOOK_S)
+        return there
 
     def _address(self, key: str) -> str:
         """Return the address at which a neighbour that has just come serves tensors."""

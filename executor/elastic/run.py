@@ -170,7 +170,9 @@ class PipelineRun:
         times = PipelineStepTimes(client.pipeline, client.place, client.store)
         weights = Weights(optimisation, setup.saved.buffers)
         groups = DynamicGroups(
-            store, client.pipeline, client.place, host, setup.group_timeout_s, faults.inside
+            *(store, client.pipeline, client.place, host, setup.group_timeout_s),
+            faults.inside,
+            client.waits,
         )
         neighbours = Neighbours(
             client,

@@ -6,11 +6,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from executor.checkpoint.read import Checkpoint
 from executor.coordinator.client import Client
 from executor.coordinator.store import ABOUT
 from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator, work_of
+from executor.coordinator.waits import WaitLog
 from executor.distributed.process_group import device_of_this_process, require_backend
 from executor.elastic.faults import parse_faults
 from executor.elastic.rank_assignment import new_incarnation, rank_assignment_of
@@ -108,8 +110,9 @@ class Setup:
         if run.group_timeout_s is not None:
             require_timeout(run.group_timeout_s, "group_timeout_s")
         self.injected = parse_faults(run.inject, len(self.replicas))
-        if run.sync_trace is not None:
-            require_file_path(run.sync_trace)
+        for path in (run.sync_trace, run.wait_log):
+            if path is not None:
+                require_file_path(path)
         self.checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
         self.device = device_of_this_process(run.device)
         require_backend(run.backend, self.device)
@@ -218,10 +221,10 @@ def _end_all(why: str) -> None:
 
 @contextmanager
 def _client(setup: Setup) -> Iterator[Client]:
-    assignment = setup.assignment
-    client = Client(
-        assignment.meeting, assignment.pipeline, assignment.place.rank, new_incarnation()
-    )
+    assignment, path = setup.assignment, setup.run.wait_log
+    number, place = assignment.pipeline, assignment.place.rank
+    waits = WaitLog(None if path is None else Path(path), number, place)
+    client = Client(assignment.meeting, number, place, new_incarnation(), waits)
     try:
         yield client
     finally:

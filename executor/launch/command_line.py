@@ -39,6 +39,7 @@ class TrainingOptions:
     coordinator: str | None
     group_timeout_s: float | None
     sync_trace: str | None
+    wait_log: str | None
     inject: str
     emulate_speed: bool
     pipelining: Literal["flush", "async"]
@@ -77,6 +78,7 @@ class TrainingOptions:
             coordinator=self.coordinator,
             group_timeout_s=self.group_timeout_s,
             sync_trace=self.sync_trace,
+            wait_log=self.wait_log,
             inject=self.inject,
             pace=self._pace(),
             pipelining=self.pipelining,
@@ -210,6 +212,12 @@ def _add_synchronisation(add: Add) -> None:
         help="leave out a pipeline for which its group has waited this long (default: 30)",
     )
     add("--sync-trace", metavar="FILE", help="write the measured synchronisation trace")
+    add(
+        "--wait-log",
+        metavar="FILE",
+        help="add a line of JSON for every wait of more than 0.25 s for another pipeline or the "
+        "coordinator: whom, why, how long",
+    )
     add(
         "--inject",
         default="",

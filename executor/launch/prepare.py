@@ -284,7 +284,11 @@ def require_effect(plan: Plan, run: RunSettings) -> None:
             f"coordinator; leave it out and start torchrun --nproc-per-node {count} -m executor "
             f"PLAN, or use --sync with one of {between}"
         )
-    others = {"inject": run.inject or None, "group-timeout": run.group_timeout_s}
+    others = {
+        "inject": run.inject or None,
+        "group-timeout": run.group_timeout_s,
+        "wait-log": run.wait_log,
+    }
     for option, value in others.items():
         if value is not None:
             problems.append(

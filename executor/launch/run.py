@@ -50,6 +50,8 @@ class RunSettings:
         group_timeout_s: a pipeline that lets others of its group wait for so long is left out;
             None: 30 s.
         sync_trace: file for what was measured of the synchronisation.
+        wait_log: file that long waits for other pipelines are added to, see
+            :class:`executor.coordinator.waits.WaitLog`.
         inject: faults on purpose, see :mod:`executor.elastic.faults`.
         pipelining: ``flush``: the plan's order; ``async``: the pipeline does not empty, see
             :mod:`executor.training.asynchronous`.
@@ -69,6 +71,7 @@ class RunSettings:
     coordinator: str | None = None
     group_timeout_s: float | None = None
     sync_trace: str | None = None
+    wait_log: str | None = None
     inject: str = ""
     pipelining: Literal["flush", "async"] = "flush"
 

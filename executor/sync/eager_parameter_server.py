@@ -15,8 +15,8 @@ from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import StepOutcome
 from planner.sync.strategies import EagerParameterServerOptions
 
-_Pulled = dict[int, tuple[list[str], int, list[Tensor]]]
-"""Names, version and weights of each part."""
+_Pulled = dict[int, tuple[int, list[Tensor]]]
+"""Version and weights of each part."""
 
 
 class EagerParameterServer:
@@ -68,7 +68,7 @@ class EagerParameterServer:
         outcome = optimise()
         if self._pushing is not None:
             self._pushing.result()
-        for index, (_, version, _) in pulled.items():
+        for index, (version, _) in pulled.items():
             self._see(index, version)
         if not outcome.skipped:
             self._push_gradients()
@@ -119,14 +119,14 @@ class EagerParameterServer:
 
     def _pull(self) -> _Pulled:
         found = {}
-        for index, part in self._served.parts():
+        for index, _ in self._served.parts():
             with suppress(CallError):
                 answer, weights = self._served.call(self._pull_calls, index, "pull", {})
-                found[index] = part, int(answer["version"]), weights
+                found[index] = int(answer["version"]), weights
         return found
 
     def _take(self, pulled: _Pulled) -> None:
-        for index, (part, version, weights) in pulled.items():
-            self._served.set_weights(part, weights)
+        for index, (version, weights) in pulled.items():
+            self._served.set_weights(index, weights)
             self._used[index] = version
         self._neighbours.weights.put_back()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from executor.coordinator.client import GroupAssignment
 from executor.elastic.neighbours import Calls, Neighbours
@@ -16,7 +16,6 @@ from executor.sync.parameter_shards import (
     GradientShard,
     ServedOptimizer,
     Shard,
-    ShardOf,
     shards_of,
 )
 from executor.sync.protocol import Optimise
@@ -26,7 +25,8 @@ from executor.training.optimisation import StepOutcome
 MOVES = 3
 """Servers that are tried for one call, when one after the other is gone."""
 _PATIENCE = 0.75
-_LOOK_S = 0.02
+ShardOf = Callable[[int, Mapping[str, nn.Parameter]], Shard]
+"""Makes the shard of a part from its parameters, which it copies."""
 
 
 class ServedWeights:
@@ -37,7 +37,7 @@ class ServedWeights:
 
     Args:
         neighbours: at this rank's place.
-        make_shard: makes what a server keeps of parameters by name.
+        make_shard: makes what a server keeps of a part.
         servers: how many pipelines serve.
     """
 
@@ -46,6 +46,8 @@ class ServedWeights:
         self.masters = neighbours.optimisation.weights.masters
         self._make_shard = make_shard
         self._parts = shards_of(self.masters, servers)
+        self.groups: dict[int, int] = {}
+        """By part, the last group whose gradients are in this rank's own weights."""
         self._shards: dict[int, tuple[list[str], Shard]] = {}
         """Shards by part, with the pipelines that were there for longer when serving began."""
         self._lock = Lock()
@@ -76,9 +78,14 @@ class ServedWeights:
             CallError: if there is none in time; what was pushed is lost.
         """
         until_s = time.monotonic() + self.neighbours.timeout_s
-        there = dict(self.neighbours.there)
-        group = _group(header, dict(header.get("members", {})))
+        # As of now, and not as the last share told: all should call the same servers.
+        there = calls.there()
+        # All of a group's members asked for it: none is left out before it is given up.
+        group = _group(header, header.get("members", {}))
+        failed = CallError("nobody takes part any more")
         for _ in range(MOVES):
+            if not there:
+                break
             server = index % len(there)
             pipeline, incarnation = list(there.items())[server]
             elders = [f"{number}.{its}" for number, its in list(there.items())[:server]]
@@ -89,27 +96,24 @@ class ServedWeights:
                 return calls.call(pipeline, incarnation, name, {**header, **added}, tensors)
             except CallError as error:
                 failed = error
-            there = self._there_without(pipeline, incarnation, calls)
-            if not there:
-                break
+            there = calls.there_without(pipeline, incarnation)
             group = _group(header, there)
         raise failed
 
-    def _there_without(self, pipeline: int, incarnation: int, calls: Calls) -> dict[int, int]:
-        """Wait until a pipeline is given up, and return who is left; none if it takes too long."""
-        until_s = time.monotonic() + self.neighbours.timeout_s
-        while (there := calls.there()).get(pipeline) == incarnation:
-            if time.monotonic() > until_s:
-                return {}
-            time.sleep(_LOOK_S)
-        return there
-
     @torch.no_grad()
-    def set_weights(self, part: Sequence[str], weights: Sequence[Tensor]) -> None:
-        """Take weights from a server."""
+    def set_weights(self, index: int, weights: Sequence[Tensor], group: int | None = None) -> None:
+        """Take a part's weights from its server.
+
+        Args:
+            index: of the part.
+            weights: of its parameters, in order.
+            group: whose gradients led to them, if that is known.
+        """
         with self._lock:
-            for name, tensor in zip(part, weights, strict=True):
+            for name, tensor in zip(self._parts[index], weights, strict=True):
                 self.masters[name].copy_(tensor)
+            if group is not None:
+                self.groups[index] = group
 
     def _shard(self, header: Header) -> Shard:
         """This rank's shard; made of its own weights the first time it is asked for."""
@@ -119,7 +123,7 @@ class ServedWeights:
             if shard is None or since != elders:
                 # What it kept of an earlier time is older than its own weights.
                 mine = {name: self.masters[name] for name in self._parts[part]}
-                shard = self._make_shard(mine)
+                shard = self._make_shard(part, mine)
                 self._shards[part] = elders, shard
             return shard
 
@@ -145,10 +149,32 @@ class ServedGradients(ServedWeights):
     def __init__(
         self, neighbours: Neighbours, make_optimizer: MakeOptimizer, servers: int = 1
     ) -> None:
-        super().__init__(neighbours, lambda mine: GradientShard(mine, make_optimizer), servers)
+        super().__init__(neighbours, self._gradient_shard, servers)
         optimizer: object = neighbours.optimisation.optimizer
         assert isinstance(optimizer, ServedOptimizer)
         self.optimizer = optimizer
+        self._make_optimizer = make_optimizer
+        self._serving: dict[int, GradientShard] = {}
+        neighbours.end_with_losses(self)
+
+    def __bool__(self) -> bool:
+        """Return whether this server waits for gradients."""
+        return any(list(self._serving.values()))
+
+    def end_all_but(self, there: Mapping[int, int]) -> None:
+        """Wait no more for gradients of pipelines that are not there.
+
+        Args:
+            there: incarnations of those that are, by number.
+        """
+        for shard in list(self._serving.values()):
+            shard.end_all_but(there)
+
+    def _gradient_shard(self, index: int, mine: Mapping[str, nn.Parameter]) -> GradientShard:
+        """Serve these: a step that they have had from a server before is not taken again."""
+        after = self.groups.get(index, -1)
+        self._serving[index] = GradientShard(mine, self._make_optimizer, after)
+        return self._serving[index]
 
     def rates(self, factor: float = 1.0) -> list[float]:
         """Learning rates of the parameter groups, times a factor."""
@@ -210,15 +236,18 @@ class ParameterServer:
 
     def _exchange(self, group: GroupAssignment | None) -> None:
         for index, part in self._served.parts():
+            number = None if group is None else group.number
             header: Header = {"rates": self._served.rates()}
-            if group is not None and group.number is not None:
-                header |= {"group": group.number, "members": dict(group.members)}
+            if group is not None and number is not None:
+                mine = {"pipeline": self._neighbours.pipeline, "members": dict(group.members)}
+                header |= {"group": number, **mine}
             else:
                 header["rates"] = self._served.rates(1 / len(self._neighbours.there))
             try:
                 gradients = self._served.gradients(part)
-                _, weights = self._served.call(self._calls, index, "push", header, gradients)
-                self._served.set_weights(part, weights)
+                told, weights = self._served.call(self._calls, index, "push", header, gradients)
+                self._served.set_weights(index, weights, number)
+                self.reduced = self.reduced and not told.get("left_out", False)
             except CallError:
                 self.reduced = False
 
@@ -227,5 +256,5 @@ def _group(header: Header, there: Mapping[int, int]) -> Header:
     """Return a group's members that take part, where a call is of a group."""
     if "members" not in header:
         return {}
-    here = [n for n, incarnation in header["members"].items() if there.get(n) == incarnation]
-    return {"members": sorted(here), "count": len(here)}
+    members = header["members"].items()
+    return {"members": sorted([n, i] for n, i in members if there.get(n) == i)}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -26,8 +27,33 @@ class Shard(Protocol):
         """Return the weights and what they include."""
 
 
-ShardOf = Callable[[Mapping[str, nn.Parameter]], Shard]
-"""Makes a shard of parameters, which it copies."""
+@dataclass
+class _Gathering:
+    """The gradients of a group, while a server waits for them.
+
+    Attributes:
+        members: incarnations of the pipelines that are waited for, by number.
+        rows: gradients that have come, by pipeline.
+        last: whose came last.
+        given_up: members that were waited for until they were lost.
+        is_over: whether the server has stepped on them.
+    """
+
+    members: dict[int, int]
+    rows: dict[int, list[Tensor]] = field(default_factory=dict)
+    last: int = -1
+    given_up: list[int] = field(default_factory=list)
+    is_over: bool = False
+
+    @property
+    def missing(self) -> list[int]:
+        """Members whose gradients have not come."""
+        return [number for number in self.members if number not in self.rows]
+
+    def keep(self, there: Mapping[int, int]) -> None:
+        """Wait for nobody but these, by number and incarnation."""
+        self.given_up += [n for n in self.missing if there.get(n) != self.members[n]]
+        self.members = {n: i for n, i in self.members.items() if there.get(n) == i}
 
 
 class GradientShard:
@@ -36,10 +62,14 @@ class GradientShard:
     Args:
         parameters: by name; copied.
         make_optimizer: of them.
+        after_group: the last group whose gradients are in the parameters already; -1: none.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], make_optimizer: MakeOptimizer
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        make_optimizer: MakeOptimizer,
+        after_group: int = -1,
     ) -> None:
         self._parameters = {
             name: nn.Parameter(parameter.detach().cpu().clone())
@@ -47,7 +77,8 @@ class GradientShard:
         }
         self._optimizer = make_optimizer(self._parameters)
         self._changed = threading.Condition()
-        self._collected: dict[int, list[tuple[list[Tensor], Header]]] = {}
+        self._gathered: dict[int, _Gathering] = {}
+        self._last_group = after_group
         self.version = 0
 
     def push(
@@ -61,13 +92,15 @@ class GradientShard:
             pushed: gradients of one worker.
             patience_s: how long to wait for others of the group.
         """
+        told: Header = {}
         if "group" in header:
-            self.collect(header, pushed, patience_s)
+            told = self.collect(header, pushed, patience_s)
         else:
             self.apply(header, pushed)
         if not header.get("pull", True):
-            return {"version": self.version}, []
-        return self.pull(header)
+            return {**told, "version": self.version}, []
+        answer, weights = self.pull(header)
+        return {**told, **answer}, weights
 
     def pull(self, header: Header) -> tuple[Header, list[Tensor]]:
         """Return the version and the weights."""
@@ -79,27 +112,59 @@ class GradientShard:
         with self._changed:
             self._step([gradients], header)
 
-    def collect(self, header: Header, gradients: list[Tensor], timeout_s: float) -> None:
+    def collect(self, header: Header, gradients: list[Tensor], timeout_s: float) -> Header:
         """Step on the mean of a group's gradients, once all of them are here.
 
-        A member that does not come in time is left out.
+        A member that does not come in time, or that is given up, is left out. If it comes later,
+        its gradients are dropped: a step on them alone would be as large as one on all others'.
 
         Args:
-            header: ``group`` and ``count`` of its members, and the learning rates.
+            header: ``group``, its ``members`` as pairs of pipeline and incarnation, the
+                ``pipeline`` whose gradients these are, and the learning rates.
             gradients: of one member.
             timeout_s: how long to wait for the others.
+
+        Returns:
+            ``waited_for``, whoever came last or did not come, and ``left_out`` if these gradients
+            came too late.
         """
-        group, count = int(header["group"]), int(header["count"])
+        group, pipeline = int(header["group"]), int(header["pipeline"])
+        members = {int(number): int(incarnation) for number, incarnation in header["members"]}
         with self._changed:
-            arrived = self._collected.setdefault(group, [])
-            arrived.append((gradients, header))
-            if len(arrived) < count:
-                here = self._changed.wait_for(lambda: group not in self._collected, timeout_s)
-                if here:
-                    return
-            del self._collected[group]
-            self._step([row for row, _ in arrived], header)
-            self._changed.notify_all()
+            if group <= self._last_group:
+                return {"left_out": True}
+            gathering = self._gathered.setdefault(group, _Gathering(members))
+            # Whoever turns here from a server that was lost knows better who is left.
+            gathering.keep(members)
+            gathering.rows[pipeline] = gradients
+            gathering.last = pipeline
+            self._changed.wait_for(lambda: gathering.is_over or not gathering.missing, timeout_s)
+            if not gathering.is_over:
+                gathering.is_over, self._last_group = True, group
+                del self._gathered[group]
+                self._changed.notify_all()
+                self._step([row for _, row in sorted(gathering.rows.items())], header)
+            absent = gathering.given_up + gathering.missing
+            return {"waited_for": absent or [gathering.last]}
+
+    def __bool__(self) -> bool:
+        """Return whether gradients of others are waited for."""
+        return bool(self._gathered)
+
+    def end_all_but(self, there: Mapping[int, int]) -> None:
+        """Wait no more for gradients of pipelines that are not there.
+
+        Args:
+            there: incarnations of those that are, by number.
+        """
+        # Who steps holds the lock, and the caller has more to do; it comes again.
+        if self._changed.acquire(blocking=False):
+            try:
+                for gathering in self._gathered.values():
+                    gathering.keep(there)
+                self._changed.notify_all()
+            finally:
+                self._changed.release()
 
     def weights(self) -> tuple[int, list[Tensor]]:
         """The version, and copies of all weights as they are now."""

@@ -76,12 +76,12 @@ class _Exchange:
 
     Attributes:
         succeeded: whether the servers were reached.
-        pulled: by part, its names and weights; empty where nothing had to be pulled.
+        pulled: weights by part; empty where nothing had to be pulled.
         includes: the slowest pipeline's last wave in what was pulled.
     """
 
     succeeded: bool = True
-    pulled: list[tuple[Sequence[str], list[Tensor]]] = field(default_factory=list)
+    pulled: dict[int, list[Tensor]] = field(default_factory=dict)
     includes: int = 0
 
 
@@ -152,7 +152,7 @@ class WaveSynchronous:
         """The servers' weights are pulled after the first wave."""
         self._includes = 0
 
-    def _make_shard(self, mine: Mapping[str, Tensor]) -> WaveShard:
+    def _make_shard(self, _: int, mine: Mapping[str, Tensor]) -> WaveShard:
         """Serve these parameters: the change that is still to be pushed comes with its push."""
         before = {name: weight for name, weight in self._before.items() if name in mine}
         return WaveShard({**mine, **before}, self._distance)
@@ -177,13 +177,13 @@ class WaveSynchronous:
     def _pull(self, header: Header) -> _Exchange:
         found = _Exchange()
         includes = []
-        for index, part in self._served.parts():
+        for index, _ in self._served.parts():
             try:
                 answer, weights = self._served.call(self._calls, index, "pull", header)
             except CallError:
                 found.succeeded = False
                 continue
-            found.pulled.append((part, weights))
+            found.pulled[index] = weights
             included = dict(answer["included"])
             includes.append(min(included.get(n, 0) for n in self._neighbours.there))
         found.includes = min(includes, default=0) if found.succeeded else 0
@@ -199,7 +199,7 @@ class WaveSynchronous:
 
     def _take(self, exchange: _Exchange) -> None:
         if exchange.pulled:
-            for part, weights in exchange.pulled:
-                self._served.set_weights(part, weights)
+            for index, weights in exchange.pulled.items():
+                self._served.set_weights(index, weights)
             self._includes = exchange.includes
             self._neighbours.weights.put_back()

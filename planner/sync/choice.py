@@ -30,8 +30,13 @@ LOOSE: tuple[Sync, ...] = (
     parse_sync("cross_iteration"),
     parse_sync("partial_all_reduce:schedule=static"),
     parse_sync("ad_psgd"),
+    parse_sync("parameter_server:mode=async"),
+    parse_sync("eager_parameter_server"),
 )
 """Approximate candidates besides groups by division or readiness."""
+RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
+"""Learning rates of which each candidate has its best: at one rate for all, which is too low for
+most, asynchronous servers are flattered, whose staleness acts as more momentum."""
 STEADY_SPREAD = 0.1
 """Below this spread, groups can be fixed before it is known who is ready, which mixes better."""
 EQUAL = 0.01
@@ -91,18 +96,18 @@ def choose(
     seeds: int = SEEDS,
     jobs: int = 1,
     least_gain: float = 0.1,
+    rates: Sequence[float] = RATES,
     progress: Progress | None = None,
 ) -> StrategyChoice:
     """Choose the strategy for pipelines as they are.
 
     The choice is an exact strategy, the one with most iterations per second (all_reduce if that is
     within 1 %), unless an approximate one reaches the target loss sooner by ``least_gain``.
-    Approximate candidates are the cross-iteration overlap and averaging: in the groups of a fixed
-    schedule, in pairs, and in groups by division if workers are steady, by readiness if some are
-    slow. Servers are no candidates: how soon asynchronous ones learn depends on a learning rate
-    tuned for them, and synchronous ones do what all-reduce does. The simulated training is a small
-    problem; an approximate strategy may cost a large one more or less, which is why it has to gain
-    that much.
+    Approximate candidates are the cross-iteration overlap, asynchronous servers and averaging: in
+    the groups of a fixed schedule, in pairs, and in groups by division if workers are steady, by
+    readiness if some are slow. Synchronous servers do what all-reduce does. Each candidate has the
+    best of the same learning rates. The simulated training is a small problem; an approximate
+    strategy may cost a large one more or less, which is why it has to gain that much.
 
     Args:
         what: the pipelines, or a whole scenario.
@@ -110,6 +115,7 @@ def choose(
         seeds: number of seeds to average over.
         jobs: number of processes for the simulation.
         least_gain: fraction by which an approximate strategy must reach the target sooner.
+        rates: learning rates to tune each candidate with; none: the scenario's alone.
         progress: called after every run.
 
     Raises:
@@ -127,7 +133,9 @@ def choose(
     groups = DIVISION if spread.is_steady else READINESS
     loose_ones = (*LOOSE, groups)
     candidates = (*EXACT, *loose_ones)
-    compared = compare_syncs(scenario, candidates, seeds=seeds, jobs=jobs, progress=progress)
+    compared = compare_syncs(
+        scenario, candidates, seeds=seeds, jobs=jobs, rates=rates, progress=progress
+    )
     if compared.interrupted:
         raise KeyboardInterrupt
     rows = {sync_name(row.sync): row for row in compared.results}
@@ -136,7 +144,7 @@ def choose(
     gain = _target_s(exact) / _target_s(loose)
     best = loose if gain >= 1 + least_gain else exact
     reason = _reason(scenario, spread, rows[sync_name(OVERLAPPED)], exact, loose, best, least_gain)
-    return StrategyChoice(best.sync, f"{reason}. {_compared(candidates)}", spread, compared)
+    return StrategyChoice(best.sync, f"{reason}. {_compared(candidates, rates)}", spread, compared)
 
 
 def _scenario(what: Plan | World | Scenario, trace: Trace | None) -> Scenario:
@@ -185,9 +193,11 @@ def _reason(
         "by themselves"
     )
     if best is loose:
+        rate = loose.learning_rate / exact.learning_rate
         return (
             f"{found}; {sync_name(loose.sync)} reaches the same loss {gain:.2f} times as soon as "
-            f"{exact.sync.strategy}, the fastest exact strategy"
+            f"{exact.sync.strategy}, the fastest exact strategy, at {rate:g} times its learning "
+            "rate: tune yours"
         )
     return (
         f"{found}; {exact.sync.strategy} is the fastest exact strategy "
@@ -197,13 +207,11 @@ def _reason(
     )
 
 
-def _compared(candidates: Sequence[Sync]) -> str:
-    """Describe the candidates, and the strategies that are never chosen."""
+def _compared(candidates: Sequence[Sync], rates: Sequence[float]) -> str:
+    """Describe the candidates, and how they were tuned."""
     *names, last = map(sync_name, candidates)
-    return (
-        f"Candidates were {', '.join(names)} and {last}; servers are compared by --sync all and "
-        "never chosen, since how soon they learn depends on a learning rate tuned for them"
-    )
+    tuned = f", each at the best of {len(rates)} learning rates" if rates else ""
+    return f"Candidates were {', '.join(names)} and {last}{tuned}"
 
 
 def _diagnosis(spread: Spread) -> str:

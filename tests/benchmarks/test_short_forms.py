@@ -308,6 +308,7 @@ def soak_row(**fields: object) -> full_soak.Row:
         **{"killed_late": 0, "shares": 1680, "faults": (), "failed": 0, "median_s": 0.05},
         **{"others_s": (0.1, 0.4), "members_s": (2.0,), "detection_s": (1.0, 1.3)},
         **{"rejoin_s": (0.5,), "start_s": (), "coordinator_s": (), "wall_s": 20.0},
+        "long_gaps": (),
         **fields,
     }
     return full_soak.Row(**given)

@@ -25,7 +25,15 @@ from benchmarks.sync.loopback import SETTINGS
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import CALIBRATING, Host, host_of, measured_rows, predicted
 from benchmarks.sync.regret import regret_of, settings_of
-from benchmarks.sync.settings import DRAWN, MATCHING, PAIRS, PARTIAL, STATIC, best_rates
+from benchmarks.sync.settings import (
+    DRAWN,
+    EAGER,
+    MATCHING,
+    PAIRS,
+    PARTIAL,
+    STATIC,
+    best_rates,
+)
 from benchmarks.sync.shaped import LEGS, shaped_plan
 from benchmarks.sync.short import claim_of
 from benchmarks.sync.simulated import Simulated, flat_world, measured_of, pipeline_world
@@ -215,15 +223,18 @@ def test_a_host_is_derived_from_a_trace_of_groups() -> None:
 
 
 def test_a_choice_costs_what_the_fastest_one_saves() -> None:
-    """Asynchronous servers count apart; of the rows by measurement the fastest one is their own."""
-    gains = {"all_reduce": 1.0, PAIRS: 1.5, DRAWN: 1.2, "eager_parameter_server": 1.8}
-    found = regret_of("here", DRAWN, gains, {"all_reduce": 1.1, DRAWN: 1.0, PAIRS: 0.0})
-    assert found.fastest == PAIRS
-    assert found.simulated == pytest.approx(0.25)
-    assert found.of_all == pytest.approx(0.5)
+    """Of measured rows those of asynchronous servers, which nobody tuned, do not count."""
+    gains = {"all_reduce": 1.0, PAIRS: 1.5, DRAWN: 1.2, EAGER: 1.8}
+    real = {"all_reduce": 1.1, DRAWN: 1.0, PAIRS: 0.0, EAGER: 2.0}
+    found = regret_of("here", DRAWN, gains, real)
+    assert found.fastest == EAGER
+    assert found.simulated == pytest.approx(0.5)
     assert found.measured_fastest == "all_reduce"
     assert found.measured == pytest.approx(0.1)
-    assert regret_of("here", PAIRS, gains, {}).simulated == 0
+    row = found.row({DRAWN: 0.1, EAGER: 0.05})
+    assert row[1:] == [f"`{DRAWN}` 0.1", f"`{EAGER}` 0.05", "50.0%", "10.0% (`all_reduce`)"]
+    chosen = regret_of("here", EAGER, gains, real)
+    assert (chosen.simulated, chosen.measured) == (0, None)
     never = regret_of("here", PAIRS, {**gains, PAIRS: 0.0}, {})
     assert never.simulated == float("inf")
 

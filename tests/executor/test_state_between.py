@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +32,23 @@ def momentum(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
 
 
 KEY = b"a key"
+
+
+class Calls:
+    """Calls to the ranks of this process."""
+
+    def __init__(self, everybody: list[Neighbour]) -> None:
+        self.everybody = everybody
+
+    def there(self) -> dict[int, int]:
+        return {neighbour.pipeline: 1 for neighbour in self.everybody}
+
+    def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
+        client = TensorClient(self.everybody[pipeline].server.address, KEY, 5.0)
+        try:
+            return client.call(*arguments)
+        finally:
+            client.close()
 
 
 class Neighbour:
@@ -69,15 +87,11 @@ class Neighbour:
             mine.copy_((mine + theirs) / 2)
         return True
 
-    def caller(self) -> Neighbour:
-        return self
+    def caller(self) -> Calls:
+        return Calls(self.everybody)
 
-    def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
-        client = TensorClient(self.everybody[pipeline].server.address, KEY, 5.0)
-        try:
-            return client.call(*arguments)
-        finally:
-            client.close()
+    def end_with_losses(self, waits: object) -> None:
+        """Nobody is lost here."""
 
     def local_step(self) -> StepOutcome:
         for index, parameter in enumerate(self.parameters.values()):
@@ -200,6 +214,20 @@ def test_a_server_holds_the_one_state_of_all_workers(make: Any) -> None:
             expected.pipeline = pipeline
             expected.local_step()
         torch.testing.assert_close(worker.values(), expected.values())
+
+
+def test_a_group_is_who_asked_for_it_and_not_who_was_there_before() -> None:
+    """The first took its share before the second came back: neither steps on its own alone."""
+    with two(served(momentum)) as (host, worker):
+        host.there = {0: 1}
+        strategies = [ParameterServer(n, momentum) for n in (host, worker)]  # type: ignore[arg-type]
+        before = host.values()
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(run, strategies, (host, worker)))
+        mean = torch.cat([torch.full((6,), 1.5), torch.full((2,), 2.5)])
+        for neighbour in (host, worker):
+            torch.testing.assert_close(neighbour.values(), before - 0.1 * mean)
+        assert [strategy.reduced for strategy in strategies] == [True, True]
 
 
 def test_a_stale_gradient_has_a_lower_rate() -> None:

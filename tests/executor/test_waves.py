@@ -48,6 +48,23 @@ class Meeting:
             assert self.changed.wait_for(lambda: (pipeline, step) in self.free, 30)
 
 
+class Calls:
+    """Calls to the pipelines of this process."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+
+    def there(self) -> dict[int, int]:
+        return self.pipeline.there
+
+    def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
+        client = TensorClient(self.pipeline.others[pipeline].server.address, KEY, 30.0)
+        try:
+            return client.call(*arguments)
+        finally:
+            client.close()
+
+
 class Pipeline:
     """A pipeline of one rank, as a strategy sees its neighbours."""
 
@@ -74,15 +91,8 @@ class Pipeline:
         self.meeting.ask(self.pipeline, step)
         return GroupAssignment(0, ((self.pipeline, 1),), 0)
 
-    def caller(self) -> Pipeline:
-        return self
-
-    def call(self, pipeline: int, incarnation: int, *arguments: Any) -> Any:
-        client = TensorClient(self.others[pipeline].server.address, KEY, 30.0)
-        try:
-            return client.call(*arguments)
-        finally:
-            client.close()
+    def caller(self) -> Calls:
+        return Calls(self)
 
     def step_on(self, gradients: Mapping[str, Tensor]) -> StepOutcome:
         for name, parameter in self.parameters.items():

@@ -8,8 +8,9 @@ from small_worlds import small_world
 from planner.errors import PipeplanError
 from planner.sync.choice import EXACT, HORIZON, StrategyChoice, choose
 from planner.sync.simulation.comparison import OVERLAPPED, PLAIN, compare_syncs
-from planner.sync.simulation.run import Scenario
+from planner.sync.simulation.run import Scenario, simulate_sync
 from planner.sync.simulation.slowness import Sleep, SlowWorker, Steady, Trace
+from planner.sync.simulation.training import Learning
 from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync
 
@@ -33,9 +34,8 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
     assert choice.sync not in [row.sync for row in choice.alternatives]
     assert choice.reason.endswith(
         ". Candidates were all_reduce, fused, decoupled, cross_iteration, "
-        "partial_all_reduce:schedule=static, ad_psgd and partial_all_reduce; servers are compared "
-        "by --sync all and never chosen, since how soon they learn depends on a learning rate "
-        "tuned for them"
+        "partial_all_reduce:schedule=static, ad_psgd, parameter_server:mode=async, "
+        "eager_parameter_server and partial_all_reduce, each at the best of 5 learning rates"
     )
 
 
@@ -50,9 +50,28 @@ def test_slow_workers_are_averaged_when_ready(trace: Trace, found: str) -> None:
     choice = chosen(quick_network(), trace)
     assert choice.sync.strategy == "semi_decentralized"
     assert choice.reason.startswith(found)
-    assert "ad_psgd and semi_decentralized:overlap=true; servers" in choice.reason
+    assert "eager_parameter_server and semi_decentralized:overlap=true, each at" in choice.reason
     rows = {row.sync.strategy: row for row in choice.comparison.results}
     assert rows["semi_decentralized"].target_speedup > 1.1
+
+
+def test_every_strategy_has_the_learning_rate_of_its_least_loss() -> None:
+    """Against runs one by one, with the seed that follows; exact strategies share theirs."""
+    scenario = Scenario(small_world(), 30, SlowWorker(((3, 2.0),)))
+    rates = (0.01, 0.1, 1.0)
+    syncs = [parse_sync(name) for name in ("fused", "all_reduce", "ad_psgd")]
+    found = compare_syncs(scenario, syncs, seeds=2, rates=rates)
+    for row in found.results[1:]:
+        losses = {}
+        for rate in rates:
+            tried = replace(scenario, learning=Learning(learning_rate=rate, seed=2))
+            losses[simulate_sync(tried, row.sync).loss_after(8 * 30)] = rate
+        assert row.learning_rate == losses[min(losses)]
+    assert found.results[0].learning_rate == found.results[1].learning_rate
+    best = replace(scenario, learning=Learning(learning_rate=found.results[2].learning_rate))
+    (alone,) = compare_syncs(best, syncs[2:], seeds=2).results
+    assert alone.final_loss == found.results[2].final_loss
+    assert compare_syncs(scenario, syncs).results[0].learning_rate == Learning().learning_rate
 
 
 def test_a_loose_strategy_must_gain_as_much_as_asked() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isnan
 from statistics import fmean
 
 from planner.errors import PipeplanError
 from planner.plan.plan import Sync
-from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
+from planner.sync.simulation.processes import RunAll, runner
+from planner.sync.simulation.run import Scenario, SimulatedRun
 from planner.sync.strategies import parse_sync, require_fit
 
 PLAIN = parse_sync("all_reduce:overlap=false")
@@ -42,11 +38,11 @@ ALL_STRATEGIES: tuple[Sync, ...] = (
     ),
 )
 """Every strategy, in each of its forms."""
+EXACT_SERVER = parse_sync("parameter_server")
 MOST_SEEDS = 1000
 MOST_JOBS = 256
 Progress = Callable[[Sync, int], None]
 """Called when a strategy and seed is done."""
-_Task = tuple[Scenario, Sync, int, int]
 
 
 @dataclass(frozen=True)
@@ -70,6 +66,7 @@ class SyncResult:
         staleness: see :class:`planner.sync.simulation.run.SimulatedRun`; the largest over the
             seeds.
         steps: iterations of each worker, with the first seed.
+        learning_rate: of the runs.
     """
 
     sync: Sync
@@ -85,6 +82,7 @@ class SyncResult:
     idle_share: float
     staleness: int
     steps: tuple[int, ...]
+    learning_rate: float
 
 
 @dataclass(frozen=True)
@@ -114,6 +112,7 @@ def compare_syncs(
     seeds: int = 1,
     jobs: int = 1,
     target_share: float = 0.5,
+    rates: Sequence[float] = (),
     progress: Progress | None = None,
 ) -> SyncComparison:
     """Simulate strategies, and all-reduce in both forms for comparison.
@@ -127,6 +126,9 @@ def compare_syncs(
         seeds: number of seeds to average over: the scenario's and those that follow it.
         jobs: number of processes.
         target_share: fraction of all-reduce's iterations whose loss is the target.
+        rates: learning rates of which each strategy has its best: that of the least loss after
+            equal work, with a seed that counts for nothing else. Those that compute what all-reduce
+            does have all-reduce's. None: the scenario's.
         progress: called after every run.
 
     Raises:
@@ -136,24 +138,64 @@ def compare_syncs(
     for sync in syncs:
         require_fit(sync, scenario.world.workers)
     wanted = list({_name(sync): sync for sync in (PLAIN, OVERLAPPED, *syncs)}.values())
-    tasks = [
-        (scenario, sync, index, scenario.learning.seed + seed)
-        for index, sync in enumerate(wanted)
-        for seed in range(seeds)
-    ]
     found: dict[int, list[SimulatedRun]] = {}
+    tuned: dict[str, Scenario] = {}
     interrupted = False
     try:
-        for index, run in _finished(tasks, jobs):
-            found.setdefault(index, []).append(run)
-            if progress is not None:
-                progress(run.sync, len(found[index]))
+        with runner(min(jobs, max(len(rates), seeds) * len(wanted))) as run_all:
+            tuned = _tuned(scenario, wanted, rates, seeds, run_all, progress)
+            tasks = [
+                (tuned[_name(sync)].with_seed(scenario.learning.seed + seed), sync, index)
+                for index, sync in enumerate(wanted)
+                for seed in range(seeds)
+            ]
+            for index, run in run_all(tasks):
+                found.setdefault(index, []).append(run)
+                if progress is not None:
+                    progress(run.sync, len(found[index]))
     except KeyboardInterrupt:
         interrupted = True
     whole = {_name(wanted[index]): runs for index, runs in found.items() if len(runs) == seeds}
     if _name(PLAIN) not in whole or _name(OVERLAPPED) not in whole:
         raise KeyboardInterrupt
-    return _comparison(scenario, syncs, whole, target_share, interrupted)
+    results = _results(tuned, syncs, whole, target_share)
+    targets = _targets(scenario, whole, target_share)
+    return SyncComparison(scenario, seeds, fmean(targets), results, interrupted)
+
+
+def _tuned(
+    scenario: Scenario,
+    syncs: Sequence[Sync],
+    rates: Sequence[float],
+    seeds: int,
+    run_all: RunAll,
+    progress: Progress | None,
+) -> dict[str, Scenario]:
+    """Return the scenario with the best learning rate of each strategy, by its name."""
+    if not rates:
+        return {_name(sync): scenario for sync in syncs}
+    learners = list({_name(learner_of(sync)): learner_of(sync) for sync in syncs}.values())
+    tried = [
+        replace(scenario, learning=replace(scenario.learning, learning_rate=rate)) for rate in rates
+    ]
+    seed = scenario.learning.seed + seeds
+    tasks = [
+        (one.with_seed(seed), sync, index) for index, sync in enumerate(learners) for one in tried
+    ]
+    losses: dict[str, list[float]] = {}
+    for _, run in run_all(tasks):
+        loss = run.loss_after(scenario.iterations * scenario.world.workers)
+        losses.setdefault(_name(run.sync), []).append(inf if isnan(loss) else loss)
+        if progress is not None:
+            progress(run.sync, 0)
+    best = {name: tried[row.index(min(row))] for name, row in losses.items()}
+    return {_name(sync): best[_name(learner_of(sync))] for sync in syncs}
+
+
+def learner_of(sync: Sync) -> Sync:
+    """Return overlapped all-reduce for a strategy that computes the same weights, else itself."""
+    is_exact = sync.strategy in ("all_reduce", "fused", "decoupled")
+    return OVERLAPPED if is_exact or sync == EXACT_SERVER else sync
 
 
 def _check(seeds: int, jobs: int, target_share: float) -> None:
@@ -172,88 +214,43 @@ def _name(sync: Sync) -> str:
     return sync.model_dump_json()
 
 
-def _finished(tasks: list[_Task], jobs: int) -> Iterator[tuple[int, SimulatedRun]]:
-    """Yield runs in the order of tasks."""
-    jobs = min(jobs, len(tasks))
-    if jobs == 1:
-        yield from map(_run, tasks)
-        return
-    with _single_threaded(), _pool(jobs) as pool:
-        # Not pool.map: what it cancels when interrupted, Python 3.11 stumbles over.
-        for future in [pool.submit(_run, task) for task in tasks]:
-            yield future.result()
+def _targets(
+    scenario: Scenario, runs: dict[str, list[SimulatedRun]], target_share: float
+) -> list[float]:
+    """Return the loss of overlapped all-reduce after a share of its iterations, by seed."""
+    done = target_share * scenario.iterations * scenario.world.workers
+    return [run.loss_after(done) for run in runs[_name(OVERLAPPED)]]
 
 
-@contextmanager
-def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Yield a pool of processes that is terminated at the end, whatever they are doing."""
-    # Started afresh, not forked: threads of libraries do not survive a fork.
-    context, others = multiprocessing.get_context("spawn"), set(multiprocessing.active_children())
-    with ProcessPoolExecutor(jobs, context, _leave_interrupts) as pool:
-        try:
-            yield pool
-        except BrokenProcessPool:
-            raise PipeplanError(
-                "jobs: a process ended by itself; a script that simulates in several processes "
-                "does so under if __name__ == '__main__', or gives jobs=1"
-            ) from None
-        except BaseException:
-            for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
-            raise
-
-
-def _run(task: _Task) -> tuple[int, SimulatedRun]:
-    scenario, sync, index, seed = task
-    return index, simulate_sync(scenario.with_seed(seed), sync)
-
-
-def _leave_interrupts() -> None:
-    """Ignore Ctrl-C, which the parent handles by ending the other processes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-@contextmanager
-def _single_threaded() -> Iterator[None]:
-    """Limit processes started meanwhile to one thread each for linear algebra."""
-    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, "1"))
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-def _comparison(
-    scenario: Scenario,
+def _results(
+    scenarios: dict[str, Scenario],
     syncs: Sequence[Sync],
     runs: dict[str, list[SimulatedRun]],
     target_share: float,
-    interrupted: bool,
-) -> SyncComparison:
+) -> tuple[SyncResult, ...]:
     plain, overlapped = runs[_name(PLAIN)], runs[_name(OVERLAPPED)]
-    total = scenario.iterations * scenario.world.workers
-    targets = [run.loss_after(target_share * total) for run in overlapped]
-    results = tuple(
-        _result(runs[_name(sync)], plain, overlapped, targets, total)
-        for sync in syncs
-        if _name(sync) in runs
+    return tuple(
+        _result(
+            scenarios[name],
+            runs[name],
+            plain,
+            overlapped,
+            _targets(scenarios[name], runs, target_share),
+        )
+        for name in map(_name, syncs)
+        if name in runs
     )
-    return SyncComparison(scenario, len(targets), fmean(targets), results, interrupted)
 
 
 def _result(
+    scenario: Scenario,
     runs: Sequence[SimulatedRun],
     plain: Sequence[SimulatedRun],
     overlapped: Sequence[SimulatedRun],
     targets: Sequence[float],
-    total: int,
 ) -> SyncResult:
+    total = scenario.iterations * scenario.world.workers
+
     def ratio(others: Sequence[SimulatedRun]) -> float:
         pairs = zip(runs, others, strict=True)
         return fmean(run.iterations_per_s / other.iterations_per_s for run, other in pairs)
@@ -275,6 +272,7 @@ def _result(
         idle_share=fmean(run.idle_share for run in runs),
         staleness=max(run.staleness for run in runs),
         steps=runs[0].done,
+        learning_rate=scenario.learning.learning_rate,
     )
 
 
