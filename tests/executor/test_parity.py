@@ -20,7 +20,7 @@ from executor_plans import (
 from launch import forked
 
 from benchmarks.executor.parity import WITHIN
-from benchmarks.executor.plans import random_plan
+from benchmarks.executor.plans import random_training
 from benchmarks.executor.single_process import TOLERANCE
 from executor.launch.prepare import Prepared, prepare
 from executor.launch.run import PlanRank
@@ -327,7 +327,9 @@ PLANS: dict[str, Callable[[], Plan]] = {
         four_members_with_whole_experts_that_share_positions,
     )
 } | {
-    f"random_plan_{seed}": lambda seed=seed: random_plan(random.Random(seed), len(DEVICES))
+    f"random_plan_{seed}": lambda seed=seed: random_training(
+        random.Random(seed), len(DEVICES), "float64"
+    )[0]
     for seed in range(3)
 }
 
