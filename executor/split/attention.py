@@ -34,8 +34,14 @@ class CoreMark(NamedTuple):
 
 
 def cores_of(exported: ExportedStep) -> Cores:
-    """Return the operations of each core of attention in a step."""
-    return tuple(attention_cores(exported.graph.nodes))
+    """Return the operations of each core of attention in a step, with what checks their values."""
+    return tuple(core | _checks(core) for core in attention_cores(exported.graph.nodes))
+
+
+def _checks(core: frozenset[fx.Node]) -> set[fx.Node]:
+    """Return operations that read a core's values and make none, such as those behind a cast."""
+    users = {user for node in core for user in node.users if user.op == "call_function"}
+    return {node for node in users if not node.users and core.issuperset(node.all_input_nodes)}
 
 
 def core_marks(
@@ -58,7 +64,7 @@ def core_marks(
     found: dict[fx.Node, CoreMark] = {}
     for number, core in enumerate(cores):
         held = sorted(core, key=places.__getitem__)
-        names = dict.fromkeys(layers.layer_of[node] for node in held)
+        names = dict.fromkeys(layers.layer_of.get(node) for node in held)
         reasons = ["it spans several layers"] if len(names) > 1 else []
         reasons += _obstacles(nodes[places[held[0]] :], held, memory)
         if reasons:
