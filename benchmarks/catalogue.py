@@ -160,6 +160,8 @@ RIVALS_BAR, RIVALS_BASELINES_BAR, RIVALS_SPP_BAR = 1.10, 1.15, 1.05
 """Baselines' iteration time over ours, geometric mean: the best, the best but SPP, and SPP."""
 GROUPS_UNEVEN_BAR = 1.10
 """Time of the best even layout over ours on uneven clusters, geometric mean."""
+END_TO_END_LARGE_S_BAR, END_TO_END_LARGE_GB_BAR = 180.0, 4.0
+"""To trace, plan and verify Llama 2 70B on 64 and 1,024 GPUs: seconds of all, GB of each."""
 PROOFS_ALONE_BAR, PROOFS_CHECK_BAR_S = 0.8, 5.0
 """Share of plans whose certificate alone proves the bound, and the time to check one."""
 REPLAN_COMMAND_BAR_S = 5.0

@@ -1,14 +1,14 @@
 """The executor: whether plans train as a single process does, and what running them costs.
 
 Usage:
-    python -m benchmarks.executor [--rows NAMES] [--plans N] [--seed S] [--output FILE]
-    python -m benchmarks.executor --parity N [--groups] [--seed S] --json
+    python -m benchmarks.executor [--rows NAMES] [--trainings N] [--seed S] [--output FILE]
+    python -m benchmarks.executor --parity N [--precision NAME] [--seed S] --json
 
     python -m benchmarks.executor --short [--json] [--claims FILE]
 
-Without --parity it runs the whole table and writes Markdown. With --parity it draws N plans,
+Without --parity it runs the whole table and writes Markdown. With --parity it draws N trainings,
 compares each with a single process, prints one JSON object, and ends with status 1 if any differs.
-With --short it checks the same bars on a few plans and schedules and prints claims.
+With --short it checks the same bars on a few trainings and schedules and prints claims.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from benchmarks.executor import on_testbed as executor_testbed
 from benchmarks.executor import overhead as executor_overhead
 from benchmarks.executor import parity as executor_parity
 from benchmarks.executor.freedoms_worker import STEPS, TRAININGS
+from benchmarks.executor.plans import PRECISIONS
 from benchmarks.reporting.claims import add_short_options, is_short, tell
 from benchmarks.reporting.report import chosen_sections, heading, table, write_table
 from planner import PipeplanError
@@ -54,25 +55,19 @@ class Section:
 SECTIONS: dict[str, Section] = {
     "parity": Section(
         "Against a single process",
-        "Random verified plans of the zoo: stages cut anywhere, one to three replicas with uneven "
-        "microbatches, whole and split backwards, recomputation, dropout and frozen parameters, on "
-        "two to six ranks, each for two iterations. Largest relative errors in the Euclidean "
-        "norm: of the loss, of the gradient of a tensor (relative to a thousandth of the largest "
-        "gradient if that is more), of all gradients as one vector, of a buffer, and of a "
-        "parameter after the optimizer's step by the gradients found. Where the "
-        "gradient of a tensor is beyond the bar in float32, the single process's own error against "
-        "float64 is told: the tensor passes if it is within twice that.",
-        executor_parity.COLUMNS,
-        lambda options: executor_parity.parity_rows(options.plans, options.seed),
-    ),
-    "groups": Section(
-        "Tensor-parallel groups against a single process",
-        "Random verified plans of groups of two and four: up to six stages, several on a group, "
-        "one to three replicas, uneven microbatches, sequence parallelism, shared optimizer state, "
-        "experts, whole and split backwards, recomputation and dropout, on two to eight ranks. A "
-        "plan counts in each row that it belongs to. Errors as above.",
-        executor_parity.GROUP_COLUMNS,
-        lambda options: executor_parity.group_rows(options.group_plans, options.seed),
+        "Random trainings of models of the zoo by verified plans, on two to six ranks, each for "
+        "two iterations, in both precisions. A plan is of tensor-parallel groups of one size or "
+        "several, or of single devices; stages are cut anywhere and several on a device, with one "
+        "to three replicas and uneven microbatches; a third of the trainings goes on from a "
+        "checkpoint under another plan of the same ranks, for two iterations more. A training "
+        "counts in each row whose feature a plan of it has. Largest relative errors in the "
+        "Euclidean norm: of the loss, of the gradient of a tensor (relative to a thousandth of the "
+        "largest gradient if that is more), of all gradients as one vector, of a buffer, and of a "
+        "parameter after the optimizer's step by the gradients found. Where the gradient of a "
+        "tensor is beyond the bar in float32, the single process's own error against float64 is "
+        "told: the tensor passes if it is within twice that.",
+        executor_parity.FEATURE_COLUMNS,
+        lambda options: executor_parity.feature_rows(options.trainings, options.seed),
     ),
     "peers": Section(
         "Beside torch's own pipeline runtime",
@@ -151,19 +146,17 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--parity", type=_count, metavar="N", help="run that many random plans only")
+    found.add_argument(
+        "--parity", type=_count, metavar="N", help="run so many random trainings only"
+    )
     found.add_argument("--json", action="store_true", help="print JSON")
     add_short_options(found)
     found.add_argument(
-        "--plans", type=_count, default=executor_parity.PLANS, metavar="N", help="of the table"
+        "--precision", choices=PRECISIONS, help="with --parity: of all trainings; default: each"
     )
-    found.add_argument(
-        "--group-plans", type=_count, default=60, metavar="N", help="of groups, of the table"
-    )
-    found.add_argument(
-        "--groups", action="store_true", help="with --parity: plans of tensor-parallel groups"
-    )
-    found.add_argument("--seed", type=int, default=0, help="of the random plans")
+    count = executor_parity.TRAININGS
+    found.add_argument("--trainings", type=_count, default=count, metavar="N", help="of the table")
+    found.add_argument("--seed", type=int, default=0, help="of the random trainings")
     found.add_argument("--steps", type=_count, default=16, help="of each emulated run")
     found.add_argument(
         "--time-limit", type=float, default=20.0, metavar="S", help="of each search of a plan"
@@ -188,8 +181,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if not options.short and options.json != (options.parity is not None):
         parser().error("--parity N and --json go together")
     if options.parity is not None:
-        draw = executor_parity.of_groups if options.groups else executor_parity.of_devices
-        found = executor_parity.run_parity(options.parity, options.seed, draw)
+        precisions = PRECISIONS if options.precision is None else (options.precision,)
+        found = executor_parity.run_parity(options.parity, options.seed, precisions)
         print(json.dumps(found))
         return 1 if found["failures"] else 0
     try:

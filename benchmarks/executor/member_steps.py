@@ -31,8 +31,8 @@ from torch import Tensor, nn
 
 from benchmarks import ROOT
 from benchmarks.executor.compare_peers import QUIET, Ratios
-from benchmarks.executor.group_plans import group_plan
 from benchmarks.executor.members_by_hand import LOSSES
+from benchmarks.executor.plans import plan_on
 from benchmarks.reporting.report import heading, table, write_table
 from executor.launch.prepare import prepare
 from executor.training.trainer import Trainer
@@ -95,10 +95,10 @@ def plan_of(model: str) -> Plan:
         model_arguments=dict(SIZES[model]),
     )
     order = [Operation(0, kind, m) for m in range(MICROBATCHES) for kind in ("F", "B")]
-    return group_plan(
+    return plan_on(
         FACTORIES[model],
         job,
-        [RANKS],
+        (RANKS,),
         lambda problem: [StageSpec(tuple(problem.graph.layers), ("g0",))],
         lambda pipeline: {"g0": order},
     )

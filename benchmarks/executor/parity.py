@@ -1,4 +1,4 @@
-"""Random plans on real processes, compared with a single process in plain torch."""
+"""Random trainings on real processes, compared with a single process in plain torch."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -18,14 +17,15 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import ROOT
-from benchmarks.executor.group_plans import random_group_plan, random_sizes
-from benchmarks.executor.plans import MAX_RANKS, MIN_RANKS, PRECISIONS, random_plan
+from benchmarks.executor.features import FEATURES
+from benchmarks.executor.parity_worker import plan_files
+from benchmarks.executor.plans import PRECISIONS, RANKS, random_training
 from benchmarks.executor.single_process import TOLERANCE
 from planner.plan.plan import Plan
 
 WORKER = "benchmarks.executor.parity_worker"
-PLANS = 200
-"""Plans of the whole table."""
+TRAININGS = 60
+"""Trainings of the whole table, each in every precision."""
 LAUNCHES = 2
 """At a time; ranks often wait for each other."""
 ERRORS = ("loss", "tensor", "whole", "buffer", "update", "own")
@@ -34,7 +34,7 @@ WITHIN = ("loss", "buffer", "update")
 """These must be within the tolerance; of gradients ``excess`` says it."""
 COLUMNS = (
     "precision",
-    "plans",
+    "trainings",
     "bar",
     "loss",
     "gradient of a tensor",
@@ -45,101 +45,84 @@ COLUMNS = (
     "plain torch's own",
     "failures",
 )
+Plans = tuple[Plan, ...]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of running a plan.
+    """The result of a training.
 
     Attributes:
-        number: of the plan, from 0.
+        number: of the training, from 0.
         precision: of its weights.
         errors: by their names; empty if it did not run.
         problems: what is wrong; none if it trains as a single process does.
-        kinds: of plans of groups that it belongs to.
+        features: that its plans have, of :data:`FEATURES`.
     """
 
     number: int
     precision: str
     errors: dict[str, float]
     problems: tuple[str, ...]
-    kinds: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A plan to be drawn, whatever the others.
+def parity(count: int, seed: int, precisions: Sequence[str] = PRECISIONS) -> list[Outcome]:
+    """Draw trainings and run each in every precision; equal arguments draw equal trainings.
 
-    Attributes:
-        ranks: that run it.
-        plan: draws the rest.
-    """
-
-    ranks: int
-    plan: Callable[[], Plan]
-
-
-def parity(count: int, seed: int, draw: Callable[[random.Random], Drawing]) -> list[Outcome]:
-    """Draw plans and run each; equal arguments draw equal plans.
-
-    Plans of the next number of ranks are drawn while others run.
+    Those of the next number of ranks are drawn while others run.
 
     Args:
-        count: of the plans.
+        count: of the trainings.
         seed: of all that is drawn.
-        draw: :func:`of_devices` or :func:`of_groups`.
+        precisions: of the weights.
     """
-    drawings = [draw(random.Random(f"{seed}/{number}")) for number in range(count)]
+    generators = [random.Random(f"{seed}/{number}") for number in range(count)]
+    ranks = [rng.choice(RANKS) for rng in generators]
+    states = [rng.getstate() for rng in generators]
+
+    def drawn(number: int, precision: str) -> Plans:
+        generators[number].setstate(states[number])
+        return random_training(generators[number], ranks[number], precision)
+
     with TemporaryDirectory() as folder, ThreadPoolExecutor(LAUNCHES) as pool:
         running = []
-        for ranks in sorted({row.ranks for row in drawings}, reverse=True):
-            plans = {
-                number: row.plan() for number, row in enumerate(drawings) if row.ranks == ranks
+        for together in sorted(set(ranks), reverse=True):
+            trainings = {
+                f"{number:06d}.{precision}": drawn(number, precision)
+                for number in range(count)
+                for precision in precisions
+                if ranks[number] == together
             }
-            running.append(pool.submit(_run, plans, ranks, Path(folder) / str(ranks)))
+            running.append(pool.submit(_run, trainings, together, Path(folder) / str(together)))
         found = [outcome for outcomes in running for outcome in outcomes.result()]
-    return sorted(found, key=lambda outcome: outcome.number)
+    return sorted(found, key=lambda outcome: (outcome.number, outcome.precision))
 
 
-def of_devices(rng: random.Random) -> Drawing:
-    """Return a plan of single devices."""
-    ranks = rng.randint(MIN_RANKS, MAX_RANKS)
-    return Drawing(ranks, partial(random_plan, rng, ranks))
-
-
-def of_groups(rng: random.Random) -> Drawing:
-    """Return a plan of tensor-parallel groups."""
-    sizes = random_sizes(rng)
-    return Drawing(sum(sizes), partial(random_group_plan, rng, sizes))
-
-
-def _run(plans: Mapping[int, Plan], ranks: int, folder: Path) -> list[Outcome]:
-    """All these plans, in one launch unless one of them ends it."""
-    folder.mkdir()
-    for number, plan in plans.items():
-        plan.save(_file(folder, number))
-    reports: dict[int, dict[str, Any]] = {}
-    while len(reports) < len(plans):
+def _run(trainings: Mapping[str, Plans], ranks: int, folder: Path) -> list[Outcome]:
+    """All these trainings, in one launch unless one of them ends it."""
+    for name, plans in trainings.items():
+        for plan, file in zip(plans, plan_files(folder, name), strict=False):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            plan.save(file)
+    reports: dict[str, dict[str, Any]] = {}
+    while len(reports) < len(trainings):
         said = _launch(ranks, folder)
         reports |= _reports(folder / "report")
-        missing = [number for number in plans if number not in reports]
+        missing = [name for name in trainings if name not in reports]
         if missing:
-            # Plans run in their order: the first without a report is the one that failed.
+            # They run in their order: the first without a report is the one that failed.
             reports[missing[0]] = {"problems": [f"did not run: {said}"]}
-            _file(folder, missing[0]).unlink()
-    return [_outcome(number, plan, reports[number]) for number, plan in plans.items()]
+            plan_files(folder, missing[0])[0].unlink()
+    return [_outcome(name, plans, reports[name]) for name, plans in trainings.items()]
 
 
-def _file(folder: Path, number: int) -> Path:
-    return folder / f"{number:06d}.json"
-
-
-def _reports(folder: Path) -> dict[int, dict[str, Any]]:
-    return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
+def _reports(folder: Path) -> dict[str, dict[str, Any]]:
+    return {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
 
 
 def _launch(ranks: int, folder: Path) -> str:
-    """Run all plans of the folder that have no report; the last the ranks said if they failed."""
+    """Run all trainings of a folder that have no report; what ranks said last if they failed."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = subprocess.run(
         [*command, "--nproc-per-node", str(ranks), "-m", WORKER, str(folder)],
@@ -153,9 +136,10 @@ def _launch(ranks: int, folder: Path) -> str:
     return "; ".join(said[:3]) or done.stderr[-500:]
 
 
-def _outcome(number: int, plan: Plan, report: dict[str, Any]) -> Outcome:
+def _outcome(name: str, plans: Plans, report: dict[str, Any]) -> Outcome:
+    number, _, precision = name.partition(".")
     errors = {name: report[name] for name in ERRORS if name in report}
-    bar = TOLERANCE[plan.job.precision]
+    bar = TOLERANCE[precision]
     beyond = [
         f"relative error of {name}: {errors[name]:.2e}, allowed are {bar:g}"
         for name in WITHIN
@@ -166,25 +150,30 @@ def _outcome(number: int, plan: Plan, report: dict[str, Any]) -> Outcome:
             f"gradients: {errors['tensor']:.2e} of {report['worst']}, {errors['whole']:.2e} of "
             f"all; {report['excess']:.2g} times what is allowed"
         )
-    kinds = tuple(kind for kind, is_of in _KINDS.items() if is_of(plan))
-    return Outcome(number, plan.job.precision, errors, (*report["problems"], *beyond), kinds)
+    features = tuple(feature for feature, is_of in FEATURES.items() if is_of(plans))
+    return Outcome(int(number), precision, errors, (*report["problems"], *beyond), features)
 
 
 def summary(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str, Any]:
-    """One JSON object of all plans.
+    """One JSON object of all trainings.
 
-    ``max_relative_error`` is the largest of losses and of gradients, all of a plan as one vector,
-    by precision; ``largest`` has that of single tensors, and ``beyond_bar`` the plans where
-    one was beyond the bar, with plain torch's own error against float64.
+    ``max_relative_error`` is the largest of losses and of gradients, all of a training as one
+    vector, by precision; ``largest`` has that of single tensors, and ``beyond_bar`` the trainings
+    where one was beyond the bar, with plain torch's own error against float64; ``features`` counts
+    the trainings that have each.
     """
     return {
-        "plans": len(outcomes),
+        "trainings": len(outcomes),
         "max_relative_error": {
             precision: max(_errors(outcomes, precision, ("loss", "whole")), default=None)
             for precision in PRECISIONS
         },
         "failures": [
-            {"plan": outcome.number, "precision": outcome.precision, "problems": outcome.problems}
+            {
+                "training": outcome.number,
+                "precision": outcome.precision,
+                "problems": outcome.problems,
+            }
             for outcome in outcomes
             if outcome.problems
         ],
@@ -195,10 +184,13 @@ def summary(outcomes: Sequence[Outcome], seed: int, seconds: float) -> dict[str,
             for precision in PRECISIONS
         },
         "beyond_bar": [
-            {"plan": outcome.number, **outcome.errors}
+            {"training": outcome.number, **outcome.errors}
             for outcome in outcomes
             if outcome.errors.get("own")
         ],
+        "features": {
+            name: sum(name in outcome.features for outcome in outcomes) for name in FEATURES
+        },
         "seed": seed,
         "seconds": round(seconds, 1),
     }
@@ -209,45 +201,24 @@ def _errors(outcomes: Sequence[Outcome], precision: str, names: Sequence[str]) -
     return [errors[name] for errors in rows for name in names if name in errors]
 
 
-def run_parity(count: int, seed: int, draw: Callable[[random.Random], Drawing]) -> dict[str, Any]:
+def run_parity(count: int, seed: int, precisions: Sequence[str] = PRECISIONS) -> dict[str, Any]:
     """:func:`parity`, summed up."""
     start_s = perf_counter()
-    outcomes = parity(count, seed, draw)
+    outcomes = parity(count, seed, precisions)
     return summary(outcomes, seed, perf_counter() - start_s)
 
 
-def parity_rows(count: int, seed: int) -> list[list[object]]:
-    """A row of the table for each precision."""
-    return rows_of(parity(count, seed, of_devices))
+FEATURE_COLUMNS = ("with", *COLUMNS)
 
 
-GROUP_COLUMNS = ("plans of groups", *COLUMNS)
-_KINDS: Mapping[str, Callable[[Plan], bool]] = {
-    "of 2": lambda plan: plan.degrees == (2,),
-    "of 4": lambda plan: plan.degrees == (4,),
-    "of several sizes": lambda plan: len(plan.degrees) > 1,
-    "sharing positions": lambda plan: plan.job.sequence_parallel,
-    "with experts": lambda plan: "mixtral" in plan.model.name,
-    "sharing optimizer state": lambda plan: plan.job.shards_state and _has_replicas(plan),
-    "with replicas": lambda plan: _has_replicas(plan),
-    "with several stages a group": lambda plan: len(plan.stages) > len(plan.ranks),
-    "with split backwards": lambda plan: any("W" in order for order in plan.orders.values()),
-}
-
-
-def _has_replicas(plan: Plan) -> bool:
-    return any(len(stage.devices) > 1 for stage in plan.stages)
-
-
-def group_rows(count: int, seed: int) -> list[list[object]]:
-    """Rows for each kind of plans of groups, one a precision; plans are of several kinds."""
-    outcomes = parity(count, seed, of_groups)
-    return [
-        [kind, *row]
-        for kind in _KINDS
-        for row in rows_of([outcome for outcome in outcomes if kind in outcome.kinds])
-        if row[1]
-    ]
+def feature_rows(count: int, seed: int) -> list[list[object]]:
+    """Rows of all trainings and of those with each feature, one a precision."""
+    outcomes = parity(count, seed)
+    rows: list[list[object]] = [["any", *row] for row in rows_of(outcomes)]
+    for feature in FEATURES:
+        mine = [outcome for outcome in outcomes if feature in outcome.features]
+        rows += [[feature, *row] for row in rows_of(mine)]
+    return rows
 
 
 def rows_of(outcomes: Sequence[Outcome]) -> list[list[object]]:

@@ -1,14 +1,15 @@
-"""One rank of the parity runs: runs every plan of a folder and compares with a single process.
+"""One rank of the parity runs: trains by every plan of a folder, compared with a single process.
 
 ``torchrun --nproc-per-node N -m benchmarks.executor.parity_worker FOLDER`` reads ``FOLDER/*.json``
-and writes ``FOLDER/report/NAME.json`` for each plan that has none yet.
+and writes ``FOLDER/report/NAME.json`` for each plan that has none yet. Where there is a plan
+``FOLDER/then/NAME.json``, training goes on by that one from a checkpoint.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,10 +20,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmarks.executor.single_process import SEED, STEPS, Held, batch_source, compare, joined
+from executor.checkpoint.read import Checkpoint
 from executor.emulation.pace import Pace
 from executor.launch.prepare import prepare
 from executor.runtime.runtime import StepRecord
 from executor.training.optimisation import StepOutcome
+from executor.training.saved_state import SavedState
 from executor.training.state_shards import StateShards
 from executor.training.trainer import Trainer, optimisation_of
 from planner.plan.plan import Plan
@@ -36,18 +39,28 @@ def main(folder: Path) -> None:
     for path in sorted(folder.glob("*.json")):
         target = folder / "report" / path.name
         if not target.exists():
-            _run(Plan.load(path), target)
+            files = [file for file in plan_files(folder, path.stem) if file.exists()]
+            _run([Plan.load(file) for file in files], target)
             dist.barrier()
     dist.destroy_process_group()
 
 
-def _run(plan: Plan, target: Path) -> None:
-    ranks = [gathered(iteration.held) for iteration in trained(plan, STEPS)]
-    if dist.get_rank() == 0:
-        ranks = [joined(plan, held) for held in ranks]
-    if dist.get_rank() == 0:
+def plan_files(folder: Path, name: str) -> tuple[Path, Path]:
+    """Return the files of a training's first plan, and of a second if it has one."""
+    return folder / f"{name}.json", folder / "then" / f"{name}.json"
+
+
+def _run(plans: Sequence[Plan], target: Path) -> None:
+    is_first, ranks, saved = dist.get_rank() == 0, [], None
+    for plan in plans:
+        checkpoints = target.with_suffix(".checkpoints") if len(plans) > 1 else None
+        for iteration in trained(plan, STEPS, resume=saved, save=checkpoints):
+            held = gathered(iteration.held)
+            ranks.append(joined(plan, held) if is_first else held)
+        saved = checkpoints
+    if is_first:
         target.parent.mkdir(exist_ok=True)
-        report = {"precision": plan.job.precision, **asdict(compare(plan, ranks))}
+        report = {"precision": plans[0].job.precision, **asdict(compare(plans[0], ranks))}
         target.write_text(json.dumps(report))
 
 
@@ -73,16 +86,30 @@ class Iteration:
     record: StepRecord
 
 
-def trained(plan: Plan, steps: int, pace: Pace | None = None) -> list[Iteration]:
-    """Train by a plan from its first iteration on.
+def trained(
+    plan: Plan,
+    steps: int,
+    pace: Pace | None = None,
+    *,
+    resume: Path | None = None,
+    save: Path | None = None,
+) -> list[Iteration]:
+    """Train by a plan.
 
     Args:
         plan: of all ranks of the process group.
         steps: iterations.
         pace: what operations are held to; None: they take their own time.
+        resume: folder of checkpoints, of which the latest is gone on from; None: from the first
+            iteration on.
+        save: folder that gets a checkpoint in the end; None: there is none.
     """
     prepared = prepare(plan, plan.model.factory, seed=SEED)
-    optimisation = optimisation_of(prepared)
+    state, optimisation, done = SavedState(prepared, SEED), optimisation_of(prepared), 0
+    if resume is not None:
+        checkpoint = Checkpoint.open(resume)
+        done = state.require_fits(checkpoint)
+        state.load(checkpoint, optimisation)
     found = Gradients(prepared.parameters, optimisation.shards)
     trainer = Trainer.of_model(
         prepared,
@@ -94,7 +121,7 @@ def trained(plan: Plan, steps: int, pace: Pace | None = None) -> list[Iteration]
         pace=pace,
     )
     iterations = []
-    for step in range(1, steps + 1):
+    for step in range(done + 1, done + steps + 1):
         metrics = trainer.step(step)
         if plan.job.shards_parameters:
             trainer.settle()
@@ -102,6 +129,9 @@ def trained(plan: Plan, steps: int, pace: Pace | None = None) -> list[Iteration]
         parameters = {n: p.detach().clone() for n, p in prepared.parameters.items()}
         held = Held(metrics.loss, found.kept, buffers, parameters)
         iterations.append(Iteration(held, metrics.step_time_s, trainer.record))
+    if save is not None:
+        groups = trainer.process_groups
+        state.save(save, done + steps, trainer.optimisation, 0, None, trainer.members, groups)
     trainer.close()
     return iterations
 

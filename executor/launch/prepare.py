@@ -24,6 +24,7 @@ from executor.launch.partial_model import Needed
 from executor.launch.run import PlanRank, RunSettings
 from executor.runtime.lowering import lower
 from executor.runtime.member_messages import MemberMessages
+from executor.split.attention import cores_of
 from executor.split.in_place_writes import is_noted, require_order
 from executor.split.member_step import MemberStep, ParameterShares, member_step
 from executor.split.model_split import cut, cut_for_member, messages_by_size
@@ -173,8 +174,9 @@ def _member_steps(
     """
     sizes = plan.degrees if len(plan.degrees) > 1 else (members,)
     splits = {size: planned_split(plan, size) for size in sizes}
+    cores = cores_of(exported) if plan.job.recompute_attention else ()
     return {
-        size: member_step(exported, layers, split)
+        size: member_step(exported, layers, split, cores)
         for size, split in splits.items()
         if split is not None
     }
@@ -315,6 +317,8 @@ def require_possible_features(plan: Plan, run: RunSettings, *, emulated: bool = 
         require_without(plan.job, "--emulate-speed", ["shard_parameters", "lengths"])
     if plan.sync.strategy not in SYNCHRONOUS:
         require_without(plan.job, f"sync.strategy = {plan.sync.strategy}", ["lengths"])
+    if any(stage.offload for stage in plan.stages):
+        require_without(plan.job, "training with offloaded stashes", ["recompute_attention"])
 
 
 def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:

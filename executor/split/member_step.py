@@ -19,6 +19,7 @@ from executor.distributed.member_group import (
     TensorParallelGroup,
     member_shares,
 )
+from executor.split.attention import Cores
 from planner.errors import PipeplanError
 from planner.model.split_record import SplitRecord
 from planner.model.tracing.export import ExportedStep
@@ -43,6 +44,7 @@ class MemberStep:
         place_of: of each operation, that of the value in the whole step which it makes, a part of
             it or communicates.
         shared: of operations whose results members have shares of by positions, the dimension.
+        cores: the operations of each core of attention that runs again in the backward.
     """
 
     exported: ExportedStep
@@ -50,10 +52,11 @@ class MemberStep:
     takes_gradient: frozenset[str]
     place_of: Mapping[fx.Node, int]
     shared: Mapping[fx.Node, int]
+    cores: Cores
 
 
 def member_step(
-    exported: ExportedStep, layers: LayerAssignment, planned: SplitRecord
+    exported: ExportedStep, layers: LayerAssignment, planned: SplitRecord, cores: Cores = ()
 ) -> MemberStep:
     """Return what each member of a group runs; it is the same for all.
 
@@ -61,6 +64,7 @@ def member_step(
         exported: the whole training step.
         layers: of its operations.
         planned: how the plan splits it.
+        cores: of attention in the whole step that run again in the backward.
 
     Raises:
         PipeplanError: if the step does not split as the plan says, or an operation draws random
@@ -75,6 +79,8 @@ def member_step(
     module = _with_group(exported, localiser.run(), localiser.group, planned.degree)
     _Shapes(module, exported, planned).find()
     places = {node: place for place, node in enumerate(exported.graph.nodes)}
+    core_of = {value: number for number, core in enumerate(cores) for value in core}
+    own_cores: dict[int, set[fx.Node]] = {}
     layer_of: dict[fx.Node, str] = {}
     place_of: dict[fx.Node, int] = {}
     static, takes_gradient = set(), set()
@@ -88,6 +94,8 @@ def member_step(
             place_of[node] = places[value]
         if value in split.gradients:
             takes_gradient.add(node.name)
+        if value in core_of:
+            own_cores.setdefault(core_of[value], set()).add(node)
     return MemberStep(
         ExportedStep(module, exported.names),
         LayerAssignment(
@@ -99,6 +107,7 @@ def member_step(
         frozenset(takes_gradient),
         place_of,
         _shared(localiser.made, split),
+        tuple(map(frozenset, own_cores.values())),
     )
 
 

@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 import torch
 from torch import Tensor, fx
 
+from executor.split.attention import Cores, core_marks, cores_of
 from executor.split.in_place_writes import InPlaceWrites, is_noted
 from executor.split.member_step import MemberStep
 from executor.split.piece_graph import Filled, HeldAttributes, PieceGraph
@@ -47,7 +48,10 @@ def cut(
         for stage in plan.stages
         if plan.job.shards_parameters and len(stage.devices) > 1
     }
-    cutter = _Cutter(exported, layers, plan.stages, takes_gradient, device, apart=apart)
+    cores = cores_of(exported) if plan.job.recompute_attention else ()
+    cutter = _Cutter(
+        exported, layers, plan.stages, takes_gradient, device, apart=apart, cores=cores
+    )
     return [cutter.stage(index) for index in indices]
 
 
@@ -85,6 +89,7 @@ def _of_member(
         device,
         shares,
         step,
+        cores=step.cores,
     )
 
 
@@ -184,6 +189,7 @@ class _Cutter:
         filled: Filled | None = None,
         member: MemberStep | None = None,
         apart: Set[int] = frozenset(),
+        cores: Cores = (),
     ) -> None:
         self.device = device
         self.filled = filled
@@ -209,6 +215,7 @@ class _Cutter:
             exported, self.node_piece, between, self.node_stage
         ).into_received()
         self.drawing = self._drawing()
+        self.marks = core_marks(exported, layers, cores)
 
     def _drawing(self) -> list[fx.Node]:
         """Operations that draw random numbers; the stages draw one after the other as the model."""
@@ -273,7 +280,7 @@ class _Cutter:
         return Piece(
             recompute=self.pieces[number].recompute,
             offload=self.pieces[number].offload,
-            graph=graph.build(nodes, leaving),
+            graph=graph.build(nodes, leaving, self.marks),
             reads=tuple(map(self.boundary, reads)),
             makes=tuple(map(self.boundary, leaving)),
             model_inputs=tuple(str(node.target) for node in inputs),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import torch
 from torch import Tensor, fx, nn
 
+from executor.split.attention import CORE, CoreMark
 from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.torch_private import tree_map_only
 
@@ -88,10 +89,23 @@ class PieceGraph:
             self.copies[node] = self.graph.placeholder(node.name)
             self.copies[node].meta = dict(node.meta)
 
-    def build(self, nodes: Sequence[fx.Node], leaving: Sequence[fx.Node]) -> fx.GraphModule:
-        """Copy the operations; the module returns the values ``leaving`` as a tuple."""
+    def build(
+        self,
+        nodes: Sequence[fx.Node],
+        leaving: Sequence[fx.Node],
+        marks: Mapping[fx.Node, CoreMark],
+    ) -> fx.GraphModule:
+        """Copy the operations; the module returns the values ``leaving`` as a tuple.
+
+        Args:
+            nodes: the operations, in order.
+            leaving: the values that are returned.
+            marks: of those that run again in the backward with the core of attention.
+        """
         for node in nodes:
             self.copies[node] = self._copy(node)
+            if node in marks:
+                self.copies[node].meta[CORE] = marks[node]
         self.graph.output(tuple(self._copy_of(node) for node in leaving))
         self.graph.lint()
         return fx.GraphModule(self.root.module, self.graph)

@@ -12,8 +12,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from executor.distributed.member_group import TensorParallelGroup
 from executor.runtime.worker import TensorSpec
+from executor.split.attention import CORE
 from executor.split.member_step import GROUP
 from executor.split.stage_module import Piece, StageModule
+from executor.stage.attention import recompute_cores
 from executor.stage.divided import Divided, LayerWeights
 from executor.stage.drawn_numbers import drawn_offset
 from executor.stage.offload import StashOffload
@@ -128,13 +130,14 @@ class StageRunner:
             for graph in graphs:
                 put_gates(graph, stage.parameters, before_use)
         self.statistics = None if statistics.is_empty else statistics
-        pairs = list(zip(stage.pieces, graphs, strict=True))
         self.graphs = tuple(graphs)
-        self._whole_runs = [self._run(piece, graph, graph) for piece, graph in pairs]
+        deferred = [defer_weight_gradients(g, self._queue) for g in graphs if self.split]
+        for graph in (*graphs, *deferred):
+            recompute_cores(graph, self._core_again)
+        self._whole_runs = list(map(self._run, stage.pieces, graphs, graphs))
         self._split_runs = self._whole_runs
         if self.split:
-            deferred = [(p, g, defer_weight_gradients(g, self._queue)) for p, g in pairs]
-            self._split_runs = [self._run(*row) for row in deferred]
+            self._split_runs = list(map(self._run, stage.pieces, graphs, deferred))
 
     def begin(self, loss_scale: float) -> None:
         """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
@@ -178,6 +181,21 @@ class StageRunner:
             self.statistics,
             # What the weight gradients of a split backward need, they keep whole.
             self._keeping_shares if first is again else self._context,
+            self.device,
+        )
+
+    def _core_again(
+        self, core: fx.GraphModule, differentiable: Sequence[bool], is_random: bool
+    ) -> Run:
+        written = [False for node in core.graph.nodes if node.op == "placeholder"]
+        return Recomputed(
+            core,
+            core,
+            written,
+            differentiable,
+            is_random,
+            self.statistics,
+            self._context,
             self.device,
         )
 
@@ -458,14 +476,18 @@ def defer_weight_gradients(module: fx.GraphModule, queue: Queue) -> fx.GraphModu
     """A copy of the module whose backward leaves weight gradients in ``queue``.
 
     Operations that cannot be taken apart (see
-    :func:`planner.model.tracing.gradients.is_deferrable`) keep
-    the gradients of parameters in the backward itself. What is computed from parameters alone has
-    its backward in the second half, whatever uses it.
+    :func:`planner.model.tracing.gradients.is_deferrable`), or that run again with the core of
+    attention, keep the gradients of parameters in the backward itself. What is computed from
+    parameters alone has its backward in the second half, whatever uses it.
     """
     deferred = copied(module)
     weights = trained_weights(deferred)
     parameters = {node for node in weights if node.op == "get_attr"}
-    apart = [node for node in deferred.graph.nodes if is_deferrable(node, weights)]
+    apart = [
+        node
+        for node in deferred.graph.nodes
+        if CORE not in node.meta and is_deferrable(node, weights)
+    ]
     _hold_gradients(deferred, weights, queue, set(apart))
     for number, node in enumerate(apart):
         name = f"deferred_{number}"

@@ -57,7 +57,6 @@ from executor.training.trainer import Trainer, optimisation_of
 from planner.errors import PipeplanError, shorten
 from planner.model.tracing.factory import Loss
 from planner.plan.plan import Plan
-from planner.plan.unsupported import require_without
 from planner.prediction import with_strategy
 from planner.records.document import require_file_path
 from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
@@ -177,7 +176,6 @@ def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> N
     require_effect(plan, run)
     require_groups(plan, run)
     require_possible_features(plan, run)
-    require_without(plan.job, "training", ["recompute_attention"])
     require_job_optimizer(plan, run, config)
     require_timeout(run.timeout_s)
     if run.pace is not None:

@@ -10,11 +10,18 @@ from warm_python import warm_python
 from benchmarks.executor import __main__ as executor
 from benchmarks.executor import freedoms
 from benchmarks.executor import parity as executor_parity
+from benchmarks.executor.features import FEATURES
 from benchmarks.executor.parity import Outcome, summary
-from benchmarks.executor.plans import MAX_MICROBATCHES, MAX_REPLICAS, MAX_STAGES, random_plan
+from benchmarks.executor.plans import (
+    MAX_MICROBATCHES,
+    MAX_REPLICAS,
+    MAX_STAGES,
+    PRECISIONS,
+    random_training,
+)
 from benchmarks.executor.single_process import Alone, Held, error_of_training
 from planner.errors import PipeplanError
-from planner.plan.plan import Sync
+from planner.plan.plan import Plan, Sync
 from planner.prediction import with_strategy
 from planner.verification import verify
 
@@ -27,37 +34,37 @@ def _ranks_share_imports(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON_EXEC", warm_python())  # What torchrun starts ranks with.
 
 
-def test_random_plans_train_as_a_single_process_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_random_trainings_agree_with_a_single_process(capsys: pytest.CaptureFixture[str]) -> None:
     status = executor.main(["--parity", "6", "--seed", "5", "--json"])
     found = json.loads(capsys.readouterr().out)
-    assert found["plans"] == 6
+    assert found["trainings"] == 12
     assert found["failures"] == []
     assert status == 0
     assert found["max_relative_error"]["float32"] <= 1e-6
-    # Inception with its branches in another order, which adds their gradients in another.
-    assert [row["plan"] for row in found["beyond_bar"]] == [0]
-    assert found["max_relative_error"]["float64"] <= 1e-12
-
-
-def test_random_plans_of_groups_train_as_a_single_process_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Two groups of two that share positions and state, experts on one, and groups of four."""
-    status = executor.main(["--parity", "4", "--groups", "--seed", "3", "--json"])
-    found = json.loads(capsys.readouterr().out)
-    assert (found["failures"], status) == ([], 0)
     assert found["max_relative_error"]["float64"] <= 1e-12
 
 
 def test_random_plans_hold_and_use_every_rank() -> None:
-    for seed in range(8):
+    """Those of a training are for the same weights, and equal in every precision."""
+    trainings = []
+    for seed in range(12):
         ranks = 2 + seed % 5
-        plan = random_plan(random.Random(seed), ranks)
-        assert verify(plan) == []
-        assert len(plan.ranks) == ranks
-        assert len(plan.stages) <= MAX_STAGES
-        assert plan.microbatches <= MAX_MICROBATCHES
-        assert all(len(stage.devices) <= MAX_REPLICAS for stage in plan.stages)
+        plans, others = (random_training(random.Random(seed), ranks, p) for p in PRECISIONS)
+        assert [plan.orders for plan in plans] == [plan.orders for plan in others]
+        assert len({_weights(plan) for plan in plans}) == 1
+        for plan in plans:
+            assert verify(plan) == []
+            assert plan.world_size == ranks
+            assert len(plan.stages) <= MAX_STAGES
+            assert plan.microbatches <= MAX_MICROBATCHES
+            assert all(len(stage.devices) <= MAX_REPLICAS for stage in plan.stages)
+        trainings.append(plans)
+    missing = {name for name, has in FEATURES.items() if not any(map(has, trainings))}
+    assert missing == set()
+
+
+def _weights(plan: Plan) -> tuple[tuple[str, int], ...]:
+    return tuple((row.name, row.elements) for row in plan.model.graph.parameters)
 
 
 def outcome(number: int, error: float, *problems: str) -> Outcome:
@@ -68,7 +75,7 @@ def outcome(number: int, error: float, *problems: str) -> Outcome:
 def test_failures_are_listed_and_the_largest_error_is_told() -> None:
     found = summary([outcome(0, 1e-16), outcome(1, 1e-3, "replicas differ")], 0, 1.0)
     assert found["max_relative_error"] == {"float32": None, "float64": 1e-3}
-    assert [failure["plan"] for failure in found["failures"]] == [1]
+    assert [failure["training"] for failure in found["failures"]] == [1]
 
 
 def test_a_failure_ends_with_another_status(
@@ -86,7 +93,7 @@ def test_the_table_has_a_row_for_each_precision(
     assert executor.main(["--rows", "parity"]) == 0
     text = capsys.readouterr().out
     assert "## Against a single process" in text
-    assert "| float64 | 1 | 1e-12 | 1.0e-16 |" in text
+    assert "| any | float64 | 1 | 1e-12 | 1.0e-16 |" in text
 
 
 def test_unknown_sections_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +117,7 @@ def test_plans_that_lack_a_freedom_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_error_of_a_training_is_that_of_its_losses_and_last_weights() -> None:
-    plan = random_plan(random.Random(3), 2)
+    (plan,) = random_training(random.Random(3), 2, "float64")
     alone, iterations = Alone(plan), []
     for step in (1, 2):
         loss = alone.forward_backward(step)

@@ -99,7 +99,8 @@ def cut_everywhere(
 
     def plan_of(stages: Stages) -> Plan:
         rows = [(part, DEVICES[:1]) for part in stages]
-        return scheduled(pipeline_of(graph, None, rows, microbatches=1, loss=job.loss))
+        fields = {"loss": job.loss, "recompute_attention": job.recompute_attention}
+        return scheduled(pipeline_of(graph, None, rows, microbatches=1, **fields))
 
     exported = export_planned_model(plan_of([layers]), model)
 

@@ -20,7 +20,7 @@ from executor_plans import (
 from launch import forked
 
 from benchmarks.executor.parity import WITHIN
-from benchmarks.executor.plans import random_plan
+from benchmarks.executor.plans import random_training
 from benchmarks.executor.single_process import TOLERANCE
 from executor.launch.prepare import Prepared, prepare
 from executor.launch.run import PlanRank
@@ -285,6 +285,13 @@ def four_members_with_whole_experts_that_share_positions() -> Plan:
     )
 
 
+def groups_that_recompute_attention() -> Plan:
+    """Its dropout draws the masks of a single process again; a layer is recomputed whole too."""
+    again = {"recompute_attention": True, "model_arguments": {"dropout": 0.2}, **DOUBLE}
+    groups, order = ["g0", "g0 g1"], halves(21, split=0.5)
+    return on_groups("bert_tiny", [3], groups, order, recompute=[2], microbatches=3, **again)
+
+
 EIGHT_HEADS = {"model_arguments": {"kv_heads": 4}}
 DOUBLE = {"precision": "float64"}
 PLANS: dict[str, Callable[[], Plan]] = {
@@ -326,9 +333,12 @@ PLANS: dict[str, Callable[[], Plan]] = {
         groups_with_experts,
         groups_with_whole_experts,
         four_members_with_whole_experts_that_share_positions,
+        groups_that_recompute_attention,
     )
 } | {
-    f"random_plan_{seed}": lambda seed=seed: random_plan(random.Random(seed), len(DEVICES))
+    f"random_plan_{seed}": lambda seed=seed: random_training(
+        random.Random(seed), len(DEVICES), "float64"
+    )[0]
     for seed in range(3)
 }
 

@@ -145,6 +145,15 @@ def test_divided_weights_are_refused(what: str) -> None:
         WITH_PROBLEM[what](problem("shard_parameters"))
 
 
+def test_recomputed_attention_is_not_trained_beside_offloaded_stashes() -> None:
+    plan = planned("recompute_attention")
+    require_possible_features(plan, RunSettings())
+    stages = [stage.model_copy(update={"offload": stage.layers}) for stage in plan.stages]
+    told = WORDS["recompute_attention"].format("training with offloaded stashes")
+    with pytest.raises(PipeplanError, match=told):
+        require_possible_features(plan.model_copy(update={"stages": stages}), RunSettings())
+
+
 def test_what_takes_lengths_but_no_offload_says_so() -> None:
     with pytest.raises(PipeplanError, match=WORDS["offload"].format("compare")):
         WITH_PROBLEM["compare"](problem("offload"))
