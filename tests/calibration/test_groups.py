@@ -25,7 +25,7 @@ STAGES = [["l0", "l1"], ["l2", "l3"]]
 
 
 def planned(seed: int = 1, **job: Any) -> Plan:
-    """Two stages of two layers on two groups of two, joined by a switch."""
+    """Two stages of two layers on two groups of two, joined by a switch; messages take 5 ms."""
     told = tiny_problem(seed, layers=4, tensor_parallel=2, microbatches=3, **job)
     record = told.graph.record
     # Any layer may begin a stage.
@@ -39,7 +39,10 @@ def planned(seed: int = 1, **job: Any) -> Plan:
         )
         for row in record.splits
     )
-    graph = LayerGraph.from_record(record.model_copy(update={"splits": splits}))
+    tensors = tuple(row.model_copy(update={"bytes": 50_000_000}) for row in record.boundaries)
+    graph = LayerGraph.from_record(
+        record.model_copy(update={"splits": splits, "boundaries": tensors})
+    )
     return adopt(replace(told, graph=graph, cluster=on_a_switch()), STAGES)
 
 
