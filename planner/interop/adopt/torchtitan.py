@@ -1,22 +1,32 @@
 """A configuration of torchtitan as a layout of stages, groups, pipelines and microbatches.
 
 Names are those of torchtitan 0.1 to 0.3 and of its main branch of August 2026, b5bcd76: the classes
-``Parallelism``, ``Training`` and ``ActivationCheckpoint`` of ``torchtitan/config``.
+``Parallelism``, ``Training`` and ``ActivationCheckpoint`` of ``torchtitan/config``; older ones are
+read as well.
+
+FSDP is :attr:`planner.space.Space.shard_parameters` where layers are gathered for each forward and
+each backward (``fsdp_reshard_after_forward``). Where they stay as they are gathered until the end of
+an iteration, each rank holds whole weights and gradients meanwhile, and gathers and reduces them
+once: that is :attr:`planner.space.Space.shard_optimizer`, but for a share of both that it keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
 from planner.interop.adopt.layout import LayoutNames, RuntimeLayout
-from planner.interop.adopt.torchtitan_stages import TorchtitanFields, division_of, schedule_of
+from planner.interop.adopt.torchtitan_stages import (
+    OLDER,
+    TorchtitanFields,
+    division_of,
+    schedule_of,
+)
 from planner.job import Precision
 from planner.records.document import read_toml_or_json
-from planner.units import plural
 
 _DEGREES = {
     "context_parallel_degree": "context-parallel groups are not planned",
@@ -35,12 +45,12 @@ def read_torchtitan_config(path: str | Path) -> RuntimeLayout:
     """
     source = str(path)
     data = read_toml_or_json(path)
-    if not isinstance(data, Mapping) or "parallelism" not in data:
+    found = TorchtitanFields(source, data if isinstance(data, Mapping) else {})
+    if "parallelism" not in found.data and not any(found.value(name) for name in OLDER):
         raise PipeplanError(
             f"{source}: has no table 'parallelism'; give torchtitan's configuration as TOML, or "
             "as JSON"
         )
-    found = TorchtitanFields(source, data)
     _refuse_inexpressible(found)
     layout = _layout(found)
     if found.problems:
@@ -52,21 +62,95 @@ def _refuse_inexpressible(found: TorchtitanFields) -> None:
     for name, reason in _DEGREES.items():
         if (degree := found.number(f"parallelism.{name}", 1)) > 1:
             found.wrong(f"parallelism.{name}", f"{degree}: {reason}; set it to 1")
-    shards = found.number("parallelism.data_parallel_shard_degree", -1, -1)
-    if shards not in (-1, 1):
-        found.wrong("parallelism.data_parallel_shard_degree", f"{shards}: {_SHARDED}")
+    kind = found.value(_TYPE)
+    if kind not in (None, "fsdp", "ddp"):
+        found.wrong(_TYPE, f"{shorten(kind)}: expected fsdp or ddp")
 
 
-_SHARDED = (
-    "FSDP shards parameters over the pipelines, but plans keep them whole in each; set it to 1 and "
-    "data_parallel_replicate_degree to the number of pipelines"
-)
+_TYPE = "training.data_parallel_type"
+_SHARDS = "parallelism.data_parallel_shard_degree"
+_COPIES = "parallelism.data_parallel_replicate_degree"
+_RESHARDS = "parallelism.fsdp_reshard_after_forward"
+
+
+@dataclass(frozen=True)
+class _Data:
+    """How data-parallel ranks hold the model.
+
+    Attributes:
+        copies: of it, each on its ranks.
+        shards: ranks that share a copy; None: as many as there are devices for.
+        gathers_always: whether they gather a layer for each forward and each backward.
+    """
+
+    copies: int
+    shards: int | None
+    gathers_always: bool
+
+    @classmethod
+    def of(cls, found: TorchtitanFields, size: int) -> _Data:
+        """Return what the file says; before HSDP it was one degree with a type."""
+        copies = found.number(_COPIES, 1)
+        shards = found.number(_SHARDS, -1, -1)
+        if shards == 0:
+            found.wrong(_SHARDS, "0: expected a whole number of at least 1, or -1 for the rest")
+        if found.value(_TYPE) == "ddp" and shards > 1:
+            copies, shards = shards, 1
+        policy = found.value(_RESHARDS) or "default"
+        if policy not in ("default", "always", "never"):
+            found.wrong(_RESHARDS, f"{shorten(policy)}: expected default, always or never")
+        always = policy == "always" or (policy == "default" and size == 1)
+        return cls(copies, None if shards == -1 else shards, always)
+
+    @property
+    def replicas(self) -> int | None:
+        """Data-parallel pipelines, if their number is told."""
+        return None if self.shards is None else self.copies * self.shards
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all pipelines share one copy, if there are several."""
+        return self.copies == 1 and self.shards != 1
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What is predicted otherwise than torchtitan does it."""
+        if self.is_shared and not self.gathers_always:
+            yield (
+                "parallelism.fsdp_reshard_after_forward: weights stay gathered from their first "
+                "forward on, so a plan counts weights and gradients whole and shares the "
+                "optimizer's state (shard_optimizer) where there are several pipelines; FSDP's own "
+                "share of both, which a rank holds besides, is not counted"
+            )
+
+    def problem(self, found: TorchtitanFields, degree: int, replicas: int) -> str | None:
+        """Return why plans cannot express it."""
+        if replicas % self.copies:
+            return (
+                f"{found.called(_COPIES)}: {self.copies} copies cannot share {replicas} "
+                "data-parallel ranks equally; correct one of them"
+            )
+        if replicas == self.copies:
+            return None
+        if self.copies > 1:
+            return (
+                f"{found.called(_SHARDS)}: {replicas // self.copies} shards of {self.copies} "
+                "copies (HSDP), but in plans all pipelines share one; set "
+                "data_parallel_replicate_degree to 1, or data_parallel_shard_degree to 1"
+            )
+        if self.gathers_always and degree > 1:
+            return (
+                f"{found.called(_RESHARDS)}: layers of tensor-parallel groups are gathered for "
+                "every microbatch, but plans divide weights over single devices alone; set it to "
+                '"never", or tensor_parallel_degree to 1'
+            )
+        return None
 
 
 def _layout(found: TorchtitanFields) -> RuntimeLayout:
     degree = found.number("parallelism.tensor_parallel_degree", 1)
     size = found.number("parallelism.pipeline_parallel_degree", 1)
-    batch = _Batch.of(found, size)
+    batch, data = _Batch.of(found, size), _Data.of(found, size)
     sequence = found.value("parallelism.enable_sequence_parallel")
     return RuntimeLayout(
         source=found.source,
@@ -75,28 +159,32 @@ def _layout(found: TorchtitanFields) -> RuntimeLayout:
         tensor_parallel=degree,
         sequence_parallel=degree > 1 and sequence in (None, True),
         pipeline_size=size,
-        replicas=found.number("parallelism.data_parallel_replicate_degree", 1),
+        replicas=data.replicas,
         schedule=schedule_of(found) if size > 1 else None,
         samples_per_microbatch=batch.samples,
         global_batch=batch.total,
         share=batch.share,
         recompute_blocks=_recompute_blocks(found),
+        shard_optimizer=data.is_shared and not data.gathers_always,
+        shard_parameters=data.is_shared and data.gathers_always,
         precision=_precision(found),
-        objection=partial(_objection, found, degree * size, batch),
-        notes=tuple(_notes(found)),
+        objection=partial(_objection, found, degree, batch, data),
+        notes=(*data.notes, *_notes(found)),
     )
 
 
 def _objection(
-    found: TorchtitanFields, each: int, batch: _Batch, devices: int, replicas: int
+    found: TorchtitanFields,
+    degree: int,
+    batch: _Batch,
+    data: _Data,
+    devices: int,
+    replicas: int,
 ) -> str | None:
     """Return why plans cannot express what is left over by the degrees."""
-    sharded = found.number("parallelism.data_parallel_shard_degree", -1, -1) == -1
-    if sharded and devices > each * replicas:
-        return (
-            f"parallelism.data_parallel_shard_degree: not 1, so the {devices} devices are "
-            f"{devices // each // replicas} shards of {plural(replicas, 'pipeline')}: {_SHARDED}"
-        )
+    problem = data.problem(found, degree, replicas)
+    if problem is not None:
+        return problem
     if batch.share is not None and batch.total is not None and batch.samples is not None:
         once = batch.samples * batch.share * replicas
         if batch.total != once:
@@ -136,10 +224,26 @@ class _Batch:
         local = found.number("training.local_batch_size", 0)
         total = found.number("training.global_batch_size", -1, -1)
         each = local
+        names = _names("parallelism.pipeline_parallel_microbatch_size", "global_batch_size")
         if size > 1:
             each = found.number("parallelism.pipeline_parallel_microbatch_size", 0)
-        names = _names("parallelism.pipeline_parallel_microbatch_size", "global_batch_size")
+            is_older = found.called(_DEGREE) != _DEGREE or found.value(_COUNT) is not None
+            if is_older and local:
+                return cls._of_count(found, names, local, size)
         return cls._made(found, names, local, total, each, size)
+
+    @classmethod
+    def _of_count(
+        cls, found: TorchtitanFields, names: LayoutNames, local: int, size: int
+    ) -> _Batch:
+        """Return the batch by the number of microbatches, as before April 2025."""
+        count = found.number(_COUNT, size)
+        if local % count:
+            found.wrong(
+                "training.local_batch_size",
+                f"{local} is no multiple of {found.called(_COUNT)} {count}; correct one of them",
+            )
+        return cls(names, max(1, local // count), count, None)
 
     @classmethod
     def _of_tokens(cls, found: TorchtitanFields, size: int) -> _Batch:
@@ -188,6 +292,8 @@ class _Batch:
         return cls(names, each, share, None if total == -1 else total)
 
 
+_DEGREE = "parallelism.pipeline_parallel_degree"
+_COUNT = "parallelism.pipeline_parallel_microbatches"
 _TOKENS = "num_tokens_per_microbatch_per_dp_rank"
 
 

@@ -253,8 +253,8 @@ def untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
 
 def ranks_in_words(plan: Plan, form: MegatronForm) -> str:
     """Return the number of ranks with degrees, such as ``8 ranks (tensor 2 x pipeline 4)``."""
-    sizes = {"tensor": plan.degree, "pipeline": form.pipeline_size, "data": len(form.pipelines)}
-    shown = " x ".join(f"{name} {n}" for name, n in sizes.items() if n > 1 or name == "pipeline")
+    found = {"tensor": plan.degree, "pipeline": form.pipeline_size, "data": len(form.pipelines)}
+    shown = " x ".join(f"{name} {n}" for name, n in found.items() if n > 1 or name == "pipeline")
     return f"{len(form.ranks)} ranks" + (f" ({shown})" if " x " in shown else "")
 
 

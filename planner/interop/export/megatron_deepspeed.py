@@ -71,9 +71,9 @@ class Division:
             return cls(counts_ends=True)
         tied = " with tied embeddings" if has_untied_head(plan, form.stack) else ""
         raise PipeplanError(
-            f"{TARGET}: stages: they hold {', '.join(map(str, counts))} blocks, but {TOOL} gives every pipeline "
-            f"rank equally many, or the first and the last{tied} one less than the others; adopt "
-            "such stages (`pipeplan adopt --megatron-layout`), or export --to deepspeed, which "
+            f"{TARGET}: stages: they hold {', '.join(map(str, counts))} blocks, but {TOOL} gives "
+            f"every pipeline rank equally many, or the first and the last{tied} one less than the "
+            "others; adopt such stages (`pipeplan adopt`), or export --to deepspeed, which "
             "takes any for a list of layers of your own"
         )
 
@@ -175,8 +175,8 @@ def _notes(
     if plan.job.sequence_parallel:
         yield (
             "--sequence-parallel is an argument of github.com/deepspeedai/Megatron-DeepSpeed "
-            f"alone; {CONFIG} keeps pipe_partitioned and grad_partitioned off, since each rank hands on "
-            "its own positions"
+            f"alone; {CONFIG} keeps pipe_partitioned and grad_partitioned off, since each rank "
+            "hands on its own positions"
         )
     yield from reduction_notes(plan, f"{TOOL} reduces them after all backwards")
     if len(form.pipelines) > 1 and plan.sync.strategy != "all_reduce":

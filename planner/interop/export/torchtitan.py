@@ -317,8 +317,7 @@ def _keys(
         "parallelism": {
             **groups,
             "pipeline_parallel_degree": len(set(by_pipeline[0])),
-            "data_parallel_replicate_degree": len(by_pipeline),
-            "data_parallel_shard_degree": 1,
+            **_data_parallel(plan, len(by_pipeline)),
             "pipeline_parallel_schedule": PLACEMENTS[style],
             "pipeline_parallel_schedule_csv": "schedule.csv",
             "pipeline_parallel_microbatch_size": samples,
@@ -331,6 +330,21 @@ def _keys(
             "mixed_precision_param": plan.job.precision,
             "mixed_precision_reduce": "float32",
         },
+    }
+
+
+def _data_parallel(plan: Plan, pipelines: int) -> dict[str, Any]:
+    """Return how pipelines hold the model: whole, or in shards of FSDP.
+
+    With shared optimizer state alone they gather weights once an iteration; otherwise for every
+    forward and every backward.
+    """
+    if pipelines == 1 or not plan.job.shards_state:
+        return {"data_parallel_replicate_degree": pipelines, "data_parallel_shard_degree": 1}
+    return {
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": pipelines,
+        "fsdp_reshard_after_forward": "always" if plan.job.shards_parameters else "never",
     }
 
 
@@ -364,6 +378,12 @@ def _notes(
     if not any(stage.recompute for stage in plan.stages):
         yield "the plan recomputes nothing: set config.activation_checkpoint = None"
     yield from split_notes(plan, f"{TOOL} splits it unevenly")
+    if len(by_pipeline) > 1 and plan.job.shards_state and not plan.job.shards_parameters:
+        yield (
+            "shard_optimizer: FSDP without resharding gathers weights once an iteration and "
+            "reduces gradients once, as the plan does; besides whole weights and gradients a rank "
+            f"holds its share of both, 1/{len(by_pipeline)}, which the plan does not count"
+        )
     yield from receive_buffer_notes(plan, plan.microbatches // len(by_pipeline))
     if plan.job.tokens_per_sample is None:
         yield (
