@@ -3,22 +3,18 @@
 Names are those of torchtitan 0.1 to 0.3 and of its main branch of August 2026, b5bcd76: the classes
 ``Parallelism``, ``Training`` and ``ActivationCheckpoint`` of ``torchtitan/config``; older ones are
 read as well.
-
-FSDP is :attr:`planner.space.Space.shard_parameters` where layers are gathered for each forward and
-each backward (``fsdp_reshard_after_forward``). Where they stay as they are gathered until the end of
-an iteration, each rank holds whole weights and gradients meanwhile, and gathers and reduces them
-once: that is :attr:`planner.space.Space.shard_optimizer`, but for a share of both that it keeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
 from planner.interop.adopt.layout import LayoutNames, RuntimeLayout
+from planner.interop.adopt.torchtitan_shards import DataParallel
 from planner.interop.adopt.torchtitan_stages import (
     OLDER,
     TorchtitanFields,
@@ -62,95 +58,12 @@ def _refuse_inexpressible(found: TorchtitanFields) -> None:
     for name, reason in _DEGREES.items():
         if (degree := found.number(f"parallelism.{name}", 1)) > 1:
             found.wrong(f"parallelism.{name}", f"{degree}: {reason}; set it to 1")
-    kind = found.value(_TYPE)
-    if kind not in (None, "fsdp", "ddp"):
-        found.wrong(_TYPE, f"{shorten(kind)}: expected fsdp or ddp")
-
-
-_TYPE = "training.data_parallel_type"
-_SHARDS = "parallelism.data_parallel_shard_degree"
-_COPIES = "parallelism.data_parallel_replicate_degree"
-_RESHARDS = "parallelism.fsdp_reshard_after_forward"
-
-
-@dataclass(frozen=True)
-class _Data:
-    """How data-parallel ranks hold the model.
-
-    Attributes:
-        copies: of it, each on its ranks.
-        shards: ranks that share a copy; None: as many as there are devices for.
-        gathers_always: whether they gather a layer for each forward and each backward.
-    """
-
-    copies: int
-    shards: int | None
-    gathers_always: bool
-
-    @classmethod
-    def of(cls, found: TorchtitanFields, size: int) -> _Data:
-        """Return what the file says; before HSDP it was one degree with a type."""
-        copies = found.number(_COPIES, 1)
-        shards = found.number(_SHARDS, -1, -1)
-        if shards == 0:
-            found.wrong(_SHARDS, "0: expected a whole number of at least 1, or -1 for the rest")
-        if found.value(_TYPE) == "ddp" and shards > 1:
-            copies, shards = shards, 1
-        policy = found.value(_RESHARDS) or "default"
-        if policy not in ("default", "always", "never"):
-            found.wrong(_RESHARDS, f"{shorten(policy)}: expected default, always or never")
-        always = policy == "always" or (policy == "default" and size == 1)
-        return cls(copies, None if shards == -1 else shards, always)
-
-    @property
-    def replicas(self) -> int | None:
-        """Data-parallel pipelines, if their number is told."""
-        return None if self.shards is None else self.copies * self.shards
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all pipelines share one copy, if there are several."""
-        return self.copies == 1 and self.shards != 1
-
-    @property
-    def notes(self) -> Iterator[str]:
-        """What is predicted otherwise than torchtitan does it."""
-        if self.is_shared and not self.gathers_always:
-            yield (
-                "parallelism.fsdp_reshard_after_forward: weights stay gathered from their first "
-                "forward on, so a plan counts weights and gradients whole and shares the "
-                "optimizer's state (shard_optimizer) where there are several pipelines; FSDP's own "
-                "share of both, which a rank holds besides, is not counted"
-            )
-
-    def problem(self, found: TorchtitanFields, degree: int, replicas: int) -> str | None:
-        """Return why plans cannot express it."""
-        if replicas % self.copies:
-            return (
-                f"{found.called(_COPIES)}: {self.copies} copies cannot share {replicas} "
-                "data-parallel ranks equally; correct one of them"
-            )
-        if replicas == self.copies:
-            return None
-        if self.copies > 1:
-            return (
-                f"{found.called(_SHARDS)}: {replicas // self.copies} shards of {self.copies} "
-                "copies (HSDP), but in plans all pipelines share one; set "
-                "data_parallel_replicate_degree to 1, or data_parallel_shard_degree to 1"
-            )
-        if self.gathers_always and degree > 1:
-            return (
-                f"{found.called(_RESHARDS)}: layers of tensor-parallel groups are gathered for "
-                "every microbatch, but plans divide weights over single devices alone; set it to "
-                '"never", or tensor_parallel_degree to 1'
-            )
-        return None
 
 
 def _layout(found: TorchtitanFields) -> RuntimeLayout:
     degree = found.number("parallelism.tensor_parallel_degree", 1)
     size = found.number("parallelism.pipeline_parallel_degree", 1)
-    batch, data = _Batch.of(found, size), _Data.of(found, size)
+    batch, data = _Batch.of(found, size), DataParallel.of(found, size)
     sequence = found.value("parallelism.enable_sequence_parallel")
     return RuntimeLayout(
         source=found.source,
@@ -177,7 +90,7 @@ def _objection(
     found: TorchtitanFields,
     degree: int,
     batch: _Batch,
-    data: _Data,
+    data: DataParallel,
     devices: int,
     replicas: int,
 ) -> str | None:
@@ -301,7 +214,7 @@ def _names(microbatch: str, batch: str) -> LayoutNames:
     return LayoutNames(
         tensor="parallelism.tensor_parallel_degree",
         pipeline="parallelism.pipeline_parallel_degree",
-        data="parallelism.data_parallel_replicate_degree",
+        data="parallelism.data_parallel_replicate_degree x data_parallel_shard_degree",
         microbatch=microbatch,
         batch=f"training.{batch}",
     )
