@@ -28,6 +28,7 @@ def require_without(
     features: Collection[Feature] = FEATURES,
     *,
     degree: int | None = None,
+    instead: str = "",
 ) -> None:
     """Refuse a job with features that something does not take yet.
 
@@ -37,23 +38,24 @@ def require_without(
         features: that it does not take.
         degree: devices of a tensor-parallel group of the plan, whose job may leave it open; None:
             what the job says counts.
+        instead: what takes groups, as a remedy.
 
     Raises:
         PipeplanError: naming each field, its value and the remedy.
     """
-    problems = list(_problems(job, what, features, degree))
+    problems = list(_problems(job, what, features, degree, instead))
     if problems:
         raise PipeplanError(problems)
 
 
 def _problems(
-    job: Job, what: str, features: Collection[Feature], degree: int | None
+    job: Job, what: str, features: Collection[Feature], degree: int | None, instead: str
 ) -> Iterator[str]:
     groups = job.tensor_parallel if degree is None else degree
     if "tensor_parallel" in features and groups != 1:
         yield (
             f"tensor_parallel = {groups}: {what} supports single devices only so far; "
-            "use a plan, or a job, with tensor_parallel = 1"
+            f"{f'{instead}, or ' if instead else ''}use a plan, or a job, with tensor_parallel = 1"
         )
     if "shard_optimizer" in features and job.shard_optimizer:
         yield (
