@@ -129,13 +129,14 @@ def times_of(record: GraphRecord) -> list[Any]:
 
 def assert_as_measured(result: Calibration, real: Plan, plan: Plan) -> None:
     """The calibrated plan is predicted as the run was, operation by operation."""
-    assert result.after_s == pytest.approx(replay(real).iteration_time_s, rel=1e-6)
+    assert result.after_s == pytest.approx(replay(real).iteration_time_s, rel=1e-6, abs=1e-7)
     assert verify(result.plan) == []
     assert result.plan.execution_digest == plan.execution_digest
     expected = {(e.device, e.operation): e.end_s - e.start_s for e in replay(real).operations}
     for event in replay(result.plan).operations:
         seconds = event.end_s - event.start_s
-        assert seconds == pytest.approx(expected[event.device, event.operation], rel=1e-6)
+        wanted = expected[event.device, event.operation]
+        assert seconds == pytest.approx(wanted, rel=1e-6, abs=1e-8)
 
 
 @given(st.integers(1, 10**6), st.sampled_from([0.5, 1.0, 3.0]))
@@ -176,8 +177,8 @@ def test_collectives_that_are_off_by_a_factor_are_found_in_the_links_of_groups(
         plan.cluster.links, result.plan.cluster.links, real.cluster.links, strict=True
     ):
         assert (after == before) == (not is_inside(before.between))
-        assert after.bandwidth_gb_per_s == pytest.approx(true.bandwidth_gb_per_s, rel=1e-5)
-        assert after.latency_us == pytest.approx(true.latency_us, rel=1e-5)
+        assert after.bandwidth_gb_per_s == pytest.approx(true.bandwidth_gb_per_s, rel=1e-4)
+        assert after.latency_us == pytest.approx(true.latency_us, rel=1e-4)
     unchanged = calibrate(plan, real_run(plan, plan))
     for ours, theirs in zip(
         times_of(unchanged.plan.model.graph), times_of(result.plan.model.graph), strict=True
@@ -199,26 +200,27 @@ def test_messages_that_are_off_are_found_in_every_link_that_carries_a_part(facto
 
 
 def test_what_shared_links_do_not_explain_is_computation_and_told() -> None:
-    """Messages say that links are as planned, collectives over them take three times as long."""
+    """Messages say that links are as planned; collectives over them take three times as long."""
     plan = planned()
-    run = real_run(plan, plan)
-    slow = tuple(
-        event.model_copy(
+    record = plan.model.graph
+    (split,) = record.splits
+    layers = tuple(
+        row.model_copy(
             update={
-                "end_s": event.end_s + 2 * event.collective_s,
-                "collective_s": 3 * event.collective_s,
+                "collectives": tuple(
+                    each.model_copy(update={"bytes": 3 * each.bytes}) for each in row.collectives
+                )
             }
         )
-        for event in run.operations
+        for row in split.layers
     )
-    result = calibrate(plan, run.model_copy(update={"operations": slow}))
+    busier = record.model_copy(update={"splits": (split.model_copy(update={"layers": layers}),)})
+    real = changed(plan, model=plan.model.model_copy(update={"graph": busier}))
+    result = calibrate(plan, real_run(real, plan))
+    assert_as_measured(result, real, plan)
     assert result.links == ()
     (note,) = (note for note in result.notes if "collectives inside" in note)
     assert "counts as computation" in note
-    for row in result.times:
-        device = next(iter(row.device_s))
-        found = replay(result.plan).pipeline.seconds(row.stage, row.kind, device)
-        assert found == pytest.approx(row.measured_s, rel=1e-6)
 
 
 def test_without_times_of_collectives_they_are_as_predicted() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 
 from planner.analysis.deviation import Comparison
@@ -21,7 +22,7 @@ from planner.cluster.tensor_groups import TensorGroup, link_bundles
 from planner.costs.group_collectives import inside_times
 from planner.costs.placement import PlacedPipeline, place_plan
 from planner.interop.calibrate.fits import AGREEMENT, Ends, route_of
-from planner.interop.calibrate.links import NOTICEABLE_FACTOR, CalibratedLink
+from planner.interop.calibrate.links import NOTICEABLE_FACTOR, CalibratedLink, with_links
 from planner.model.figures import MeasuredTimes
 from planner.model.graph_record import GraphRecord
 from planner.plan.plan import Plan
@@ -84,16 +85,6 @@ def on_single_devices(
     found = with_links(found, inside)
     notes = tuple(_notes(_collectives(plan, found, measured)))
     return SingleLinks(found, (*outside, *inside), notes)
-
-
-def with_links(cluster: Cluster, changes: Sequence[CalibratedLink]) -> Cluster:
-    """Return a cluster with other figures of some links."""
-    if not changes:
-        return cluster
-    after = {change.index: change.after for change in changes}
-    rows = [after.get(index, link) for index, link in enumerate(cluster.links)]
-    data = {**cluster.model_dump(mode="json"), "links": [row.model_dump() for row in rows]}
-    return Cluster.parse(data, "calibrated cluster")
 
 
 def _single(cluster: Cluster, index: int, change: CalibratedLink) -> CalibratedLink:
@@ -170,7 +161,8 @@ def _links_inside(cluster: Cluster, group: TensorGroup) -> set[int]:
 
 def _notes(collectives: Mapping[str, Sequence[tuple[float, float]]]) -> Iterator[str]:
     """Yield a note on the group whose collectives are predicted worst after the calibration."""
-    off = {name: max(_ratio(rows), 1 / _ratio(rows)) for name, rows in collectives.items()}
+    ratios = {name: _ratio(rows) for name, rows in collectives.items()}
+    off = {name: max(ratio, 1 / ratio) if ratio else inf for name, ratio in ratios.items()}
     far = {name: factor for name, factor in off.items() if factor > NOTICEABLE_FACTOR}
     if far:
         name = max(far, key=far.__getitem__)
