@@ -21,9 +21,17 @@ STEP = (0.05, 5.0)
 """By which the inverse of the efficiency and the host's time, in µs, change for a slope."""
 LEAST = np.array([1.0, 0.0])
 """Values of the two: no product is faster than the peak, and no operation takes less than none."""
-REPEATED = 0.07
-"""Standard deviation of a published time: two layouts that the prequel of BLOOM ran twice differ by
-9 and 11 %, which is the square root of 2 times it."""
+REPEATS = (
+    (119.19, 130.43),  # 18B on a node, 21 February
+    (120.18, 120.85, 121.48),  # 181B, 8/8/6/4, 21 to 23 February
+    (123.69, 123.79),  # 181B, 4/8/12/4, 21 and 23 February
+    (113.95, 114.11),  # 181B, 8/8/6/4, 25 and 26 February
+    (110.42, 110.48, 113.54),  # 181B, 8/4/12/2, 25 and 26 February
+    (118.12, 118.24),  # 182B, 8/8/6/4, 96 heads, 26 and 27 February
+)
+"""Seconds of an iteration of layouts that BigScience's prequel timed more than once
+(``chronicles-prequel.md``, as :data:`benchmarks.published.layout_rows.PREQUEL`; equal sizes, heads,
+batch and software)."""
 MOST_HOST_ERROR = 1.0
 """Of the host's time, relative to the one before: beyond it a fit would know less than before."""
 SEEN = 1e-6
@@ -89,8 +97,8 @@ def host_error(slopes: FloatArray) -> float:
     """Return how far rows leave the host's time of an operation open, as a share of what it was.
 
     An efficiency explains a part of any change of the host's time. Only what it does not explain is
-    seen, and a run that is repeated takes another time by :data:`REPEATED`: the standard error of
-    the host's time in a fit of both figures is the one over the other. One row, or rows in which
+    seen, and a run that is repeated takes another time (:func:`repeated`): the standard error of the
+    host's time in a fit of both figures is the one over the other. One row, or rows in which
     operations are equally long, say nothing.
 
     Args:
@@ -100,7 +108,13 @@ def host_error(slopes: FloatArray) -> float:
     efficiency, host = slopes.T
     left = host - efficiency * (efficiency @ host) / (efficiency @ efficiency)
     seen = float(np.linalg.norm(left))
-    return REPEATED / seen if seen > SEEN * float(np.linalg.norm(host)) else math.inf
+    return repeated() / seen if seen > SEEN * float(np.linalg.norm(host)) else math.inf
+
+
+def repeated() -> float:
+    """Return the standard deviation of a published time, as a share of it: that of repeats."""
+    squares = sum(float(np.var(row)) * len(row) / float(np.mean(row)) ** 2 for row in REPEATS)
+    return math.sqrt(squares / sum(len(row) - 1 for row in REPEATS))
 
 
 def nearest(slopes: FloatArray, wanted: FloatArray, least: FloatArray) -> FloatArray:

@@ -21,7 +21,7 @@ from benchmarks.published import amp, layout_rows, layouts_report, sailor, zero_
 from benchmarks.published.__main__ import main, published_runs
 from benchmarks.published.files import rows as imported_files
 from benchmarks.published.host_time import HostTime
-from benchmarks.published.layout_calibration import LEAST, calibrated, host_error, nearest
+from benchmarks.published.layout_calibration import LEAST, calibrated, host_error, nearest, repeated
 from benchmarks.published.layouts_3d import Figures, Layout
 from benchmarks.published.megatron_gpt import Gpt
 from benchmarks.published.run import (
@@ -169,8 +169,8 @@ def test_rows_give_the_figures_they_were_made_with(tmp_path: Path) -> None:
     [
         ([0.1], np.inf),  # One row.
         ([0.1, 0.1], np.inf),  # Equally long operations, as in Korthikanti et al.
-        ([0.1, 0.2], 0.07 / np.hypot(0.05, 0.05)),
-        ([0.0, 0.1, 0.2], 0.07 / np.hypot(0.1, 0.1)),
+        ([0.1, 0.2], 1 / np.hypot(0.05, 0.05)),
+        ([0.0, 0.1, 0.2], 1 / np.hypot(0.1, 0.1)),
     ],
 )
 def test_rows_determine_the_host_time_by_what_the_efficiency_does_not_explain(
@@ -181,7 +181,9 @@ def test_rows_determine_the_host_time_by_what_the_efficiency_does_not_explain(
     It explains the mean; what is left of the host's shares are their differences from it.
     """
     slopes = np.column_stack([np.ones(len(hosts)), hosts])
-    assert host_error(slopes) == pytest.approx(expected)
+    # A repeat of 110.42, 110.48 and 113.54 s differs by 1.6 %, one of 119.19 and 130.43 by 6.4 %.
+    assert 0.016 < repeated() < 0.064
+    assert host_error(slopes) == pytest.approx(repeated() * expected)
 
 
 def test_rows_of_equally_long_operations_give_the_efficiency_alone() -> None:
