@@ -97,8 +97,8 @@ def host_error(slopes: FloatArray) -> float:
     """Return how far rows leave the host's time of an operation open, as a share of what it was.
 
     An efficiency explains a part of any change of the host's time. Only what it does not explain is
-    seen, and a run that is repeated takes another time (:func:`repeated`): the standard error of the
-    host's time in a fit of both figures is the one over the other. One row, or rows in which
+    seen, and a run that is repeated takes another time (:func:`repeated`): the standard error of
+    the host's time in a fit of both figures is the one over the other. One row, or rows in which
     operations are equally long, say nothing.
 
     Args:

@@ -1,8 +1,10 @@
 """Plans of tensor-parallel groups, and of shared state, as options of other tools, and back."""
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,6 +222,56 @@ def test_deepspeed_has_groups_innermost() -> None:
     assert config["zero_optimization"] == {"stage": 1}
     assert config["pipeline"] == {"pipe_partitioned": False, "grad_partitioned": False}
     assert any("splits no layers over the 2 ranks" in note for note in exported.notes)
+
+
+class FakeTopology:
+    """DeepSpeed 0.19's ``PipeModelDataParallelTopology``: axes pipe, data and model, row-major."""
+
+    def __init__(self, num_pp: int, num_mp: int, num_dp: int) -> None:
+        self.sizes = num_pp, num_dp, num_mp
+
+    def get_coord(self, rank: int) -> SimpleNamespace:
+        _, data, model = self.sizes
+        return SimpleNamespace(pipe=rank // (data * model))
+
+
+class FakePipelineModule:
+    """What DeepSpeed's does with a topology, on one rank."""
+
+    rank = 0
+
+    def __init__(self, layers: list[Any], topology: FakeTopology, **options: Any) -> None:
+        self._topo, self.global_rank = topology, self.rank
+        self._partition_layers()
+
+    def _set_bounds(self, start: int, stop: int) -> None:
+        self.bounds = start, stop
+
+
+def test_a_rank_of_a_group_builds_the_layers_of_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = problem(transformer(4, degrees=(2,)), machines(8), tensor_parallel=2)
+    plan = adopt(told, "Ettt|tL", replicas=2)
+    files = export_plan(plan, "deepspeed").files
+    for name, content in (
+        ("deepspeed", {}),
+        ("deepspeed.pipe", {"PipelineModule": FakePipelineModule}),
+        (
+            "deepspeed.runtime.pipe.topology",
+            {"PipeModelDataParallelTopology": FakeTopology},
+        ),
+    ):
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    found: dict[str, Any] = {}
+    exec(compile(files["pipeline_module.py"], "pipeline_module.py", "exec"), found)  # noqa: S102
+    for stage in json.loads(files["stages.json"])["stages"]:
+        for rank in stage["ranks"]:
+            monkeypatch.setattr(FakePipelineModule, "rank", rank)
+            made = found["PlannedPipelineModule"]([None] * len(found["LAYERS"]))
+            assert made._topo.sizes == (2, 2, 2)
+            held = found["LAYERS"][slice(*made.bounds)]
+            assert held == [name for name in stage["layers"] if name != "loss"]
 
 
 def test_embedding_and_head_that_count_as_blocks_are_one_block_less_at_the_ends() -> None:
