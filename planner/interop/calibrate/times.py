@@ -17,6 +17,7 @@ from planner.model.graph_record import GraphRecord, Layer
 from planner.plan.operations import KIND_LABELS, Kind
 from planner.plan.plan import Plan
 from planner.simulation.timeline import Timeline
+from planner.units import format_seconds
 
 NOTICEABLE_SPREAD = 1.05
 """Devices of one type that differ by more are told."""
@@ -123,8 +124,9 @@ def calibrated_graph(
         device = next(iter(row.device_s))
         which = alike(plan, device)
         types.setdefault(which, pipeline.problem.cluster.type_of(device))
-        samples[row.stage, which][row.kind].append(_computed_s(pipeline, row))
-        notes += list(_spread_notes(row))
+        inside_s = _inside_s(pipeline, row)
+        samples[row.stage, which][row.kind].append(max(0.0, row.measured_s - inside_s))
+        notes += [*_spread_notes(row), *_inside_notes(row, inside_s)]
     for (stage, which), by_kind in samples.items():
         medians = {kind: median(values) for kind, values in by_kind.items()}
         notes += list(_short_notes(pipeline, (stage, types[which]), medians))
@@ -140,10 +142,20 @@ def calibrated_graph(
     return with_times(plan, entries), tuple(notes)
 
 
-def _computed_s(pipeline: PlacedPipeline, row: StageTime) -> float:
-    """Return what collectives inside groups leave of a measured time."""
+def _inside_s(pipeline: PlacedPipeline, row: StageTime) -> float:
+    """Return the seconds of collectives inside groups in an operation, as predicted."""
     inside = (inside_times(pipeline, row.stage, device) for device in row.device_s)
-    return max(0.0, row.measured_s - median(times.seconds(row.kind) for times in inside))
+    return median(times.seconds(row.kind) for times in inside)
+
+
+def _inside_notes(row: StageTime, inside_s: float) -> Iterator[str]:
+    if inside_s > row.measured_s:
+        yield (
+            f"{row.kind} of stage {row.stage} on {row.device_type} took "
+            f"{format_seconds(row.measured_s)}, less than its collectives are predicted to "
+            f"({format_seconds(inside_s)}); its computation counts as 0 s: correct the links "
+            "inside groups"
+        )
 
 
 def _entry(times: OperationTimes) -> MeasuredTimes:
