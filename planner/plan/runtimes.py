@@ -236,7 +236,7 @@ _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
         },
         _torchtitan_cuts,
         ("float32", "bfloat16"),
-        takes=(_GROUPS, "shard_optimizer", "shard_parameters"),
+        takes=(_GROUPS, "shard_optimizer"),
     ),
     "megatron": Expressible(
         {**_OF_ITS_OWN_ORDER, "placement": "loop", "recompute": "blocks"},

@@ -174,28 +174,26 @@ def test_recomputation_that_is_not_told_is_noted(read: Any) -> None:
     ("fields", "size", "expected"),
     [
         ({}, 1, "shard_parameters"),
+        ({"fsdp_reshard_after_forward": "always"}, 1, "shard_parameters"),
         ({}, 2, "shard_optimizer"),
-        ({"fsdp_reshard_after_forward": "always"}, 2, "shard_parameters"),
-        ({"fsdp_reshard_after_forward": "never"}, 1, "shard_optimizer"),
+        ({"fsdp_reshard_after_forward": "never"}, 2, "shard_optimizer"),
         ({"data_parallel_shard_degree": 2}, 2, "shard_optimizer"),
-        ({"data_parallel_shard_degree": 1}, 2, None),
+        ({"tensor_parallel_degree": 2}, 2, "shard_optimizer"),
         ({"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 1}, 2, None),
+        ({"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 1}, 1, None),
     ],
 )
-def test_fsdp_is_what_ranks_hold_between_a_forward_and_its_backward(
+def test_fsdp_is_what_ranks_hold_between_two_microbatches(
     read: Any, fields: dict[str, Any], size: int, expected: str | None
 ) -> None:
-    """By get_fsdp_reshard_after_forward_policy of torchtitan b5bcd76: not by default in pipelines.
-
-    Where weights are gathered again they are divided; where they stay, only the optimizer's state.
-    """
-    devices = size * (1 if fields == {"data_parallel_shard_degree": 1} else 2)
+    """Shards of weights and gradients without a pipeline, all of both within one (torch 2.13)."""
     layout = read(pipeline(size, **fields))
+    devices = 2 * size * fields.get("tensor_parallel_degree", 1)
     plan = plan_of(layout, 4, devices, microbatches=8)
-    assert len(plan.stages[0].devices) == devices // size
+    assert len(plan.stages[0].devices) == 2
     assert plan.job.shard_parameters == (expected == "shard_parameters")
     assert plan.job.shard_optimizer == (expected == "shard_optimizer")
-    is_told = any("fsdp_reshard_after_forward: weights stay" in note for note in layout.notes)
+    is_told = any("FSDP's own share" in note for note in layout.notes)
     assert is_told == (expected == "shard_optimizer")
 
 
@@ -204,7 +202,7 @@ OLD = {
         "batch_size": 8,
         "data_parallel_replicate_degree": 1,
         "data_parallel_shard_degree": 2,
-        "fsdp_reshard_after_forward": "always",
+        "fsdp_reshard_after_forward": "never",
     },
     "experimental": {
         "pipeline_parallel_degree": 2,
@@ -219,7 +217,7 @@ NEW = {
     "parallelism": {
         "data_parallel_replicate_degree": 1,
         "data_parallel_shard_degree": 2,
-        "fsdp_reshard_after_forward": "always",
+        "fsdp_reshard_after_forward": "never",
         "pipeline_parallel_degree": 2,
         "pipeline_parallel_schedule": "GPipe",
         "pipeline_parallel_split_points": ["h.1"],
@@ -236,7 +234,7 @@ def test_names_of_february_2025_are_those_of_today(read: Any) -> None:
     assert older.stages == newer.stages
     assert older.orders == newer.orders
     assert (older.job.samples_per_microbatch, older.microbatches) == (2, 8)
-    assert older.job.shard_parameters
+    assert older.job.shard_optimizer
 
 
 @pytest.mark.parametrize(("kind", "shares"), [("fsdp", True), (None, True), ("ddp", False)])
@@ -267,7 +265,15 @@ def test_one_degree_with_a_type_is_read(read: Any, kind: str | None, shares: boo
         (pipeline(data_parallel_replicate_degree=4), "4 copies cannot share 2 data-parallel ranks"),
         (
             pipeline(1, tensor_parallel_degree=2),
-            "layers of tensor-parallel groups are gathered for every microbatch",
+            "FSDP without a pipeline gathers each layer of tensor-parallel groups",
+        ),
+        (
+            pipeline(fsdp_reshard_after_forward="always"),
+            "fsdp_reshard_after_forward: always: a pipeline gathers weights for every microbatch",
+        ),
+        (
+            pipeline(1, fsdp_reshard_after_forward="never"),
+            "never: weights are gathered for a microbatch's forward and kept until its backward",
         ),
         (pipeline(fsdp_reshard_after_forward=True), "expected default, always or never"),
         (pipeline(data_parallel_shard_degree=0), "data_parallel_shard_degree: 0: expected a whole"),

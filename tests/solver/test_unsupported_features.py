@@ -123,7 +123,7 @@ def test_whole_experts_are_not_exported() -> None:
 @pytest.mark.parametrize("what", [name for name in WITH_PLAN if name != "simulate --sync"])
 def test_plans_are_refused(what: str, feature: str) -> None:
     if (what, feature) == ("export --to torchtitan", "shard_parameters"):
-        return  # It is FSDP there.
+        return  # It is FSDP there, without a pipeline.
     with pytest.raises(PipeplanError, match=WORDS[feature].format(what)):
         WITH_PLAN[what](planned(feature))
 

@@ -1,10 +1,12 @@
 """How torchtitan's data-parallel ranks hold the model: copies of it, and shards of a copy (FSDP).
 
-A plan divides weights (:attr:`planner.space.Space.shard_parameters`) where layers are gathered for
-each forward and each backward (``fsdp_reshard_after_forward``). Where they stay gathered until the
-end of an iteration, each rank holds whole weights and gradients meanwhile, and gathers and reduces
-them once: that is :attr:`planner.space.Space.shard_optimizer`, but for FSDP's own share of both.
-The policies are those of ``torchtitan/distributed/fsdp.py``, b5bcd76.
+Without a pipeline FSDP gathers a layer for its forward and again for its backward and reduces its
+gradients then, for every microbatch: :attr:`planner.space.Space.shard_parameters`. In a pipeline
+torch reduces gradients once, after the last backward (``_PipelineStageBase.perform_reduce_grad``
+and ``backward_maybe_with_nosync``, torch 2.13), and weights that are not resharded after a forward
+are gathered once as well (``get_fsdp_reshard_after_forward_policy``, torchtitan b5bcd76). A rank
+holds whole weights and gradients until then, which is :attr:`planner.space.Space.shard_optimizer`
+but for FSDP's own share of both.
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ class DataParallel:
     Attributes:
         copies: of it, each on its ranks; None: as many as there are devices for.
         shards: ranks that share a copy; None: as many as there are devices for.
-        gathers_always: whether they gather a layer for each forward and each backward.
+        size: pipeline ranks.
+        policy: whether weights are resharded after a forward: ``default``, ``always``, ``never``.
     """
 
     copies: int | None
     shards: int | None
-    gathers_always: bool
+    size: int
+    policy: str
 
     @classmethod
     def of(cls, found: TorchtitanFields, size: int) -> DataParallel:
@@ -49,8 +53,7 @@ class DataParallel:
         policy = found.value(_RESHARDS) or "default"
         if policy not in ("default", "always", "never"):
             found.wrong(_RESHARDS, f"{shorten(policy)}: expected default, always or never")
-        always = policy == "always" or (policy == "default" and size == 1)
-        return cls(copies, None if shards == -1 else shards, always)
+        return cls(copies, None if shards == -1 else shards, size, str(policy))
 
     @property
     def replicas(self) -> int | None:
@@ -65,14 +68,24 @@ class DataParallel:
         return self.copies == 1 and self.shards != 1
 
     @property
+    def shares_state(self) -> bool:
+        """Whether pipelines share the optimizer's state alone, if there are several."""
+        return self.is_shared and self.size > 1
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether ranks share weights and gradients too, if there are several."""
+        return self.is_shared and self.size == 1
+
+    @property
     def notes(self) -> Iterator[str]:
         """What is predicted otherwise than torchtitan does it."""
-        if self.is_shared and not self.gathers_always:
+        if self.shares_state:
             yield (
-                "parallelism.fsdp_reshard_after_forward: weights stay gathered from their first "
-                "forward on, so a plan counts weights and gradients whole and shares the "
-                "optimizer's state (shard_optimizer) where there are several pipelines; FSDP's own "
-                "share of both, which a rank holds besides, is not counted"
+                f"{_SHARDS}: in a pipeline FSDP keeps weights gathered and gradients whole until "
+                "the end of an iteration, so several pipelines share the optimizer's state "
+                "(shard_optimizer) here; FSDP's own share of weights and gradients, which a rank "
+                "holds besides, is not counted"
             )
 
     def problem(self, found: TorchtitanFields, degree: int, replicas: int) -> str | None:
@@ -98,10 +111,27 @@ class DataParallel:
                 "copies (HSDP), but in plans all pipelines share one; set "
                 "data_parallel_replicate_degree to 1, or data_parallel_shard_degree to 1"
             )
-        if self.gathers_always and degree > 1:
+        return self._policy_problem(found, degree)
+
+    def _policy_problem(self, found: TorchtitanFields, degree: int) -> str | None:
+        """Return why plans gather weights otherwise."""
+        where = f"{found.called(_RESHARDS)}: {self.policy}"
+        if self.size > 1 and self.policy == "always":
             return (
-                f"{found.called(_RESHARDS)}: layers of tensor-parallel groups are gathered for "
-                "every microbatch, but plans divide weights over single devices alone; set it to "
-                '"never", or tensor_parallel_degree to 1'
+                f"{where}: a pipeline gathers weights for every microbatch then, but keeps whole "
+                "gradients, and whole weights after a backward; plans have neither without the "
+                'other, and it saves no memory: set it to "default"'
+            )
+        if self.size == 1 and self.policy == "never":
+            return (
+                f"{where}: weights are gathered for a microbatch's forward and kept until its "
+                "backward, but plans gather them again or keep them for an iteration; set it to "
+                '"default"'
+            )
+        if self.size == 1 and degree > 1:
+            return (
+                f"{found.called(_SHARDS)}: FSDP without a pipeline gathers each layer of "
+                "tensor-parallel groups for every microbatch, but plans divide weights over single "
+                "devices alone; set tensor_parallel_degree or data_parallel_shard_degree to 1"
             )
         return None
