@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.published.layouts_3d import MOST_TO_CALIBRATE, Figures, Layout, Machine
+from benchmarks.published.layout_calibration import MOST_TO_CALIBRATE
+from benchmarks.published.layouts_3d import Figures, Layout, Machine
 from benchmarks.published.megatron_gpt import Gpt
 from planner.errors import PipeplanError, shorten
 from planner.plan.runtime_rules import RULES

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
 from benchmarks.published.megatron_gpt import ELEMENT, PRECISION, Gpt
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType, TileShape
@@ -43,9 +41,6 @@ NVLINK_GB_PER_S = 235.0
 """Bandwidth of an edge of a ring on NVLink 3 that NCCL reaches, of 300 (nccl-tests, DGX A100)."""
 BUCKET = 5 * 10**8
 """Elements of a bucket of DeepSpeed, by default."""
-STEPS, CLOSE = 4, 1e-3
-"""Of calibration: most steps, and the relative change at which it ends."""
-MOST_TO_CALIBRATE = 3
 
 
 @dataclass(frozen=True)
@@ -272,39 +267,3 @@ class Layout:
             for number in range(count)
         ]
         return place(problem, specs, groups=groups if count > 1 else ())
-
-
-def calibrated(layouts: Sequence[Layout]) -> Figures:
-    """Return the figures at which rows of one machine are predicted as measured, as near as may be.
-
-    One row gives the efficiency of products alone; two or three the time of a launch as well, by
-    least squares of relative errors. Time is all but linear in the inverse of the efficiency and in
-    the time of a launch, so that few steps of Gauss and Newton find them.
-
-    Args:
-        layouts: rows with a measured time, of one machine.
-    """
-    rows = layouts[:MOST_TO_CALIBRATE]
-    measured = np.array([row.measured_s for row in rows], dtype=float)
-    start = rows[0].machine.figures
-    found = np.array([1 / start.efficiency, start.host_us])[: len(rows)]
-    steps = np.array([0.05, 5.0])[: len(rows)]
-
-    def seconds(values: Sequence[float]) -> Any:
-        inverse, host_us = (*values, start.host_us)[:2]
-        figures = Figures(1 / inverse, host_us)
-        return np.array([row.predicted_s(figures) for row in rows])
-
-    least = np.array([1.0, 0.0])[: len(rows)]
-    for _ in range(STEPS):
-        at = seconds(found)
-        slopes = [
-            (seconds([*found[:n], found[n] + step, *found[n + 1 :]]) - at) / step / measured
-            for n, step in enumerate(steps)
-        ]
-        change, *_ = np.linalg.lstsq(np.array(slopes).T, 1 - at / measured, rcond=None)
-        before, found = found, np.maximum(found + change, least)
-        if np.allclose(before, found, rtol=CLOSE):
-            break
-    inverse, host_us = (*found, start.host_us)[:2]
-    return Figures(float(1 / inverse), float(host_us))

@@ -21,8 +21,9 @@ from statistics import median
 
 import numpy as np
 
+from benchmarks.published.layout_calibration import MOST_TO_CALIBRATE, Calibrated, calibrated
 from benchmarks.published.layout_rows import MACHINES, layouts, rows_of_file
-from benchmarks.published.layouts_3d import MOST_TO_CALIBRATE, Figures, Layout, calibrated
+from benchmarks.published.layouts_3d import Layout
 from benchmarks.reporting.report import heading, table, write_table
 from planner.errors import PipeplanError
 
@@ -117,16 +118,16 @@ COLUMNS = (
 )
 
 
-def rows_of(source: Sequence[Layout]) -> tuple[list[Row], Figures | None]:
+def rows_of(source: Sequence[Layout]) -> tuple[list[Row], Calibrated | None]:
     """Return the rows of one source, and the figures that some of them give."""
     giving = [row for row in source if row.calibrates and row.measured_s is not None]
     giving = giving[:MOST_TO_CALIBRATE]
-    figures = calibrated(giving) if giving else None
-    return [_row(layout, figures, gives=layout in giving) for layout in source], figures
+    found = calibrated(giving) if giving else None
+    return [_row(layout, found, gives=layout in giving) for layout in source], found
 
 
-def _row(layout: Layout, figures: Figures | None, *, gives: bool) -> Row:
-    again = None if figures is None else layout.predicted_s(figures)
+def _row(layout: Layout, found: Calibrated | None, *, gives: bool) -> Row:
+    again = None if found is None else layout.predicted_s(found.figures)
     return Row(layout, layout.predicted_s(), again, layout.predicted_gb(), gives)
 
 
@@ -172,7 +173,7 @@ def fitting(rows: Sequence[Row]) -> str:
 
 
 def report(
-    by_source: Sequence[tuple[Sequence[Row], Figures | None]], command: str, *, own: bool
+    by_source: Sequence[tuple[Sequence[Row], Calibrated | None]], command: str, *, own: bool
 ) -> str:
     """Return the page.
 
@@ -188,24 +189,36 @@ def report(
         "FLOPs and traffic of each operation, products by their tiles and waves, collectives of "
         "the tensor-parallel group, messages, reductions among replicas, recomputation, the head "
         "on the last stage (planner/costs, planner/cluster). The second prediction has the "
-        "efficiency of products and the host's time of an operation from up to three rows of a "
-        "source"
-        + (".\n" if own else ", the first of each microbatch size.\n")
+        "efficiency of products from up to three rows of a source"
+        + ("" if own else ", the first of each microbatch size")
+        + ", and the host's time of an operation where they determine it.\n"
         + f"Bars: {BARS}{MEMORY_BARS}.\n",
         table(SUMMARY, summary(everything)) if any(row.is_timed for row in everything) else "",
         fitting(everything),
     ]
-    for rows, figures in by_source:
+    for rows, found in by_source:
         parts += [f"## {rows[0].layout.source}\n", f"{rows[0].layout.machine.name}.\n"]
-        if figures is not None:
-            parts.append(
-                f"Calibrated: {figures.efficiency:.1%} of peak in products of whole waves, "
-                f"{figures.host_us:.0f} µs an operation.\n"
-            )
+        if found is not None:
+            parts.append(_calibrated(found))
         if any(row.is_timed for row in rows):
             parts.append(table(SUMMARY, summary(rows)))
         parts.append(table(COLUMNS, [row.cells for row in rows]))
     return "\n".join(parts)
+
+
+def _calibrated(found: Calibrated) -> str:
+    """Return which figures the rows of a source determine, and their values."""
+    efficiency = f"{found.figures.efficiency:.1%} of peak in products of whole waves"
+    host = f"{found.figures.host_us:.0f} µs of the host an operation"
+    error = f"a fit of it has a standard error of {found.host_error:.1f} times what it was before"
+    if found.has_host_time:
+        return f"Calibrated: {efficiency}, {host} ({error}).\n"
+    if not np.isfinite(found.host_error):
+        error = "operations of all of them are equally long"
+    return (
+        f"Calibrated: {efficiency}. These rows do not determine the host's time ({error}), which "
+        f"stays: {host}.\n"
+    )
 
 
 def main(words: Sequence[str] | None = None) -> int:

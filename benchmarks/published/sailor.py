@@ -21,7 +21,8 @@ from planner.cluster.cluster import Cluster
 from planner.interop.importing.formats import import_cluster_file, import_file
 from planner.interop.importing.imported import ImportOptions
 from planner.job import Job
-from planner.model.graph_record import GraphRecord, MeasuredTimes
+from planner.model.figures import MeasuredTimes
+from planner.model.graph_record import GraphRecord
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RULES

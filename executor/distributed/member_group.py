@@ -78,50 +78,70 @@ class Members(RowMembers, Protocol):
         """Sum contiguous tensors over all members, and return the row of this one."""
 
 
+class Marks(Protocol):
+    """Notes when something began and ended, as :class:`executor.runtime.runtime.Recorder` does."""
+
+    def mark(self) -> Any:
+        """This moment."""
+
+    def note(self, kind: str, what: Any, start: Any) -> None:
+        """Something of a kind that ends now."""
+
+
 class ProcessGroupMembers:
     """Members that are the ranks of a process group.
 
     Args:
         process_group: its ranks in the order of the members.
+        marks: notes the times of their collectives.
     """
 
     shapes_only = False
 
-    def __init__(self, process_group: Any) -> None:
+    def __init__(self, process_group: Any, marks: Marks) -> None:
+        self._marks = marks
         self.degree = dist.get_world_size(process_group)
         self.index = dist.get_rank(process_group)
         self._group = process_group
         ranks = dist.get_process_group_ranks(process_group)
         self._whom = f"ranks {', '.join(map(str, ranks))}, members of one tensor-parallel group"
 
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """Note the time of a collective, and tell who could not be talked to."""
+        start = self._marks.mark()
+        with talking_to(self._whom):
+            yield
+        self._marks.note("collectives", None, start)
+
     def sum(self, value: Tensor) -> None:
         """Add a contiguous tensor up over all members, in place."""
-        with talking_to(self._whom):
+        with self._together():
             dist.all_reduce(value, group=self._group)
 
     def highest(self, value: Tensor) -> None:
         """Take the highest of all members, element by element, in place."""
-        with talking_to(self._whom):
+        with self._together():
             dist.all_reduce(value, dist.ReduceOp.MAX, group=self._group)
 
     def gather(self, value: Tensor) -> Tensor:
         """Return the contiguous tensors of all members, in a new first dimension."""
         found = value.new_empty((self.degree, *value.shape))
-        with talking_to(self._whom):
+        with self._together():
             all_gather_single(found.view(-1), value.view(-1), group=self._group)
         return found
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
         """Sum contiguous tensors over all members, and return the row of this one."""
         found = values.new_empty(values.shape[1:])
-        with talking_to(self._whom):
+        with self._together():
             reduce_scatter_single(found.view(-1), values.view(-1), group=self._group)
         return found
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send rows to each member, those of the first in front, and return those from each."""
         found = rows.new_empty((sum(received), *rows.shape[1:]))
-        with talking_to(self._whom):
+        with self._together():
             dist.all_to_all_single(found, rows, [*received], [*sent], group=self._group)
         return found
 

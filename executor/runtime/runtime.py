@@ -108,6 +108,7 @@ class StepRecord:
         reductions: all-reduces by their stages; from the start of the first bucket to the end of
             the wait for the last. Buckets that overlap a backward lie apart.
         optimizer: optimizer step.
+        collectives: those inside a tensor-parallel group; most lie within operations.
         begin_s: of the iteration, on this rank's clock.
         end_s: its end.
         batch_wait_s: for which the host loaded batches meanwhile: before the first operation for a
@@ -119,6 +120,7 @@ class StepRecord:
     receives: list[Span] = field(default_factory=list)
     reductions: list[Span] = field(default_factory=list)
     optimizer: list[Span] = field(default_factory=list)
+    collectives: list[Span] = field(default_factory=list)
     begin_s: float = 0.0
     end_s: float = 0.0
     batch_wait_s: float = 0.0

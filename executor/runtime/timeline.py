@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import time
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -122,6 +123,7 @@ class TimelineWriter:
                 "receives": _spans(record.receives),
                 "reductions": _spans(record.reductions),
                 "optimizer": _spans(record.optimizer),
+                "collectives": _spans(record.collectives),
             }
         )
 
@@ -153,7 +155,10 @@ class TimelineWriter:
     def _timeline(self, parts: Sequence[dict[str, Any]]) -> MeasuredTimeline:
         pipeline = place_plan(self.plan)
         rows = [part["steps"] for part in parts]
-        steps = [_Step(self.plan, pipeline, row) for row in zip(*rows, strict=True)]
+        steps = [
+            _Step(self.plan, pipeline, row, emulated=self.emulated)
+            for row in zip(*rows, strict=True)
+        ]
         devices = [
             {"name": name, "rank": place, "hardware": part["hardware"]}
             for place, (name, part) in enumerate(zip(self.plan.ranks, parts, strict=True))
@@ -179,6 +184,8 @@ class TimelineWriter:
 def _of_groups(parts: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
     """Return what the first member of each tensor-parallel group did, with the memory of all.
 
+    Of collectives the least time counts that any member took: others came earlier, and waited.
+
     Args:
         parts: of all ranks.
         plan: whose groups count; without any, each rank is one of its own.
@@ -188,6 +195,7 @@ def _of_groups(parts: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, An
     for group in groups:
         for row, *others in zip(*(part["steps"] for part in group), strict=True):
             row["peak_memory_bytes"] += sum(other["peak_memory_bytes"] for other in others)
+            row["collective_s"] = _least_collectives_s([row, *others]) if others else {}
             for kind in ("sends", "receives"):
                 # A member may send to several of a group, and receive from several.
                 found: dict[tuple[str, int], tuple[float, float]] = {}
@@ -197,6 +205,23 @@ def _of_groups(parts: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, An
                     found[key] = min(first_s, start_s), max(last_s, end_s)
                 row[kind] = [[[*key], *span] for key, span in found.items()]
     return [group[0] for group in groups]
+
+
+def _least_collectives_s(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return the seconds of collectives within each operation, of the member with the fewest.
+
+    Args:
+        rows: of all members of a group, of one iteration; they run the same operations.
+    """
+    found: dict[str, float] = {}
+    for row in rows:
+        collectives = sorted((start_s, end_s) for _, start_s, end_s in row["collectives"])
+        begins = [start_s for start_s, _ in collectives]
+        for what, start_s, end_s in row["operations"]:
+            inside = collectives[bisect_left(begins, start_s) : bisect_right(begins, end_s)]
+            seconds = sum(last_s - first_s for first_s, last_s in inside)
+            found[what] = min(seconds, found.get(what, seconds))
+    return found
 
 
 def _spans(spans: Sequence[Span]) -> list[list[Any]]:
@@ -221,8 +246,14 @@ class _Step:
     """One iteration of all ranks, in seconds since the first of them began."""
 
     def __init__(
-        self, plan: Plan, pipeline: PlacedPipeline, rows: Sequence[dict[str, Any]]
+        self,
+        plan: Plan,
+        pipeline: PlacedPipeline,
+        rows: Sequence[dict[str, Any]],
+        *,
+        emulated: bool,
     ) -> None:
+        self.emulated = emulated
         self.plan = plan
         self.pipeline = pipeline
         self.rows = rows
@@ -249,7 +280,10 @@ class _Step:
 
     def operations(self) -> Iterator[dict[str, Any]]:
         for rank, what, start_s, end_s in self._events("operations"):
-            yield self._on(rank, start_s, end_s, operation=what)
+            told = (
+                {} if self.emulated else {"collective_s": self.rows[rank]["collective_s"].get(what)}
+            )
+            yield self._on(rank, start_s, end_s, operation=what, **told)
 
     def transfers(self) -> Iterator[dict[str, Any]]:
         """Yield each transfer, from the moment its send was posted to its arrival."""

@@ -360,7 +360,9 @@ class Trainer:
         mine = plan.place_of(rank).member
         self._replicas = {stage: r for (stage, member), r in replicas.items() if member == mine}
         self.members = (
-            ProcessGroupMembers(self.process_groups[groups[rank]]) if rank in groups else None
+            ProcessGroupMembers(self.process_groups[groups[rank]], self._recorder)
+            if rank in groups
+            else None
         )
         ends = directions(self.plan)
         transport = transport_of(self._device, make_channels(ends, self._device, timeout))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TypeVar
 
+from planner.costs.group_collectives import inside_times
 from planner.errors import PipeplanError
 from planner.measured.clocks import ClockConflict, clock_conflict
 from planner.measured.timeline import MeasuredTimeline
@@ -65,6 +66,8 @@ class Comparison(ShownInNotebooks):
     Attributes:
         kinds: of operations by their kind.
         operations: by stage, device and kind.
+        collectives: of these, collectives inside tensor-parallel groups; empty where they were not
+            measured.
         transfers: by source and target, from ready to received, waiting for the link included.
         reductions: all-reduces by their stages, from the last device's start to the last one's end.
         optimizer: optimizer steps by device.
@@ -83,6 +86,7 @@ class Comparison(ShownInNotebooks):
 
     kinds: Mapping[Kind, Deviation]
     operations: Mapping[tuple[int, str, Kind], Deviation]
+    collectives: Mapping[tuple[int, str, Kind], Deviation]
     transfers: Mapping[tuple[str, str], Deviation]
     reductions: Mapping[tuple[int, ...], Deviation]
     optimizer: Mapping[str, Deviation]
@@ -153,6 +157,9 @@ def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTime
     return Comparison(
         kinds=_by_kind(expected.operations, found.operations, len(steps)),
         operations=_deviations(expected.operations, found.operations, len(steps)),
+        collectives=_deviations(
+            expected.collectives if found.collectives else {}, found.collectives, len(steps)
+        ),
         transfers=_deviations(expected.transfers, found.transfers, len(steps)),
         reductions=_deviations(expected.reductions, found.reductions, len(steps)),
         optimizer=_deviations(expected.optimizer, found.optimizer, len(steps)),
@@ -233,6 +240,10 @@ class _Predicted:
             # A gradient is sent after a whole backward or after its first half.
             sender = Operation(stage, "B" if kind == "I" else kind, microbatch)
             ready_s[sender] = event.end_s
+        self.collectives = {
+            (stage, device, kind): [_inside_s(timeline, stage, device, kind)] * len(times)
+            for (stage, device, kind), times in self.operations.items()
+        }
         self.transfers: _Samples[tuple[str, str]] = defaultdict(list)
         for sent in timeline.transfers:
             if sent.end_s > sent.start_s:
@@ -254,12 +265,17 @@ class _Predicted:
         }
 
 
+def _inside_s(timeline: Timeline, stage: int, device: str, kind: Kind) -> float:
+    return inside_times(timeline.pipeline, stage, device).seconds(kind)
+
+
 class _Measured:
     """Seconds of a measurement's events in the steps that count."""
 
     def __init__(self, measured: MeasuredTimeline) -> None:
         counted = frozenset(measured.counted_steps)
         self.operations: _Samples[tuple[int, str, Kind]] = defaultdict(list)
+        self.collectives: _Samples[tuple[int, str, Kind]] = defaultdict(list)
         self.transfers: _Samples[tuple[str, str]] = defaultdict(list)
         self.optimizer: _Samples[str] = defaultdict(list)
         busy_s: dict[tuple[int, str], float] = defaultdict(float)
@@ -269,6 +285,9 @@ class _Measured:
                     event.seconds
                 )
                 busy_s[event.step, event.device] += event.seconds
+                if event.collective_s is not None:
+                    key = event.what.stage, event.device, event.what.kind
+                    self.collectives[key].append(event.collective_s)
         for sent in measured.transfers:
             if sent.step in counted:
                 self.transfers[sent.source, sent.target].append(sent.seconds)

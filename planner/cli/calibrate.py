@@ -102,6 +102,6 @@ def _write(plan: Plan, output: Path, graph: Path | None, cluster: Path | None) -
 
     save_valid(plan, output)
     if graph is not None:
-        plan.problem.graph.save(graph)
+        plan.single_device_problem.graph.save(graph)
     if cluster is not None:
         plan.cluster.save(cluster)

@@ -254,21 +254,44 @@ def _links(cluster: Cluster, groups: Sequence[TensorGroup]) -> Iterator[Link]:
     Links of a group to one other end are one: it has their bandwidths together, since a message is
     sent in parts along all of them, and the longest of their latencies.
     """
+    ends = _ends(cluster, groups)
+    for bundle in link_bundles(cluster, groups):
+        links = [cluster.links[index] for index in bundle]
+        yield _bundled(
+            [
+                link.model_copy(update={"between": tuple(ends[end] for end in link.between)})
+                for link in links
+            ]
+        )
+
+
+def _ends(cluster: Cluster, groups: Sequence[TensorGroup]) -> dict[str, str]:
+    """Return what the ends of links are called on the cluster of groups."""
     ends = {name: name for name in cluster.switches}
     ends.update((name, group.name) for group in groups for name in group.devices)
-    single = set(cluster.switches)
-    bundles: dict[object, list[Link]] = {}
+    return ends
+
+
+def link_bundles(cluster: Cluster, groups: Sequence[TensorGroup]) -> list[tuple[int, ...]]:
+    """Return the links, by index, that each link of the cluster of groups stands for, in its order.
+
+    Links inside a group, and those of devices in no group, are in none.
+
+    Args:
+        cluster: of single devices.
+        groups: see :func:`grouped`.
+    """
+    ends, single = _ends(cluster, groups), set(cluster.switches)
+    bundles: dict[object, list[int]] = {}
     for index, link in enumerate(cluster.links):
         if not all(end in ends for end in link.between):
             continue
         first, second = (ends[end] for end in link.between)
-        if first == second:
-            continue
-        # Links between two switches stay what they are.
-        key = index if {first, second} <= single else frozenset((first, second))
-        renamed = link.model_copy(update={"between": (first, second)})
-        bundles.setdefault(key, []).append(renamed)
-    yield from map(_bundled, bundles.values())
+        if first != second:
+            # Links between two switches stay what they are.
+            key = index if {first, second} <= single else frozenset((first, second))
+            bundles.setdefault(key, []).append(index)
+    return [tuple(bundle) for bundle in bundles.values()]
 
 
 def _bundled(links: Sequence[Link]) -> Link:

@@ -167,8 +167,17 @@ def _step_s(
 ) -> float:
     rows = list(parameters)
     moved = sum(step_traffic_bytes(job, p.bytes, p.elements) / holders.get(p.name, 1) for p in rows)
-    seconds = moved / (kind.optimizer_gb_per_s * 1e9)
+    return moved / (kind.optimizer_gb_per_s * 1e9) + summing_s(kind, rows)
+
+
+def summing_s(kind: DeviceType, parameters: Iterable[Parameter]) -> float:
+    """Return the seconds in which a group sums gradients of what each of its devices has whole.
+
+    Args:
+        kind: the type of the group; a single device sums none.
+        parameters: that it holds, each once.
+    """
     if kind.group is None:
-        return seconds
-    summed = sum(p.bytes for p in rows if p.summed) // kind.group.devices
-    return seconds + kind.group.seconds("all_reduce", summed)
+        return 0.0
+    summed = sum(p.bytes for p in parameters if p.summed) // kind.group.devices
+    return kind.group.seconds("all_reduce", summed)

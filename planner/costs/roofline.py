@@ -69,8 +69,9 @@ def layer_times(
 ) -> OperationTimes:
     """Return the seconds of a layer for one microbatch.
 
-    Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work,
-    of its collectives, which nothing hides, and of the copy of what a forward reads of the batch. A
+    Measured times are used if there are any, else the sum of :func:`work_s` over the layer's work
+    and of the copy of what a forward reads of the batch; both with the layer's collectives inside a
+    tensor-parallel group, which nothing hides and which measured times are without. A
     recomputed layer runs its forward again in its backward. The wait for the loader is in the
     forward alone: no profile has it, and what was loaded is still there. Of microbatches of several
     lengths it is the mean.
@@ -101,18 +102,43 @@ def loaded_times(
 
     Its forward is what recomputing the layer adds to its backward.
     """
+    times = computed_times(layer, type_name, device, precision)
+    if device.group is None or not layer.collectives:
+        return times
+    return times + collective_times(layer, device)
+
+
+def computed_times(
+    layer: Layer, type_name: str, device: DeviceType, precision: str
+) -> OperationTimes:
+    """Return the same without collectives inside a tensor-parallel group."""
     if layer.lengths:
         rows = (layer_at(layer, row) for row in layer.lengths)
-        return _mean(layer, [loaded_times(row, type_name, device, precision) for row in rows])
+        return _mean(layer, [computed_times(row, type_name, device, precision) for row in rows])
     measured = layer.measured.get(type_name)
     if measured is None:
-        return _with_collectives(_roofline(layer, device, precision), layer, device)
+        return _roofline(layer, device, precision)
     return OperationTimes(
         measured.forward_s,
         measured.input_gradient_s,
         measured.weight_gradient_s,
         measured.whole_backward_s,
     )
+
+
+def collective_times(layer: Layer, device: DeviceType) -> OperationTimes:
+    """Return the seconds of a layer's collectives inside a tensor-parallel group, without reruns.
+
+    Args:
+        layer: as a group has it.
+        device: the type of the group; of a single device there are none.
+    """
+    seconds = dict.fromkeys(PHASES, 0.0)
+    if device.group is not None:
+        for row in layer.collectives:
+            seconds[row.phase] += device.group.seconds(row.kind, row.bytes)
+    forward_s, input_s, weight_s = (seconds[phase] for phase in PHASES)
+    return OperationTimes(forward_s, input_s, weight_s, input_s + weight_s)
 
 
 def _mean(layer: Layer, times: Sequence[OperationTimes]) -> OperationTimes:
@@ -218,16 +244,6 @@ def _roofline(layer: Layer, device: DeviceType, precision: str) -> OperationTime
         )
     forward_s += device.copy_s(layer.batch_bytes)
     return OperationTimes(forward_s, input_s, weight_s, input_s + weight_s)
-
-
-def _with_collectives(times: OperationTimes, layer: Layer, device: DeviceType) -> OperationTimes:
-    if device.group is None or not layer.collectives:
-        return times
-    seconds = dict.fromkeys(PHASES, 0.0)
-    for row in layer.collectives:
-        seconds[row.phase] += device.group.seconds(row.kind, row.bytes)
-    forward_s, input_s, weight_s = (seconds[phase] for phase in PHASES)
-    return times + OperationTimes(forward_s, input_s, weight_s, input_s + weight_s)
 
 
 def _undivided_s(layer: Layer, phase: Phase, device: DeviceType, precision: str) -> float:

@@ -89,10 +89,15 @@ class TimedEvent(Record):
 
 
 class MeasuredOperation(TimedEvent):
-    """A forward or backward that ran on a device, by its name such as ``2F0``."""
+    """A forward or backward that ran on a device, by its name such as ``2F0``.
+
+    ``collective_s`` is how much of it collectives inside a tensor-parallel group took; None where
+    there is none, or it was not measured.
+    """
 
     device: Name
     operation: OperationName
+    collective_s: Seconds | None = None
 
     @property
     def what(self) -> Operation:

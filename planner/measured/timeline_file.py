@@ -15,6 +15,7 @@ from planner.measured.events import (
     MeasuredDevice,
     MeasuredStep,
     MeasuredTransfer,
+    Seconds,
     Step,
 )
 from planner.measured.trace_events import (
@@ -77,7 +78,10 @@ class _Layout:
     def events(self) -> Iterator[Event]:
         process = self.process
         for op in self.timeline.operations:
-            yield operation_event(process[op.device], op.what, self._span_of(op), step=op.step)
+            told = {} if op.collective_s is None else {"collective_s": op.collective_s}
+            yield operation_event(
+                process[op.device], op.what, self._span_of(op), step=op.step, **told
+            )
         for reduction in self.timeline.reductions:
             where, span = process[reduction.device], self._span_of(reduction)
             stages, bytes_ = reduction.stages, reduction.bytes
@@ -169,6 +173,10 @@ class _OperationArguments(_StepArguments):
     @property
     def operation(self) -> str:
         return str(Operation(self.stage, self.kind, self.microbatch))
+
+
+class _ComputedArguments(_OperationArguments):
+    collective_s: Seconds | None = None
 
 
 class _TransferArguments(_OperationArguments):
@@ -278,7 +286,7 @@ class _Reader:
 
 
 _CATEGORIES: dict[str, tuple[str, type[_StepArguments]]] = {
-    **dict.fromkeys(KIND_LABELS.values(), ("operations", _OperationArguments)),
+    **dict.fromkeys(KIND_LABELS.values(), ("operations", _ComputedArguments)),
     "transfer": ("transfers", _TransferArguments),
     "all-reduce": ("reductions", _ReductionArguments),
     "optimizer": ("optimizer_steps", _StepArguments),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from planner.records.document import Count, Record
+from planner.records.document import Count, Record, without_defaults
 
 Phase = Literal["forward", "input_gradient", "weight_gradient"]
 PHASES: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")
@@ -136,3 +136,32 @@ class LayerFigures(Record):
     def flops(self) -> int:
         """FLOPs of forward and backward, nothing recomputed."""
         return self.forward_flops + self.input_gradient_flops + self.weight_gradient_flops
+
+
+Seconds = Annotated[float, Field(ge=0, le=1e9)]
+
+
+class MeasuredTimes(Record):
+    """Measured times of one layer and one microbatch on one device type.
+
+    Attributes:
+        forward_s: Time of the forward.
+        input_gradient_s: Time of the input gradient of a split backward.
+        weight_gradient_s: Time of the weight gradient of a split backward.
+        backward_s: Time of a whole backward; null: the sum of both gradients.
+    """
+
+    forward_s: Seconds
+    input_gradient_s: Seconds
+    weight_gradient_s: Seconds
+    backward_s: Seconds | None = None
+
+    @property
+    def whole_backward_s(self) -> float:
+        """Seconds of a whole backward."""
+        split_s = self.input_gradient_s + self.weight_gradient_s
+        return split_s if self.backward_s is None else self.backward_s
+
+    @model_serializer(mode="wrap")
+    def _without_missing_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_defaults(self, serialise(self), "backward_s")

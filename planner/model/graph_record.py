@@ -13,6 +13,7 @@ from planner.model.figures import (
     PHASES,
     Collective,
     LayerFigures,
+    MeasuredTimes,
     Name,
     Product,
     Work,
@@ -33,6 +34,8 @@ MEASURED: dict[str, Any] = {
 }
 """Fields of a layer that depend on the device and that measuring replaces; all others are
 structure."""
+MEASURED_SHARES: dict[str, Any] = {"__all__": {"layers": {"__all__": {"measured"}}}}
+"""The same of a graph's splits."""
 
 SHARED = (
     *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
@@ -56,33 +59,6 @@ _LEFT_OUT_OF_LAYERS = (
 """Fields of layers that are left out where they have their defaults."""
 ROUNDING = 1e-9
 """The most by which shares may miss 1."""
-Seconds = Annotated[float, Field(ge=0, le=1e9)]
-
-
-class MeasuredTimes(Record):
-    """Measured times of one layer and one microbatch on one device type.
-
-    Attributes:
-        forward_s: Time of the forward.
-        input_gradient_s: Time of the input gradient of a split backward.
-        weight_gradient_s: Time of the weight gradient of a split backward.
-        backward_s: Time of a whole backward; null: the sum of both gradients.
-    """
-
-    forward_s: Seconds
-    input_gradient_s: Seconds
-    weight_gradient_s: Seconds
-    backward_s: Seconds | None = None
-
-    @property
-    def whole_backward_s(self) -> float:
-        """Seconds of a whole backward."""
-        split_s = self.input_gradient_s + self.weight_gradient_s
-        return split_s if self.backward_s is None else self.backward_s
-
-    @model_serializer(mode="wrap")
-    def _without_missing_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, serialise(self), "backward_s")
 
 
 class WorkAtLength(Record):
@@ -482,7 +458,8 @@ def structure_digest(record: GraphRecord) -> str:
     and which older graphs do not have.
     """
     left_out = MEASURED | {"products": True}
-    return digest_of_data(_content(record, exclude={"layers": {"__all__": left_out}}))
+    exclude = {"layers": {"__all__": left_out}, "splits": MEASURED_SHARES}
+    return digest_of_data(_content(record, exclude=exclude))
 
 
 def _content(record: GraphRecord, exclude: Any = None) -> dict[str, Any]:

@@ -47,8 +47,8 @@ def group_graph(
     """Return a graph whose figures are those of all devices of a group together.
 
     What each device has a share of counts once, and what every device has or does counts for each.
-    Operations are counted once, since all devices start theirs at the same time. Groups of several
-    sizes have a graph each (:attr:`GraphRecord.on_types`).
+    Operations are counted once, since all devices start theirs at the same time. Measured times are
+    those of groups. Groups of several sizes have a graph each (:attr:`GraphRecord.on_types`).
 
     Args:
         graph: the layer graph of single devices.
@@ -58,15 +58,18 @@ def group_graph(
         in_parts: whether groups send each other parts of what all their devices have whole.
 
     Raises:
-        PipeplanError: if a layer's times were measured on a device of a group.
+        PipeplanError: if a layer's times were measured on a single device of a group's type alone.
     """
     of_size = {}
     for size in sorted({*sizes.values()}):
         split = splits.get(size)
+        of_this = {
+            name: tuple(kind for kind in kinds if sizes[kind] == size)
+            for name, kinds in types.items()
+        }
         if split is not None:
-            one = [name for name, kinds in types.items() if any(sizes[k] == size for k in kinds)]
-            _require_computed(graph, split, one)
-        of_size[size] = _of_size(graph, split, types, in_parts=in_parts)
+            _require_of_groups(graph, split, [name for name, kinds in of_this.items() if kinds])
+        of_size[size] = _of_size(graph, split, types, of_this, in_parts=in_parts)
     if len(of_size) == 1:
         return next(iter(of_size.values()))
     least = _least([*of_size.values()])
@@ -84,17 +87,26 @@ def _of_size(
     graph: GraphRecord,
     split: SplitRecord | None,
     types: Mapping[str, Sequence[str]],
+    of_size: Mapping[str, Sequence[str]],
     *,
     in_parts: bool,
 ) -> GraphRecord:
-    """Return the graph as groups of one size run it; without a split, as single devices do."""
+    """Return the graph as groups of one size run it; without a split, as single devices do.
+
+    Args:
+        graph: of single devices.
+        split: over groups of the size.
+        types: of all groups, by the type of their devices.
+        of_size: those of this size.
+        in_parts: see :func:`group_graph`.
+    """
     changed: dict[str, Any] = {
         "layers": tuple(_on_kinds(layer, types) for layer in graph.layers),
         "splits": (),
     }
     if split is not None:
         changed["layers"] = tuple(
-            _layer(layer, row, split)
+            _layer(layer, row, split, of_size)
             for layer, row in zip(changed["layers"], split.layers, strict=True)
         )
         changed["boundaries"] = tuple(_boundaries(graph, split, in_parts=in_parts))
@@ -152,18 +164,21 @@ def region_cuts(graph: GraphRecord, split: SplitRecord) -> frozenset[str]:
     )
 
 
-def _require_computed(graph: GraphRecord, split: SplitRecord, types: Sequence[str]) -> None:
-    for layer in graph.layers:
-        measured = sorted(layer.measured.keys() & set(types))
+def _require_of_groups(graph: GraphRecord, split: SplitRecord, types: Sequence[str]) -> None:
+    """Refuse times of whole layers where there are none of groups."""
+    for layer, row in zip(graph.layers, split.layers, strict=True):
+        measured = sorted((layer.measured.keys() & set(types)) - row.measured.keys())
         if measured:
             raise PipeplanError(
                 f"tensor_parallel = {split.degree}: layer {layer.name!r} was measured whole on "
                 f"{', '.join(measured)}, which says nothing about a share of it; leave --costs "
-                "out, or set tensor_parallel to 1"
+                "out, calibrate a plan of such groups, or set tensor_parallel to 1"
             )
 
 
-def _layer(layer: Layer, row: LayerSplit, split: SplitRecord) -> Layer:
+def _layer(
+    layer: Layer, row: LayerSplit, split: SplitRecord, types: Mapping[str, Sequence[str]]
+) -> Layer:
     degree = split.degree or 1
     whole = {name: getattr(layer, name) for name in SHARED}
     whole["weight_stash_bytes"] = layer.kept_for_weights_bytes
@@ -172,7 +187,9 @@ def _layer(layer: Layer, row: LayerSplit, split: SplitRecord) -> Layer:
             **{name: getattr(layer, name) for name in Layer.model_fields},
             **{name: _of_all(whole[name], getattr(row, name), degree) for name in SHARED},
             "peak_bytes": None,
-            "measured": {},
+            "measured": {
+                kind: times for name, times in row.measured.items() for kind in types.get(name, ())
+            },
             "work": row.work,
             "collectives": row.collectives,
             "products": tuple(product.of_share(degree) for product in row.products),

@@ -10,8 +10,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from planner.errors import PipeplanError
 from planner.job import Optimizer, Precision
-from planner.model.figures import Name
-from planner.model.graph_record import MeasuredTimes, Seconds
+from planner.model.figures import MeasuredTimes, Name, Seconds
 from planner.records.document import MOST_ENTRIES, Count, Record, without_defaults
 from planner.records.formats import JsonFile
 from planner.units import plural

@@ -12,7 +12,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from planner.model.figures import Collective, LayerFigures, Name, Product, Size, Work
+from planner.model.figures import (
+    Collective,
+    LayerFigures,
+    MeasuredTimes,
+    Name,
+    Product,
+    Size,
+    Work,
+)
 from planner.records.document import Count, Record, without_defaults
 
 
@@ -85,6 +93,8 @@ class LayerSplit(LayerFigures):
         products: Matrix products, for their efficiency at the shape of a share.
         unsplit: Why a parameter is not split, by its name.
         again_bytes: Bytes of the part of what the backward makes again.
+        measured: Measured times of what a group computes of the layer, without its collectives, by
+            the type of its devices; used instead of the roofline.
     """
 
     regions: tuple[Count, ...]
@@ -95,10 +105,11 @@ class LayerSplit(LayerFigures):
     products: tuple[Product, ...]
     unsplit: dict[Name, str]
     again_bytes: Count = 0
+    measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
 
     @model_serializer(mode="wrap")
     def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "again_bytes")
+        return without_defaults(self, dump(self), "again_bytes", "measured")
 
     @property
     def indivisible(self) -> dict[str, str]:

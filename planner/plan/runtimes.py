@@ -73,9 +73,7 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
     if rules.expresses in _EXPRESSIBLE:
         able = _EXPRESSIBLE[rules.expresses]
         features = [feature for feature in FEATURES if feature not in able.takes]
-        others = sorted(name for name, row in _EXPRESSIBLE.items() if _GROUPS in row.takes)
-        instead = f"plan for {', '.join(others)}, which run groups"
-        require_without(problem.job, f"a plan for {rules.expresses}", features, instead=instead)
+        require_without(problem.job, f"a plan for {rules.expresses}", features)
         fields |= _narrowed(problem, rules.expresses, able)
     return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 
@@ -238,7 +236,7 @@ _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
         },
         _torchtitan_cuts,
         ("float32", "bfloat16"),
-        takes=(_GROUPS,),
+        takes=(_GROUPS, "shard_optimizer"),
     ),
     "megatron": Expressible(
         {**_OF_ITS_OWN_ORDER, "placement": "loop", "recompute": "blocks"},
@@ -249,5 +247,6 @@ _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
         {**_OF_ITS_OWN_ORDER, "max_stages_per_device": 1},
         _deepspeed_cuts,
         ("float32", "float16", "bfloat16"),
+        takes=(_GROUPS, "shard_optimizer"),
     ),
 }

@@ -104,6 +104,10 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
             {"stage": stage, "device": device, "kind": kind, **_data(row)}
             for (stage, device, kind), row in comparison.operations.items()
         ],
+        "collectives": [
+            {"stage": stage, "device": device, "kind": kind, **_data(row)}
+            for (stage, device, kind), row in comparison.collectives.items()
+        ],
         "transfers": [
             {"source": source, "target": target, **_data(row)}
             for (source, target), row in comparison.transfers.items()
@@ -126,6 +130,8 @@ def _kinds_table(comparison: Comparison) -> Table:
     table = new_table("Medians of all stages and devices", ("what",), _FIGURES)
     for kind, row in comparison.kinds.items():
         table.add_row(f"{kind} {KIND_LABELS[kind]}", *_cells(row))
+    for kind, row in _collectives(comparison).items():
+        table.add_row(f"{kind} collectives in groups, mean", *_cells(row))
     for stages, row in comparison.reductions.items():
         table.add_row(f"all-reduce {stages_label(stages)}", *_cells(row))
     for name, rows in (("optimizer step", comparison.optimizer), ("waiting", comparison.waiting)):
@@ -136,6 +142,14 @@ def _kinds_table(comparison: Comparison) -> Table:
     for where, row in comparison.outside.items():
         table.add_row(where, *_cells(row))
     return table
+
+
+def _collectives(comparison: Comparison) -> dict[Kind, Deviation]:
+    """Return what of each kind of operation collectives inside groups take, as a mean."""
+    rows: dict[Kind, list[Deviation]] = {}
+    for (_, _, kind), row in comparison.collectives.items():
+        rows.setdefault(kind, []).append(row)
+    return {kind: _mean(found) for kind, found in rows.items()}
 
 
 def _mean(rows: Iterable[Deviation]) -> Deviation:

@@ -100,10 +100,15 @@ class _StepSources:
         layers = (own[name] for name in spec.layers)
         for name, layer, share in ((row.name, *part) for row in layers for part in _by_length(row)):
             if type_name in layer.measured:
-                times = layer_times(
-                    layer, type_name, device, problem.job.precision, name in recomputed
+                alone = layer.model_copy(update={"collectives": ()})
+                computed_s, whole_s = (
+                    layer_times(
+                        row, type_name, device, problem.job.precision, name in recomputed
+                    ).seconds(kind)
+                    for row in (alone, layer)
                 )
-                yield "measured", share * times.seconds(kind)
+                yield "measured", share * computed_s
+                yield device.source, share * (whole_s - computed_s)
                 continue
             if kind == "F":
                 yield device.source, share * device.load_s(layer.batch_bytes)

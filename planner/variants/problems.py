@@ -10,8 +10,10 @@ from typing import Any
 from planner.cluster.cluster import Cluster, Link
 from planner.cluster.hardware import DeviceType, LinkType
 from planner.errors import PipeplanError, near
-from planner.model.graph_record import GraphRecord, Layer, MeasuredTimes
+from planner.model.figures import MeasuredTimes
+from planner.model.graph_record import GraphRecord, Layer
 from planner.model.layer_graph import LayerGraph
+from planner.model.split_record import SplitRecord
 from planner.plan.problem import Problem
 from planner.variants.changes import DeviceChange, LinkChange
 from planner.variants.clusters import with_copies, without
@@ -94,6 +96,9 @@ def _with_entries(record: GraphRecord, old: str, new: str, speed: float) -> Grap
     layers = tuple(_with_type_of(layer, old, new, speed) for layer in record.layers)
     if layers != record.layers:
         update["layers"] = layers
+    splits = tuple(_with_type_of_split(split, old, new, speed) for split in record.splits)
+    if splits != record.splits:
+        update["splits"] = splits
     if old in record.on_types:
         of_types = {**record.on_types, new: record.on_types[old]}
         update["on_types"] = {
@@ -102,15 +107,27 @@ def _with_entries(record: GraphRecord, old: str, new: str, speed: float) -> Grap
     return record.model_copy(update=update) if update else record
 
 
-def _with_type_of(layer: Layer, old: str, new: str, speed: float) -> Layer:
-    def with_new(measured: Mapping[str, MeasuredTimes]) -> dict[str, MeasuredTimes]:
-        return {**measured, new: _sooner(measured[old], speed)}
+def _with_type_of_split(split: SplitRecord, old: str, new: str, speed: float) -> SplitRecord:
+    layers = tuple(
+        row.model_copy(update={"measured": _with_new(row.measured, old, new, speed)})
+        for row in split.layers
+    )
+    return split if layers == split.layers else split.model_copy(update={"layers": layers})
 
+
+def _with_new(
+    measured: Mapping[str, MeasuredTimes], old: str, new: str, speed: float
+) -> Mapping[str, MeasuredTimes]:
+    return {**measured, new: _sooner(measured[old], speed)} if old in measured else measured
+
+
+def _with_type_of(layer: Layer, old: str, new: str, speed: float) -> Layer:
     update: dict[str, Any] = {}
     if old in layer.measured:
-        update["measured"] = with_new(layer.measured)
+        update["measured"] = _with_new(layer.measured, old, new, speed)
         update["lengths"] = tuple(
-            row.model_copy(update={"measured": with_new(row.measured)}) for row in layer.lengths
+            row.model_copy(update={"measured": _with_new(row.measured, old, new, speed)})
+            for row in layer.lengths
         )
     if old in layer.device_types and new not in layer.device_types:
         update["device_types"] = (*layer.device_types, new)

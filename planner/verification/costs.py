@@ -109,17 +109,16 @@ class ProblemCosts:
         """Return the same where the batch is there."""
         if layer.lengths:
             return _weighed(layer, (self.loaded(row, type_name) for row in at_lengths(layer)))
-        measured = layer.measured.get(type_name)
+        measured, device = layer.measured.get(type_name), self._cluster.device_types[type_name]
         if measured is not None:
             forward, inputs = measured.forward_s, measured.input_gradient_s
             weights, whole = measured.weight_gradient_s, measured.backward_s
         else:
-            device, whole = self._cluster.device_types[type_name], None
-            forward, inputs, weights = (
-                self.roofline(layer, phase, device)[0] + exchanging_s(layer, phase, device)
-                for phase in PHASES
-            )
-        return forward, inputs, weights, inputs + weights if whole is None else whole
+            whole = None
+            forward, inputs, weights = (self.roofline(layer, phase, device)[0] for phase in PHASES)
+        sent = [exchanging_s(layer, phase, device) for phase in PHASES]
+        backward = inputs + weights if whole is None else whole
+        return forward + sent[0], inputs + sent[1], weights + sent[2], backward + sent[1] + sent[2]
 
     def roofline(self, layer: Layer, phase: str, device: DeviceType) -> tuple[float, bool]:
         """Seconds of a phase, and whether a lower throughput would lengthen it."""

@@ -402,19 +402,26 @@ def _graph(
     whole = {row.name for row in split.boundaries if row.placement == "whole"} if split else set()
     summed = split.summed_parameters if split else ()
     grouped = {
-        one
+        one: [kind for kind in kinds if cluster.device_types[kind].members == degree]
         for one, kinds in types.items()
-        if degree > 1 and any(cluster.device_types[kind].members == degree for kind in kinds)
     }
     layers = []
     for number, layer in enumerate(graph.layers):
-        if grouped.intersection(layer.measured):
-            raise PipeplanError(
-                f"model.graph: layer {layer.name!r} was measured whole, on no share of it"
-            )
         allowed = tuple(n for one in layer.device_types for n in types.get(one, (one,)))
         mine = layer.model_copy(update={"device_types": allowed})
-        layers.append(mine if split is None else _layer(mine, split.layers[number], degree - 1))
+        if split is None:
+            layers.append(mine)
+            continue
+        shared, timed = split.layers[number], {}
+        for one, kinds in grouped.items():
+            if kinds and one in layer.measured and one not in shared.measured:
+                raise PipeplanError(
+                    f"model.graph: layer {layer.name!r} was measured whole, on no share of it"
+                )
+            if one in shared.measured:
+                timed.update(dict.fromkeys(kinds, shared.measured[one]))
+        of_group = _layer(mine, shared, degree - 1)
+        layers.append(of_group.model_copy(update={"measured": timed}))
     return graph.model_copy(
         update={
             "layers": tuple(layers),

@@ -82,10 +82,13 @@ def _operation_parts(
 def _layer_parts(
     plan: Plan, costs: PlanCosts, layer: Layer, kind: str, type_name: str, *, again: bool
 ) -> Iterator[tuple[Source, float]]:
-    if type_name in layer.measured:
-        yield "measured", costs.layer_seconds(layer, type_name)["FIWB".index(kind)]
-        return
     kind_of_device = plan.cluster.device_types[type_name]
+    if type_name in layer.measured:
+        phases = (*_PHASES_OF[kind], *(_PHASES_OF["F"] if again and kind in "BI" else ()))
+        sent_s = sum(exchanging_s(layer, phase, kind_of_device) for phase in phases)
+        yield "measured", costs.layer_seconds(layer, type_name)["FIWB".index(kind)] - sent_s
+        yield kind_of_device.source, sent_s
+        return
     if kind == "F":
         loaded = costs.problem.loaded(layer, type_name)[0]
         yield kind_of_device.source, costs.problem.seconds(layer, type_name)[0] - loaded

@@ -108,6 +108,8 @@ def test_degrees_of_0_2_are_read_from_toml(read: Any) -> None:
         "sequence_parallel": True,
         "expert_parallel": False,
         "recompute_attention": False,
+        "shard_optimizer": False,
+        "shard_parameters": False,
     }
     assert layout.recompute_blocks is None
     assert layout.schedule == "gpipe"
@@ -140,7 +142,9 @@ def test_batches_counted_in_tokens_are_samples(read: Any) -> None:
         "num_tokens_per_train_step": 65536,
         "max_context_length": 2048,
     }
-    data = pipeline(data_parallel_replicate_degree=2, num_pp_microbatches=8)
+    data = pipeline(
+        data_parallel_replicate_degree=2, data_parallel_shard_degree=1, num_pp_microbatches=8
+    )
     layout = read({**data, "training": training})
     fields = layout.on(4).job_fields(Job())
     assert (fields["samples_per_microbatch"], fields["microbatches"]) == (2, 16)
@@ -162,16 +166,129 @@ def test_a_schedule_file_beside_the_configuration_is_run(read: Any, tmp_path: Pa
 
 
 def test_recomputation_that_is_not_told_is_noted(read: Any) -> None:
-    (note,) = read(pipeline()).notes
+    (note,) = read(pipeline(data_parallel_shard_degree=1)).notes
     assert note.startswith("activation_checkpoint.mode is not given, so nothing is recomputed")
+
+
+@pytest.mark.parametrize(
+    ("fields", "size", "expected"),
+    [
+        ({}, 1, "shard_parameters"),
+        ({"fsdp_reshard_after_forward": "always"}, 1, "shard_parameters"),
+        ({}, 2, "shard_optimizer"),
+        ({"fsdp_reshard_after_forward": "never"}, 2, "shard_optimizer"),
+        ({"data_parallel_shard_degree": 2}, 2, "shard_optimizer"),
+        ({"tensor_parallel_degree": 2}, 2, "shard_optimizer"),
+        ({"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 1}, 2, None),
+        ({"data_parallel_replicate_degree": 2, "data_parallel_shard_degree": 1}, 1, None),
+    ],
+)
+def test_fsdp_is_what_ranks_hold_between_two_microbatches(
+    read: Any, fields: dict[str, Any], size: int, expected: str | None
+) -> None:
+    """Shards of weights and gradients without a pipeline, all of both within one (torch 2.13)."""
+    layout = read(pipeline(size, **fields))
+    devices = 2 * size * fields.get("tensor_parallel_degree", 1)
+    plan = plan_of(layout, 4, devices, microbatches=8)
+    assert len(plan.stages[0].devices) == 2
+    assert plan.job.shard_parameters == (expected == "shard_parameters")
+    assert plan.job.shard_optimizer == (expected == "shard_optimizer")
+    is_told = any("FSDP's own share" in note for note in layout.notes)
+    assert is_told == (expected == "shard_optimizer")
+
+
+OLD = {
+    "training": {
+        "batch_size": 8,
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": 2,
+        "fsdp_reshard_after_forward": "never",
+    },
+    "experimental": {
+        "pipeline_parallel_degree": 2,
+        "pipeline_parallel_schedule": "GPipe",
+        "pipeline_parallel_split_points": "h.1",
+        "pipeline_parallel_microbatches": 4,
+    },
+    "activation_checkpoint": {"mode": "full"},
+}
+NEW = {
+    "training": {"local_batch_size": 8},
+    "parallelism": {
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": 2,
+        "fsdp_reshard_after_forward": "never",
+        "pipeline_parallel_degree": 2,
+        "pipeline_parallel_schedule": "GPipe",
+        "pipeline_parallel_split_points": ["h.1"],
+        "pipeline_parallel_microbatch_size": 2,
+    },
+    "activation_checkpoint": {"mode": "full"},
+}
+
+
+def test_names_of_february_2025_are_those_of_today(read: Any) -> None:
+    """The names of torchtitan 5940dde, and the same by those of 0.1."""
+    older, newer = (plan_of(read(data), 3, 4, microbatches=1) for data in (OLD, NEW))
+    assert older.job == newer.job
+    assert older.stages == newer.stages
+    assert older.orders == newer.orders
+    assert (older.job.samples_per_microbatch, older.microbatches) == (2, 8)
+    assert older.job.shard_optimizer
+
+
+@pytest.mark.parametrize(("kind", "shares"), [("fsdp", True), (None, True), ("ddp", False)])
+def test_one_degree_with_a_type_is_read(read: Any, kind: str | None, shares: bool) -> None:
+    """The names before HSDP (torchtitan db6b39a), where all data parallelism was of one kind."""
+    training = {"data_parallel_degree": 2, **({"data_parallel_type": kind} if kind else {})}
+    layout = read({"training": training, "experimental": {"pipeline_parallel_degree": 2}})
+    plan = plan_of(layout, 4, 4, microbatches=8)
+    assert plan.job.shard_optimizer == shares
+    assert len(plan.stages[0].devices) == 2
+    open_degree = {**training, "data_parallel_degree": -1}
+    again = read({"training": open_degree, "experimental": {"pipeline_parallel_degree": 2}})
+    assert plan_of(again, 4, 4, microbatches=8).job == plan.job
 
 
 @pytest.mark.parametrize(
     ("data", "told"),
     [
         ({"training": {}}, "has no table 'parallelism'"),
-        (pipeline(data_parallel_shard_degree=2), "2: FSDP shards parameters over the pipelines"),
-        (pipeline(), "the 4 devices are 2 shards of 1 pipeline: FSDP shards parameters"),
+        (
+            pipeline(1, data_parallel_replicate_degree=2, data_parallel_shard_degree=2),
+            "parallelism.data_parallel_shard_degree: 2 shards of 2 copies (HSDP)",
+        ),
+        (
+            pipeline(1, data_parallel_replicate_degree=2),
+            "parallelism.data_parallel_shard_degree: 2 shards of 2 copies (HSDP)",
+        ),
+        (pipeline(data_parallel_replicate_degree=4), "4 copies cannot share 2 data-parallel ranks"),
+        (
+            pipeline(1, tensor_parallel_degree=2),
+            "FSDP without a pipeline gathers each layer of tensor-parallel groups",
+        ),
+        (
+            pipeline(fsdp_reshard_after_forward="always"),
+            "fsdp_reshard_after_forward: always: a pipeline gathers weights for every microbatch",
+        ),
+        (
+            pipeline(1, fsdp_reshard_after_forward="never"),
+            "never: weights are gathered for a microbatch's forward and kept until its backward",
+        ),
+        (pipeline(fsdp_reshard_after_forward=True), "expected default, always or never"),
+        (pipeline(data_parallel_shard_degree=0), "data_parallel_shard_degree: 0: expected a whole"),
+        (
+            {"training": {"tensor_parallel_degree": 0.5}},
+            "training.tensor_parallel_degree: 0.5: expected a whole",
+        ),
+        (
+            {
+                "training": {"batch_size": 6},
+                "experimental": {"pipeline_parallel_degree": 4},
+            },
+            "training.batch_size: 6 is no multiple of parallelism.pipeline_parallel_microbatches 4",
+        ),
+        ({"training": {"data_parallel_type": "zero", "data_parallel_degree": 2}}, "fsdp or ddp"),
         (pipeline(context_parallel_degree=2), "context_parallel_degree: 2: context-parallel"),
         (pipeline(4, tensor_parallel_degree=0.5), "tensor_parallel_degree: 0.5: expected a whole"),
         (pipeline(4, pipeline_parallel_schedule="2F2B"), "expected one of 1F1B, GPipe,"),

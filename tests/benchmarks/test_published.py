@@ -21,7 +21,8 @@ from benchmarks.published import amp, layout_rows, layouts_report, sailor, zero_
 from benchmarks.published.__main__ import main, published_runs
 from benchmarks.published.files import rows as imported_files
 from benchmarks.published.host_time import HostTime
-from benchmarks.published.layouts_3d import Figures, Layout, calibrated
+from benchmarks.published.layout_calibration import LEAST, calibrated, host_error, nearest, repeated
+from benchmarks.published.layouts_3d import Figures, Layout
 from benchmarks.published.megatron_gpt import Gpt
 from benchmarks.published.run import (
     Prediction,
@@ -157,9 +158,63 @@ def test_rows_give_the_figures_they_were_made_with(tmp_path: Path) -> None:
     path.write_text("\n".join(rows))
     read = layout_rows.rows_of_file(path, "megatron-deepspeed")
     found = calibrated([row for row in read if row.calibrates])
-    assert (found.efficiency, found.host_us) == pytest.approx((0.6, 25.0), rel=0.01)
+    assert found.has_host_time
+    assert (found.figures.efficiency, found.figures.host_us) == pytest.approx((0.6, 25), rel=0.01)
     assert layouts_report.main(["--rows", str(path), "--output", str(tmp_path / "page.md")]) == 0
     assert re.search(r"seconds, calibrated +[|] 1 +[|] 0\.\d%", (tmp_path / "page.md").read_text())
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        ([0.1], np.inf),  # One row.
+        ([0.1, 0.1], np.inf),  # Equally long operations, as in Korthikanti et al.
+        ([0.1, 0.2], 1 / np.hypot(0.05, 0.05)),
+        ([0.0, 0.1, 0.2], 1 / np.hypot(0.1, 0.1)),
+    ],
+)
+def test_rows_determine_the_host_time_by_what_the_efficiency_does_not_explain(
+    hosts: list[float], expected: float
+) -> None:
+    """By hand, with all times in proportion to the inverse of the efficiency.
+
+    It explains the mean; what is left of the host's shares are their differences from it.
+    """
+    slopes = np.column_stack([np.ones(len(hosts)), hosts])
+    # A repeat of 110.42, 110.48 and 113.54 s differs by 1.6 %, one of 119.19 and 130.43 by 6.4 %.
+    assert 0.016 < repeated() < 0.064
+    assert host_error(slopes) == pytest.approx(repeated() * expected)
+
+
+def test_rows_of_equally_long_operations_give_the_efficiency_alone() -> None:
+    """Korthikanti et al.: a microbatch of 4 at 6,144 takes what one of 1 does at 12,288.
+
+    Of their first two rows, 48 blocks of the first and 24 of the second on as many devices keep
+    what matters: operations of 32 x 6144² and of 8 x 12288² multiplications a token and device.
+    """
+    made = Figures(0.8)
+    rows = [
+        Layout(layout_rows.SELENE, "by hand", Gpt(2, hidden, 64, 2048, 51_200, samples, 8), 1, 1, 4)
+        for hidden, samples in ((6144, 4), (12288, 1))
+    ]
+    told = [replace(row, measured_s=row.predicted_s(made)) for row in rows]
+    found = calibrated(told)
+    assert not found.has_host_time
+    assert found.figures.host_us == layout_rows.SELENE.figures.host_us
+    assert found.figures.efficiency == pytest.approx(0.8, rel=1e-3)
+
+
+def test_figures_that_cannot_be_end_at_their_least() -> None:
+    """By hand: rows (1, 1) and (1, -1), and the nearest of points with x >= 1 and y >= 0."""
+    slopes = np.array([[1.0, 1.0], [1.0, -1.0]])
+    for wanted, expected in (
+        ((3.0, 1.0), (2.0, 1.0)),
+        ((1.0, 3.0), (2.0, 0.0)),  # Free it would be (2, -1).
+        ((1.0, -1.0), (1.0, 1.0)),  # Free it would be (0, 1).
+        ((-3.0, -1.0), (1.0, 0.0)),  # Free it would be (-2, -1).
+    ):
+        assert nearest(slopes, np.array(wanted), LEAST) == pytest.approx(expected)
+    assert nearest(slopes[:, :1], np.array([0.2, 0.4]), LEAST) == pytest.approx([1.0])
 
 
 @pytest.mark.parametrize(

@@ -149,13 +149,6 @@ def test_commands_take_a_plan_of_groups(
         assert pipeplan("verify", path).exit_code == 0
 
 
-def test_commands_for_single_devices_say_so(planned: Path) -> None:
-    result = pipeplan("export", planned, "--to", "deepspeed")
-    assert result.exit_code == 1
-    assert "tensor_parallel = 2" in result.output
-    assert "supports single devices only so far; export --to megatron" in result.output
-
-
 def test_a_lost_device_takes_its_group_along(planned: Path, tmp_path: Path) -> None:
     new, moves = tmp_path / "new.json", tmp_path / "moves.json"
     limits = ("--deterministic", "--time-limit", 0.2)

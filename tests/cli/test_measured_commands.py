@@ -9,7 +9,7 @@ from measured_runs import run_of
 
 from planner import Cluster, LayerGraph, Plan, simulate
 from planner.costs.roofline import layer_times
-from planner.model.graph_record import MeasuredTimes
+from planner.model.figures import MeasuredTimes
 from planner.plan.operations import KIND_LABELS, Kind
 from planner.units import format_seconds
 

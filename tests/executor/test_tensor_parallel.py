@@ -21,11 +21,15 @@ from executor.launch.prepare import Prepared, prepare, require_groups
 from executor.launch.run import PlanRank, RunSettings
 from executor.stage.runner import StageRunner
 from executor.sync.shared_parameters import planned_split
+from planner.costs.group_collectives import inside_times
 from planner.errors import PipeplanError
+from planner.interop.calibrate.calibrate import calibrate
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.tracing.factory import TrainingStep, build, example_batch, import_factory
 from planner.model.tracing.sharding.localise import join
 from planner.plan.plan import Plan
+from planner.prediction import replay
+from planner.verification import verify
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
 
@@ -261,6 +265,26 @@ def test_ranks_of_a_group_train_save_and_tell_times_as_one_device(tmp_path: Path
     timeline = MeasuredTimeline.load(tmp_path / "timeline.json")
     assert [(row.name, row.rank) for row in timeline.devices] == [("g0", 0)]
     assert len(timeline.operations) == 2 * sum(map(len, plan.parsed_orders().values()))
+    for event in timeline.operations:
+        assert event.collective_s is not None
+        assert event.collective_s < event.seconds
+        assert (event.collective_s > 0) == (event.what.kind != "W")
+    assert_calibrates(plan, timeline)
+
+
+def assert_calibrates(plan: Plan, timeline: MeasuredTimeline) -> None:
+    """The calibrated plan is valid, and its operations take what was measured.
+
+    No less than their collectives, which are predicted from links.
+    """
+    result = calibrate(plan, timeline)
+    assert verify(result.plan) == []
+    pipeline = replay(result.plan).pipeline
+    for row in result.times:
+        for device in row.device_s:
+            least_s = inside_times(pipeline, row.stage, device).seconds(row.kind)
+            seconds = pipeline.seconds(row.stage, row.kind, device)
+            assert seconds == pytest.approx(max(row.measured_s, least_s), rel=1e-6, abs=1e-8)
 
 
 def test_ranks_send_rows_to_experts_and_save_whole_ones(tmp_path: Path) -> None:
@@ -337,6 +361,9 @@ def test_stages_on_groups_of_several_sizes_train_as_one_process(tmp_path: Path) 
     assert [(row.name, row.rank) for row in timeline.devices] == [("g0", 0), ("g1", 1)]
     messages = Counter((row.source, row.target) for row in timeline.transfers)
     assert messages == {("g0", "g1"): 2 * 4, ("g1", "g0"): 2 * 4}
+    told = {event.device: event.collective_s is not None for event in timeline.operations}
+    assert told == {"g0": True, "g1": False}
+    assert_calibrates(plan, timeline)
 
 
 @pytest.mark.extensive

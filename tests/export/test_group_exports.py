@@ -1,8 +1,10 @@
-"""Plans of tensor-parallel groups as Megatron-LM's and torchtitan's options, and back."""
+"""Plans of tensor-parallel groups, and of shared state, as options of other tools, and back."""
 
 import json
+import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,9 +21,11 @@ from planner.interop.adopt.megatron import read_megatron_arguments
 from planner.interop.adopt.torchtitan import read_torchtitan_config
 from planner.model.layer_graph import LayerGraph
 from planner.plan.runtimes import for_runtime
+from planner.space import WITH_SHARDED_PARAMETERS
 
 FILES = {
     "megatron": (("megatron.sh", read_megatron_arguments),),
+    "megatron-deepspeed": (("megatron_deepspeed.sh", read_megatron_arguments),),
     "torchtitan": (
         ("torchtitan.json", read_torchtitan_config),
         ("torchtitan_main.json", read_torchtitan_config),
@@ -29,15 +33,28 @@ FILES = {
 }
 
 
+def sharing(degree: int, replicas: int) -> list[dict[str, Any]]:
+    """How replicas may share what they hold."""
+    found: list[dict[str, Any]] = [{}]
+    if replicas > 1:
+        found.append({"shard_optimizer": True})
+        if degree == 1:
+            found.append({"shard_parameters": True, **WITH_SHARDED_PARAMETERS})
+    return found
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     """A layout of groups on some devices in some order."""
-    degree, size = draw(st.sampled_from((1, 2, 4))), draw(st.integers(2, 3))
-    replicas, chunks = draw(st.integers(1, 2)), draw(st.integers(1, 2))
+    degree, size = draw(st.sampled_from((1, 2, 4))), draw(st.integers(1, 3))
+    replicas, chunks = draw(st.integers(1, 2)), draw(st.integers(1, 2)) if size > 1 else 1
     rows = [draw(st.integers(1, 2)) for _ in range(size * chunks)]
-    layout = "|".join(
-        ["E" + "t" * rows[0], *("t" * row for row in rows[1:-1]), "t" * rows[-1] + "L"]
-    )
+    if draw(st.booleans()):
+        rows = [rows[0]] * len(rows)
+    parts = ["t" * row for row in rows]
+    parts[0] = f"E{parts[0]}"
+    parts[-1] = f"{parts[-1]}L"
+    layout = "|".join(parts)
     devices = draw(st.permutations(range(degree * size * replicas)))
     cluster = machines(draw(st.integers(12, 13)), 2)
     job = {
@@ -45,7 +62,7 @@ def plans(draw: st.DrawFn) -> Plan:
         "tensor_parallel": degree,
         "sequence_parallel": degree > 1 and draw(st.booleans()),
         "overlap_reduction": draw(st.booleans()),
-        "shard_optimizer": replicas > 1 and draw(st.booleans()),
+        **draw(st.sampled_from(sharing(degree, replicas))),
         "inputs": {"tokens": {"shape": (32,), "dtype": "int64"}} if draw(st.booleans()) else {},
     }
     told = problem(transformer(sum(rows), degrees=(2, 4)), cluster, **job)
@@ -82,11 +99,14 @@ def ways_back(plan: Plan, target: str, folder: Path) -> list[Plan]:
     exported = export_plan(plan, target)
     for name, text in exported.files.items():
         (folder / name).write_text(text)
-    if target == "megatron":
-        devices = ranks_in(exported.files["megatron.sh"])
+    if target.startswith("megatron"):
+        devices = ranks_in(exported.files[FILES[target][0][0]])
     else:
         devices = json.loads(exported.files["stages.json"])["ranks"]
-    return [adopted_again(plan, read(folder / name), devices) for name, read in FILES[target]]
+    files = FILES[target]
+    if len(plan.stages) == 1 and plan.job.tokens_per_sample is None:
+        files = files[:1]  # The newer names count a batch in tokens alone.
+    return [adopted_again(plan, read(folder / name), devices) for name, read in files]
 
 
 @given(plans())
@@ -96,8 +116,20 @@ def test_an_export_is_adopted_with_the_same_predicted_time(
 ) -> None:
     if target == "torchtitan" and any(stage.recompute for stage in plan.stages):
         return  # Its options leave recomputation to the user.
-    if target == "torchtitan" and plan.job.shard_optimizer:
-        return  # It is refused.
+    if plan.job.shard_parameters and (target != "torchtitan" or len(plan.stages) > 1):
+        with pytest.raises(PipeplanError, match="shard_parameters"):
+            export_plan(plan, target)
+        return
+    if target == "torchtitan" and len(plan.stages) == 1 and not plan.job.shard_parameters:
+        with pytest.raises(PipeplanError, match="so there is nothing to pipeline"):
+            export_plan(plan, target)
+        return
+    if target == "megatron-deepspeed" and not deepspeed_runs(plan):
+        with pytest.raises(PipeplanError, match="megatron-deepspeed: stages: "):
+            export_plan(plan, target)
+        return
+    if target == "megatron-deepspeed" and plan.overlaps and len(plan.stages[0].devices) > 1:
+        return  # It reduces gradients later.
     for back in ways_back(plan, target, tmp_path_factory.mktemp("export")):
         assert verify(back) == []
         assert back.predicted.iteration_time_s == plan.predicted.iteration_time_s
@@ -107,6 +139,16 @@ def test_an_export_is_adopted_with_the_same_predicted_time(
             assert ours.recompute == theirs.recompute
         assert back.job.sequence_parallel == plan.job.sequence_parallel
         assert back.job.shard_optimizer == plan.job.shard_optimizer
+        assert back.job.shard_parameters == plan.job.shard_parameters
+
+
+def deepspeed_runs(plan: Plan) -> bool:
+    """Whether ranks have one stage each, of equally many blocks, or one less at both ends."""
+    blocks = [sum(name.startswith("h.") for name in stage.layers) for stage in plan.stages]
+    if len(blocks) > len({stage.devices for stage in plan.stages}):
+        return False
+    # The head of these models has weights of its own, so that it counts as no block.
+    return len(set(blocks)) == 1
 
 
 def test_ranks_of_a_group_follow_each_other() -> None:
@@ -123,7 +165,7 @@ def test_ranks_of_a_group_follow_each_other() -> None:
     assert table["tensor_parallel"] == 2
 
 
-@pytest.mark.parametrize("runtime", list(FILES))
+@pytest.mark.parametrize("runtime", ["megatron", "torchtitan"])
 def test_plans_of_groups_for_a_runtime_are_what_it_can_run(runtime: str, tmp_path: Path) -> None:
     told = problem(transformer(4, degrees=(2,)), machines(4, 2), tensor_parallel=2, microbatches=4)
     result = solve(for_runtime(told, runtime), time_limit_s=0.5, deterministic=True)
@@ -132,6 +174,14 @@ def test_plans_of_groups_for_a_runtime_are_what_it_can_run(runtime: str, tmp_pat
         assert back.predicted.iteration_time_s == pytest.approx(
             result.plan.predicted.iteration_time_s, rel=1e-9
         )
+
+
+def test_deepspeed_runs_groups_that_are_planned_for_it() -> None:
+    told = problem(transformer(4, degrees=(2,)), machines(4, 2), tensor_parallel=2, microbatches=4)
+    result = solve(for_runtime(told, "deepspeed"), time_limit_s=0.5, deterministic=True)
+    assert result.plan.degree == 2
+    notes = export_plan(result.plan, "deepspeed").notes
+    assert any("DeepSpeed runs the plan's own order, 1F1B" in note for note in notes)
 
 
 def with_reason(name: str, reason: str) -> LayerGraph:
@@ -165,12 +215,109 @@ def test_a_vocabulary_that_is_whole_is_noted(reason: str, is_noted: bool) -> Non
     assert any("'lm_head.weight' whole on every device" in note for note in notes) == is_noted
 
 
-def test_tools_without_groups_name_those_that_run_them() -> None:
-    told = problem(transformer(2, degrees=(2,)), machines(4), tensor_parallel=2)
-    with pytest.raises(PipeplanError, match=r"only so far; export --to megatron, torch"):
-        export_plan(adopt(told, "Et|tL"), "deepspeed")
-    with pytest.raises(PipeplanError, match=r"for deepspeed supports .* plan for megatron, torch"):
-        for_runtime(told, "deepspeed")
+def test_deepspeed_has_groups_innermost() -> None:
+    """Rank = model + 2 * (data + 2 * pipe), as PipeModelDataParallelTopology numbers them."""
+    told = problem(
+        transformer(2, degrees=(2,)),
+        machines(8),
+        tensor_parallel=2,
+        sequence_parallel=True,
+        shard_optimizer=True,
+    )
+    exported = export_plan(adopt(told, "Et|tL", replicas=2), "deepspeed")
+    assert json.loads(exported.files["stages.json"])["ranks"] == [f"n{n}/gpu0" for n in range(8)]
+    config = json.loads(exported.files["ds_config.json"])
+    assert config["zero_optimization"] == {"stage": 1}
+    assert config["pipeline"] == {"pipe_partitioned": False, "grad_partitioned": False}
+    assert any("splits no layers over the 2 ranks" in note for note in exported.notes)
+
+
+class FakeTopology:
+    """DeepSpeed 0.19's ``PipeModelDataParallelTopology``: axes pipe, data and model, row-major."""
+
+    def __init__(self, num_pp: int, num_mp: int, num_dp: int) -> None:
+        self.sizes = num_pp, num_dp, num_mp
+
+    def get_coord(self, rank: int) -> SimpleNamespace:
+        _, data, model = self.sizes
+        return SimpleNamespace(pipe=rank // (data * model))
+
+
+class FakePipelineModule:
+    """What DeepSpeed's does with a topology, on one rank."""
+
+    rank = 0
+
+    def __init__(self, layers: list[Any], topology: FakeTopology, **options: Any) -> None:
+        self._topo, self.global_rank = topology, self.rank
+        self._partition_layers()
+
+    def _set_bounds(self, start: int, stop: int) -> None:
+        self.bounds = start, stop
+
+
+def test_a_rank_of_a_group_builds_the_layers_of_its_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = problem(transformer(4, degrees=(2,)), machines(8), tensor_parallel=2)
+    plan = adopt(told, "Ettt|tL", replicas=2)
+    files = export_plan(plan, "deepspeed").files
+    for name, content in (
+        ("deepspeed", {}),
+        ("deepspeed.pipe", {"PipelineModule": FakePipelineModule}),
+        (
+            "deepspeed.runtime.pipe.topology",
+            {"PipeModelDataParallelTopology": FakeTopology},
+        ),
+    ):
+        module = ModuleType(name)
+        module.__dict__.update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    found: dict[str, Any] = {}
+    exec(compile(files["pipeline_module.py"], "pipeline_module.py", "exec"), found)  # noqa: S102
+    for stage in json.loads(files["stages.json"])["stages"]:
+        for rank in stage["ranks"]:
+            monkeypatch.setattr(FakePipelineModule, "rank", rank)
+            made = found["PlannedPipelineModule"]([None] * len(found["LAYERS"]))
+            assert made._topo.sizes == (2, 2, 2)
+            held = found["LAYERS"][slice(*made.bounds)]
+            assert held == [name for name in stage["layers"] if name != "loss"]
+
+
+def test_embedding_and_head_that_count_as_blocks_are_one_block_less_at_the_ends() -> None:
+    graph = transformer(7, degrees=(2,)).record
+    # Embedding and head share their weight.
+    layers = tuple(
+        row.model_copy(update={"parameters": ("wte.weight",)}) if row.name == "lm_head" else row
+        for row in graph.layers
+    )
+    tied = LayerGraph.from_record(graph.model_copy(update={"layers": layers}))
+    plan = adopt(problem(tied, machines(6), tensor_parallel=2), "Ett|ttt|ttL")
+    exported = export_plan(plan, "megatron-deepspeed")
+    script = exported.files["megatron_deepspeed.sh"]
+    assert "--pp-partition-method 'type:transformer|embedding'" in script
+    assert any("bigscience-workshop" in note for note in exported.notes)
+    with pytest.raises(PipeplanError, match=r"they hold 2, 3, 2 blocks, .*export --to deepspeed"):
+        export_plan(
+            adopt(
+                problem(transformer(7, degrees=(2,)), machines(6), tensor_parallel=2), "Ett|ttt|ttL"
+            ),
+            "megatron-deepspeed",
+        )
+
+
+def test_deepspeed_recomputes_all_blocks_where_the_plan_recomputes_some() -> None:
+    plan = adopt(problem(transformer(4), machines(2)), "Ett|ttL")
+    some = plan.stages[0].model_copy(update={"recompute": ("h.0",)})
+    exported = export_plan(
+        plan.model_copy(update={"stages": (some, plan.stages[1])}), "megatron-deepspeed"
+    )
+    assert "    --checkpoint-activations\n" in exported.files["megatron_deepspeed.sh"]
+    assert any("recomputes every block" in note for note in exported.notes)
+
+
+def test_a_stage_of_several_a_rank_is_no_plan_of_deepspeed() -> None:
+    plan = adopt(problem(transformer(4), machines(2)), "Et|t|t|tL", pipeline_size=2)
+    with pytest.raises(PipeplanError, match="4 on 2 pipeline ranks, but DeepSpeed has one stage"):
+        export_plan(plan, "megatron-deepspeed")
 
 
 CHAIN = ("tok_embeddings", *(f"layers.{i}" for i in range(5)), "lm_head", "loss")

@@ -361,7 +361,7 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "tensor.bytes",
     ),
     "a whole backward takes what its halves do": (
-        roofline.loaded_times,
+        roofline.computed_times,
         "measured.whole_backward_s",
         "measured.input_gradient_s + measured.weight_gradient_s",
     ),

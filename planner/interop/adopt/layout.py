@@ -13,6 +13,7 @@ from planner.interop.adopt.orders import Schedule
 from planner.job import Job, Precision
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
+from planner.space import WITH_SHARDED_PARAMETERS
 from planner.units import plural
 
 Divide = Callable[[LayerGraph], Division]
@@ -44,6 +45,8 @@ class RuntimeLayout:
         recompute_attention: whether the core of attention runs again in every block.
         shard_optimizer: whether the pipelines share the optimizer's state, if there are several;
             None: the job's.
+        shard_parameters: whether they divide weights and gradients too, if there are several;
+            None: the job's.
         overlap_reduction: whether replicas reduce during the last backwards; None: the job's.
         precision: of computation; None: not told.
         objection: to what is known only with the number of pipelines.
@@ -66,6 +69,7 @@ class RuntimeLayout:
     recompute_blocks: int | None = 0
     recompute_attention: bool = False
     shard_optimizer: bool | None = None
+    shard_parameters: bool | None = None
     overlap_reduction: bool | None = None
     precision: Precision | None = None
     objection: Objection | None = None
@@ -131,6 +135,9 @@ class RuntimeLayout:
         }
         if self.shard_optimizer is not None:
             fields["shard_optimizer"] = self.shard_optimizer and self.replicas > 1
+        if self.shard_parameters is not None:
+            fields["shard_parameters"] = self.shard_parameters and self.replicas > 1
+            fields |= WITH_SHARDED_PARAMETERS if fields["shard_parameters"] else {}
         if self.overlap_reduction is not None and self.replicas > 1:
             fields["overlap_reduction"] = self.overlap_reduction
         return fields

@@ -1,7 +1,8 @@
 """A configuration of torchtitan as a layout of stages, groups, pipelines and microbatches.
 
 Names are those of torchtitan 0.1 to 0.3 and of its main branch of August 2026, b5bcd76: the classes
-``Parallelism``, ``Training`` and ``ActivationCheckpoint`` of ``torchtitan/config``.
+``Parallelism``, ``Training`` and ``ActivationCheckpoint`` of ``torchtitan/config``; older ones are
+read as well.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
 from planner.interop.adopt.layout import LayoutNames, RuntimeLayout
-from planner.interop.adopt.torchtitan_stages import TorchtitanFields, division_of, schedule_of
+from planner.interop.adopt.torchtitan_shards import DataParallel
+from planner.interop.adopt.torchtitan_stages import (
+    OLDER,
+    TorchtitanFields,
+    division_of,
+    schedule_of,
+)
 from planner.job import Precision
 from planner.records.document import read_toml_or_json
-from planner.units import plural
 
 _DEGREES = {
     "context_parallel_degree": "context-parallel groups are not planned",
@@ -35,12 +41,12 @@ def read_torchtitan_config(path: str | Path) -> RuntimeLayout:
     """
     source = str(path)
     data = read_toml_or_json(path)
-    if not isinstance(data, Mapping) or "parallelism" not in data:
+    found = TorchtitanFields(source, data if isinstance(data, Mapping) else {})
+    if "parallelism" not in found.data and not any(found.value(name) for name in OLDER):
         raise PipeplanError(
             f"{source}: has no table 'parallelism'; give torchtitan's configuration as TOML, or "
             "as JSON"
         )
-    found = TorchtitanFields(source, data)
     _refuse_inexpressible(found)
     layout = _layout(found)
     if found.problems:
@@ -52,21 +58,12 @@ def _refuse_inexpressible(found: TorchtitanFields) -> None:
     for name, reason in _DEGREES.items():
         if (degree := found.number(f"parallelism.{name}", 1)) > 1:
             found.wrong(f"parallelism.{name}", f"{degree}: {reason}; set it to 1")
-    shards = found.number("parallelism.data_parallel_shard_degree", -1, -1)
-    if shards not in (-1, 1):
-        found.wrong("parallelism.data_parallel_shard_degree", f"{shards}: {_SHARDED}")
-
-
-_SHARDED = (
-    "FSDP shards parameters over the pipelines, but plans keep them whole in each; set it to 1 and "
-    "data_parallel_replicate_degree to the number of pipelines"
-)
 
 
 def _layout(found: TorchtitanFields) -> RuntimeLayout:
     degree = found.number("parallelism.tensor_parallel_degree", 1)
     size = found.number("parallelism.pipeline_parallel_degree", 1)
-    batch = _Batch.of(found, size)
+    batch, data = _Batch.of(found, size), DataParallel.of(found, size)
     sequence = found.value("parallelism.enable_sequence_parallel")
     return RuntimeLayout(
         source=found.source,
@@ -75,28 +72,32 @@ def _layout(found: TorchtitanFields) -> RuntimeLayout:
         tensor_parallel=degree,
         sequence_parallel=degree > 1 and sequence in (None, True),
         pipeline_size=size,
-        replicas=found.number("parallelism.data_parallel_replicate_degree", 1),
+        replicas=data.replicas,
         schedule=schedule_of(found) if size > 1 else None,
         samples_per_microbatch=batch.samples,
         global_batch=batch.total,
         share=batch.share,
         recompute_blocks=_recompute_blocks(found),
+        shard_optimizer=data.shares_state,
+        shard_parameters=data.shares_weights,
         precision=_precision(found),
-        objection=partial(_objection, found, degree * size, batch),
-        notes=tuple(_notes(found)),
+        objection=partial(_objection, found, degree, batch, data),
+        notes=(*data.notes, *_notes(found)),
     )
 
 
 def _objection(
-    found: TorchtitanFields, each: int, batch: _Batch, devices: int, replicas: int
+    found: TorchtitanFields,
+    degree: int,
+    batch: _Batch,
+    data: DataParallel,
+    devices: int,
+    replicas: int,
 ) -> str | None:
     """Return why plans cannot express what is left over by the degrees."""
-    sharded = found.number("parallelism.data_parallel_shard_degree", -1, -1) == -1
-    if sharded and devices > each * replicas:
-        return (
-            f"parallelism.data_parallel_shard_degree: not 1, so the {devices} devices are "
-            f"{devices // each // replicas} shards of {plural(replicas, 'pipeline')}: {_SHARDED}"
-        )
+    problem = data.problem(found, degree, replicas)
+    if problem is not None:
+        return problem
     if batch.share is not None and batch.total is not None and batch.samples is not None:
         once = batch.samples * batch.share * replicas
         if batch.total != once:
@@ -136,10 +137,26 @@ class _Batch:
         local = found.number("training.local_batch_size", 0)
         total = found.number("training.global_batch_size", -1, -1)
         each = local
+        names = _names("parallelism.pipeline_parallel_microbatch_size", "global_batch_size")
         if size > 1:
             each = found.number("parallelism.pipeline_parallel_microbatch_size", 0)
-        names = _names("parallelism.pipeline_parallel_microbatch_size", "global_batch_size")
+            is_older = found.called(_DEGREE) != _DEGREE or found.value(_COUNT) is not None
+            if is_older and local:
+                return cls._of_count(found, names, local, size)
         return cls._made(found, names, local, total, each, size)
+
+    @classmethod
+    def _of_count(
+        cls, found: TorchtitanFields, names: LayoutNames, local: int, size: int
+    ) -> _Batch:
+        """Return the batch by the number of microbatches, as before April 2025."""
+        count = found.number(_COUNT, size)
+        if local % count:
+            found.wrong(
+                "training.local_batch_size",
+                f"{local} is no multiple of {found.called(_COUNT)} {count}; correct one of them",
+            )
+        return cls(names, max(1, local // count), count, None)
 
     @classmethod
     def _of_tokens(cls, found: TorchtitanFields, size: int) -> _Batch:
@@ -188,6 +205,8 @@ class _Batch:
         return cls(names, each, share, None if total == -1 else total)
 
 
+_DEGREE = "parallelism.pipeline_parallel_degree"
+_COUNT = "parallelism.pipeline_parallel_microbatches"
 _TOKENS = "num_tokens_per_microbatch_per_dp_rank"
 
 
@@ -195,7 +214,7 @@ def _names(microbatch: str, batch: str) -> LayoutNames:
     return LayoutNames(
         tensor="parallelism.tensor_parallel_degree",
         pipeline="parallelism.pipeline_parallel_degree",
-        data="parallelism.data_parallel_replicate_degree",
+        data="parallelism.data_parallel_replicate_degree x data_parallel_shard_degree",
         microbatch=microbatch,
         batch=f"training.{batch}",
     )

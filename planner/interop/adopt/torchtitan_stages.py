@@ -30,6 +30,38 @@ SCHEDULES = {
     "dualpipev": "dualpipe-v",
 }
 """Our names of torch's schedules, which it compares without regard to case."""
+_PIPELINES = tuple(
+    f"pipeline_parallel_{name}"
+    for name in (
+        "degree",
+        "split_points",
+        "schedule",
+        "schedule_csv",
+        "layers_per_stage",
+        "microbatches",
+    )
+)
+OLDER: Mapping[str, tuple[str, ...]] = {
+    **{f"parallelism.{name}": (f"experimental.{name}",) for name in _PIPELINES},
+    "parallelism.context_parallel_degree": ("experimental.context_parallel_degree",),
+    "parallelism.enable_async_tensor_parallel": ("experimental.enable_async_tensor_parallel",),
+    **{
+        f"parallelism.{name}": (f"training.{name}",)
+        for name in (
+            "data_parallel_replicate_degree",
+            "fsdp_reshard_after_forward",
+            "tensor_parallel_degree",
+        )
+    },
+    "parallelism.data_parallel_shard_degree": (
+        "training.data_parallel_shard_degree",
+        "training.data_parallel_degree",
+    ),
+    "training.local_batch_size": ("training.batch_size",),
+}
+"""Names before torchtitan 0.1, where degrees were part of the training (git history of
+``torchtitan/config_manager.py``: db6b39a of September 2024 has those of HSDP, 5940dde of February
+2025 the resharding)."""
 _ONE_STAGE = ("1f1b", "gpipe", "pipelineschedulesingle")
 
 
@@ -48,7 +80,16 @@ class TorchtitanFields:
     problems: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> Any:
-        """Return the value of a field; None if it is not there."""
+        """Return the value of a field, perhaps by an older name; None if it is not there."""
+        return self.data_at(self.called(name))
+
+    def called(self, name: str) -> str:
+        """Return what the file calls a field: by its name if it has neither that nor an older."""
+        names = (name, *OLDER.get(name, ()))
+        return next((known for known in names if self.data_at(known) is not None), name)
+
+    def data_at(self, name: str) -> Any:
+        """Return the value of a field by this name alone."""
         section, _, key = name.partition(".")
         table = self.data.get(section) or {}
         if isinstance(table, Mapping):
@@ -68,7 +109,8 @@ class TorchtitanFields:
 
     def wrong(self, name: str, problem: str) -> None:
         """Note a problem of a field."""
-        self.problems.append(f"{self.source}: {name}: {problem}")
+        called = self.called(name) if "." in name else name
+        self.problems.append(f"{self.source}: {called}: {problem}")
 
 
 def schedule_of(found: TorchtitanFields) -> Schedule:
@@ -100,7 +142,8 @@ def division_of(found: TorchtitanFields, size: int) -> Divide:
         rows = _names_of(found, named)
         return partial(divide, stages=rows, source=f"{found.source}: module_fqns_per_model_part")
     if points:
-        return partial(_divided_at, found.source, [str(point) for point in points])
+        listed = points.split(",") if isinstance(points, str) else points
+        return partial(_divided_at, found.source, [str(point) for point in listed])
     return _Equal.of(found, size).divide
 
 

@@ -16,6 +16,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at
 from planner.model.measured_costs import FORMAT as COSTS_FORMAT
 from planner.model.measured_costs import Costs
+from planner.model.split_record import SplitRecord
 from planner.records.document import read_json
 from planner.units import significant
 
@@ -53,7 +54,9 @@ def read_costs(path: str | Path, option: str) -> CostsFile:
             logger.warning("%s: %s", source, profile.spread_warning)
         return CostsFile(source, profile)
     costs = LayerGraph.parse(data, source)
-    if not any(layer.measured for layer in costs.record.layers):
+    record = costs.record
+    rows = (*record.layers, *(row for split in record.splits for row in split.layers))
+    if not any(row.measured for row in rows):
         raise PipeplanError(
             f"{source}: layers: none has measured times; give what `pipeplan profile` wrote, or "
             "the graph of `pipeplan calibrate --graph`"
@@ -246,16 +249,38 @@ def with_measured_times(graph: LayerGraph, costs: LayerGraph, source: str) -> La
 
     Args:
         graph: as traced.
-        costs: gives the measured times; equal in all else.
+        costs: gives the measured times; equal in all else, of splits over tensor-parallel groups in
+            those that were traced.
         source: where ``costs`` comes from, for messages.
 
     Raises:
-        PipeplanError: if the two differ in more than measured times.
+        PipeplanError: if the two differ in more than measured times, or these are of groups of
+            sizes that were not traced alone.
     """
     problems = list(_differences(graph.record, costs.record))
+    if not problems:
+        problems += _other_groups(graph.record, costs.record)
     if problems:
         raise PipeplanError(f"{source}: {problem}" for problem in problems)
-    return costs
+    measured = {(row.degree, row.sequence): row for row in costs.record.splits}
+    splits = tuple(measured.get((row.degree, row.sequence), row) for row in graph.record.splits)
+    return LayerGraph.from_record(costs.record.model_copy(update={"splits": splits}))
+
+
+def _other_groups(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
+    """Yield what to do where nothing that was measured is of what was traced."""
+    known = {(row.degree, row.sequence) for row in traced.splits}
+    sizes = {
+        row.degree: (row.degree, row.sequence) in known
+        for row in costs.splits
+        if any(layer.measured for layer in row.layers)
+    }
+    if sizes and not any(sizes.values()) and not any(layer.measured for layer in costs.layers):
+        yield (
+            f"splits: times were measured over groups of {', '.join(map(str, sizes))} alone, for "
+            "which this job plans none; set tensor_parallel and sequence_parallel as in the plan "
+            "that ran, or calibrate another"
+        )
 
 
 def _differences(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
@@ -274,6 +299,14 @@ def _differences(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
                     f"layers[{index}].{name}: {shorten(right.get(name))}, the model has "
                     f"{shorten(left.get(name))} in layer {own.name!r}; {remedy}"
                 )
-    for name in type(traced).model_fields.keys() - {"layers"}:
+    for name in type(traced).model_fields.keys() - {"layers", "splits"}:
         if getattr(traced, name) != getattr(costs, name):
             yield f"{name}: not that of the model; {remedy}"
+    theirs = {(row.degree, row.sequence): _unmeasured(row) for row in costs.splits}
+    for split in traced.splits:
+        if theirs.get((split.degree, split.sequence), _unmeasured(split)) != _unmeasured(split):
+            yield f"splits: that over groups of {split.degree} is not the model's; {remedy}"
+
+
+def _unmeasured(split: SplitRecord) -> dict[str, Any]:
+    return split.model_dump(exclude={"layers": {"__all__": {"measured"}}})

@@ -70,16 +70,23 @@ def calibrated_cluster(
     changes = tuple(_changes(cluster, every))
     if not changes:
         return cluster, (), ()
-    after = {change.index: change.after for change in changes}
-    rows = [after.get(index, link) for index, link in enumerate(cluster.links)]
-    data = {**cluster.model_dump(mode="json"), "links": [row.model_dump() for row in rows]}
-    calibrated = Cluster.parse(data, "calibrated cluster")
+    calibrated = with_links(cluster, changes)
     notes = (
         *_contradiction_notes(changes),
         *_one_size_notes(fits),
         *_route_notes(visible, calibrated, samples),
     )
     return calibrated, changes, notes
+
+
+def with_links(cluster: Cluster, changes: Sequence[CalibratedLink]) -> Cluster:
+    """Return a cluster with other figures of some links."""
+    if not changes:
+        return cluster
+    after = {change.index: change.after for change in changes}
+    rows = [after.get(index, link) for index, link in enumerate(cluster.links)]
+    data = {**cluster.model_dump(mode="json"), "links": [row.model_dump() for row in rows]}
+    return Cluster.parse(data, "calibrated cluster")
 
 
 def _fit(

@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from planner.costs.group_collectives import inside_times
 from planner.costs.placement import PlacedPipeline, PlacedStage
-from planner.costs.roofline import OperationTimes, loaded_times
+from planner.costs.roofline import OperationTimes, computed_times
+from planner.interop.calibrate.groups import Alike, alike, with_times
 from planner.measured.timeline import MeasuredTimeline
-from planner.model.graph_record import GraphRecord, Layer, MeasuredTimes
+from planner.model.figures import MeasuredTimes
+from planner.model.graph_record import GraphRecord, Layer
 from planner.plan.operations import KIND_LABELS, Kind
+from planner.plan.plan import Plan
 from planner.simulation.timeline import Timeline
+from planner.units import format_seconds
 
 NOTICEABLE_SPREAD = 1.05
 """Devices of one type that differ by more are told."""
@@ -96,36 +101,61 @@ def _stage_time(
 
 
 def calibrated_graph(
-    pipeline: PlacedPipeline, rows: Sequence[StageTime]
+    plan: Plan, pipeline: PlacedPipeline, rows: Sequence[StageTime]
 ) -> tuple[GraphRecord, tuple[str, ...]]:
-    """The layer graph with measured times, and what people should know of them.
+    """The plan's layer graph with measured times, and what people should know of them.
 
     A stage's median is divided among its layers in proportion to their predicted times. Layers
     that did not run on a device type are scaled as those that did, all together; types that ran
-    nothing keep their costs.
+    nothing keep their costs. Of tensor-parallel groups it is what collectives leave of it.
+
+    Args:
+        plan: what ran.
+        pipeline: its stages on devices, or groups, whose links are calibrated.
+        rows: what was measured.
     """
-    found: dict[str, dict[str, OperationTimes]] = defaultdict(dict)
+    found: dict[Alike, dict[str, OperationTimes]] = defaultdict(dict)
     notes = []
-    medians: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
+    samples: dict[tuple[int, Alike], dict[str, list[float]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    types: dict[Alike, str] = {}
     for row in rows:
-        medians[row.stage, row.device_type][row.kind] = row.measured_s
-        notes += list(_spread_notes(row))
-    for (stage, kind), by_kind in medians.items():
-        notes += list(_short_notes(pipeline, (stage, kind), by_kind))
+        device = next(iter(row.device_s))
+        which = alike(plan, device)
+        types.setdefault(which, pipeline.problem.cluster.type_of(device))
+        inside_s = _inside_s(pipeline, row)
+        samples[row.stage, which][row.kind].append(max(0.0, row.measured_s - inside_s))
+        notes += [*_spread_notes(row), *_inside_notes(row, inside_s)]
+    for (stage, which), by_kind in samples.items():
+        medians = {kind: median(values) for kind, values in by_kind.items()}
+        notes += list(_short_notes(pipeline, (stage, types[which]), medians))
         placed = pipeline.stages[stage]
-        found[kind].update(_layers_of_stage(pipeline, placed, kind, by_kind))
-    for kind, by_layer in found.items():
-        notes += list(_other_notes(pipeline, kind, by_layer))
-        found[kind] = {**_others(pipeline, kind, by_layer), **by_layer}
-    record = pipeline.problem.graph.record
-    layers = tuple(_with_times(layer, found) for layer in record.layers)
-    return record.model_copy(update={"layers": layers}), tuple(notes)
+        found[which].update(_layers_of_stage(pipeline, placed, types[which], medians))
+    for which, by_layer in found.items():
+        notes += list(_other_notes(pipeline, types[which], by_layer))
+        found[which] = {**_others(pipeline, types[which], by_layer), **by_layer}
+    entries = {
+        which: {name: _entry(times) for name, times in by_layer.items()}
+        for which, by_layer in found.items()
+    }
+    return with_times(plan, entries), tuple(notes)
 
 
-def _with_times(layer: Layer, found: Mapping[str, Mapping[str, OperationTimes]]) -> Layer:
-    own = {kind: rows[layer.name] for kind, rows in found.items() if layer.name in rows}
-    entries = {kind: _entry(times) for kind, times in own.items()}
-    return layer.model_copy(update={"measured": {**layer.measured, **entries}})
+def _inside_s(pipeline: PlacedPipeline, row: StageTime) -> float:
+    """Return the seconds of collectives inside groups in an operation, as predicted."""
+    inside = (inside_times(pipeline, row.stage, device) for device in row.device_s)
+    return median(times.seconds(row.kind) for times in inside)
+
+
+def _inside_notes(row: StageTime, inside_s: float) -> Iterator[str]:
+    if inside_s > row.measured_s:
+        yield (
+            f"{row.kind} of stage {row.stage} on {row.device_type} took "
+            f"{format_seconds(row.measured_s)}, less than its collectives are predicted to "
+            f"({format_seconds(inside_s)}); its computation counts as 0 s: correct the links "
+            "inside groups"
+        )
 
 
 def _entry(times: OperationTimes) -> MeasuredTimes:
@@ -142,7 +172,7 @@ def _layers_of_stage(
     pipeline: PlacedPipeline, placed: PlacedStage, kind: str, medians: Mapping[str, float]
 ) -> dict[str, OperationTimes]:
     """New times of a stage's layers on a device type that ran it."""
-    layers = pipeline.problem.graph.layers
+    layers = pipeline.problem.graph.on(kind).layers
     before = [_times(pipeline, layers[name], kind) for name in placed.spec.layers]
     forward = _forward(pipeline, placed, kind, medians)
     gradients = _gradients(medians, _rerun_s(placed, forward), before)
@@ -159,7 +189,8 @@ def _forward(
 
     What is predicted for that is left to the loader's rate, which stays as it is.
     """
-    layers = [pipeline.problem.graph.layers[name] for name in placed.spec.layers]
+    own = pipeline.problem.graph.on(kind).layers
+    layers = [own[name] for name in placed.spec.layers]
     device = pipeline.problem.cluster.device_types[kind]
     waited_s = sum(device.load_s(layer.batch_bytes) for layer in layers)
     rows = [_times(pipeline, layer, kind) for layer in layers]
@@ -220,14 +251,14 @@ def _divided(total_s: float, weights: Sequence[float]) -> list[float]:
 
 def _times(pipeline: PlacedPipeline, layer: Layer, kind: str) -> OperationTimes:
     problem = pipeline.problem
-    return loaded_times(layer, kind, problem.cluster.device_types[kind], problem.job.precision)
+    return computed_times(layer, kind, problem.cluster.device_types[kind], problem.job.precision)
 
 
 def _others(
     pipeline: PlacedPipeline, kind: str, measured: Mapping[str, OperationTimes]
 ) -> dict[str, OperationTimes]:
     """The layers that did not run on a type, scaled by what those that did took in all."""
-    layers = pipeline.problem.graph.layers
+    layers = pipeline.problem.graph.on(kind).layers
     before = [_times(pipeline, layers[name], kind) for name in measured]
     scales = [
         sum(new) / sum(old) if sum(old) else 1.0
@@ -246,7 +277,7 @@ def _others(
 def _unmeasured(
     pipeline: PlacedPipeline, kind: str, measured: Mapping[str, OperationTimes]
 ) -> list[str]:
-    layers = pipeline.problem.graph.layers
+    layers = pipeline.problem.graph.on(kind).layers
     return [
         name for name, layer in layers.items() if name not in measured and layer.may_run_on(kind)
     ]

@@ -1,7 +1,8 @@
 """Export to DeepSpeed: a PipelineModule with the plan's partition, and a configuration.
 
 Checked against DeepSpeed 0.19.8, ``deepspeed/runtime/pipe``. Its order is its own: 1F1B
-(``TrainSchedule``) with one stage a device and as many replicas of each.
+(``TrainSchedule``) with one stage a device and as many replicas of each. Tensor-parallel groups are
+the innermost dimension of its topology; layers split themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _TEXT = '''\
 """A pipeline partition for DeepSpeed, written by `pipeplan export`."""
 
 from deepspeed.pipe import PipelineModule
-
+{imports}
 MODEL = {model}
 LAYERS = [{layers}]
 """What each entry of the list of layers is, in its order; the loss is none of them."""
@@ -42,7 +43,7 @@ PARTS = {parts}
 """Stage s holds layers PARTS[s] to PARTS[s + 1] - 1."""
 RECOMPUTE = frozenset({recompute})
 """Indices of the layers that run again in the backward; ds_config.json switches that on."""
-
+{sizes}
 
 class PlannedPipelineModule(PipelineModule):
     """A PipelineModule with the stages of the plan.
@@ -59,7 +60,7 @@ class PlannedPipelineModule(PipelineModule):
                 f"the plan of {{MODEL!r}} has {{len(LAYERS)}} layers (LAYERS says which), "
                 f"got {{len(layers)}}; give one entry for each"
             )
-        super().__init__(layers, num_stages=len(PARTS) - 1, **options)
+        super().__init__(layers, {stages}, **options)
 
     def _partition_layers(self, method="uniform"):
         stage = self._topo.get_coord(self.global_rank).pipe
@@ -73,8 +74,27 @@ class PlannedPipelineModule(PipelineModule):
 '''
 
 
+_IMPORTS = "from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology\n"
+_SIZES = '''\
+PIPELINES = {pipelines}
+"""Pipelines side by side (data parallelism)."""
+MEMBERS = {members}
+"""Ranks of a tensor-parallel group, which split each layer; they follow each other."""
+'''
+_TOPOLOGY = (
+    "topology=PipeModelDataParallelTopology(\n"
+    "            num_pp=len(PARTS) - 1, num_mp=MEMBERS, num_dp=PIPELINES\n"
+    "        )"
+)
+
+
 def module_text(
-    model: str, layers: Sequence[str], parts: Sequence[int], recompute: Sequence[int]
+    model: str,
+    layers: Sequence[str],
+    parts: Sequence[int],
+    recompute: Sequence[int],
+    pipelines: int = 1,
+    members: int = 1,
 ) -> str:
     """Return the text of a Python module that needs only DeepSpeed.
 
@@ -86,9 +106,15 @@ def module_text(
         layers: of all stages.
         parts: where each stage begins, and the number of layers.
         recompute: indices of layers.
+        pipelines: side by side; they matter where there are groups.
+        members: ranks of a tensor-parallel group.
     """
     rows = "".join(f"\n    {name!a}," for name in layers)
+    has_groups = members > 1
     return _TEXT.format(
+        imports=_IMPORTS if has_groups else "",
+        sizes=_SIZES.format(pipelines=pipelines, members=members) if has_groups else "",
+        stages=_TOPOLOGY if has_groups else "num_stages=len(PARTS) - 1",
         model=ascii(model),
         layers=f"{rows}\n",
         parts=[int(part) for part in parts],
@@ -204,7 +230,7 @@ def export(plan: Plan) -> Exported:
         *loss_problems(plan, TOOL),
         *_placement_problems(plan),
         *_cut_problems(plan),
-        *_precision_problems(plan),
+        *precision_problems(plan),
     ]
     try:
         by_pipeline = stage_devices_by_replica(plan)
@@ -221,10 +247,15 @@ def export(plan: Plan) -> Exported:
             for row in full
         )
     layers = [[name for name in stage.layers if name != LOSS] for stage in plan.stages]
-    ranks = [device for place in zip(*by_pipeline, strict=True) for device in place]
+    ranks = [
+        device
+        for place in zip(*by_pipeline, strict=True)
+        for name in place
+        for device in plan.members(name)
+    ]
     return Exported(
         files={
-            "pipeline_module.py": _module(plan, layers),
+            "pipeline_module.py": _module(plan, layers, len(by_pipeline)),
             "ds_config.json": json.dumps(_config(plan, len(by_pipeline)), indent=1) + "\n",
             "stages.json": stage_table(plan, ranks),
         },
@@ -264,7 +295,8 @@ def _cut_problems(plan: Plan) -> Iterator[str]:
                 )
 
 
-def _precision_problems(plan: Plan) -> Iterator[str]:
+def precision_problems(plan: Plan) -> Iterator[str]:
+    """Yield a line on a precision in which DeepSpeed does not train."""
     if plan.job.precision not in DTYPES:
         yield (
             f"job.precision: {plan.job.precision!r}, but {TOOL} trains in {', '.join(DTYPES)}; "
@@ -291,7 +323,7 @@ def _one_forward_one_backward(plan: Plan, by_pipeline: Sequence[StageDevices]) -
     return simulate(pipeline, one_forward_one_backward(pipeline, owner))
 
 
-def _module(plan: Plan, layers: list[list[str]]) -> str:
+def _module(plan: Plan, layers: list[list[str]], pipelines: int) -> str:
     recomputed = {name for stage in plan.stages for name in stage.recompute}
     flat = [name for stage in layers for name in stage]
     return module_text(
@@ -299,24 +331,45 @@ def _module(plan: Plan, layers: list[list[str]]) -> str:
         layers=flat,
         parts=[0, *accumulate(map(len, layers))],
         recompute=[index for index, name in enumerate(flat) if name in recomputed],
+        pipelines=pipelines,
+        members=plan.degree,
     )
 
 
-def _config(plan: Plan, pipelines: int) -> dict[str, Any]:
+def batch_config(plan: Plan, pipelines: int) -> dict[str, Any]:
+    """Return a configuration of batch, precision and shared optimizer state.
+
+    Args:
+        plan: verified.
+        pipelines: side by side.
+    """
     job = plan.job
-    optimizer = OPTIMIZERS[job.optimizer]
-    config = {
+    config: dict[str, Any] = {
         "train_batch_size": plan.microbatches * job.samples_per_microbatch,
         "train_micro_batch_size_per_gpu": job.samples_per_microbatch,
         "gradient_accumulation_steps": plan.microbatches // pipelines,
-        "optimizer": {
-            "type": optimizer["type"],
-            "params": {"lr": job.learning_rate, **optimizer["params"]},
-        },
         **DTYPES[job.precision],
     }
+    if job.shards_state and pipelines > 1:
+        config["zero_optimization"] = {"stage": 1}
+    if job.sequence_parallel:
+        # What a device of a group hands on is its own share; it is not to be divided again.
+        config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
+    return config
+
+
+def _config(plan: Plan, pipelines: int) -> dict[str, Any]:
+    optimizer = OPTIMIZERS[plan.job.optimizer]
+    config = {
+        **batch_config(plan, pipelines),
+        "optimizer": {
+            "type": optimizer["type"],
+            "params": {"lr": plan.job.learning_rate, **optimizer["params"]},
+        },
+    }
     if any(stage.recompute for stage in plan.stages):
-        config["pipeline"] = {"activation_checkpoint_interval": 1, "use_reentrant": False}
+        again = {"activation_checkpoint_interval": 1, "use_reentrant": False}
+        config["pipeline"] = {**config.get("pipeline", {}), **again}
     return config
 
 
@@ -327,6 +380,14 @@ def _notes(plan: Plan, timeline: Timeline, pipelines: int) -> Iterator[str]:
     for name in tied_across_stages(plan):
         yield f"parameter {name!r} is used by several stages: use TiedLayerSpec for its layers"
     yield from entry_notes(plan)
+    if plan.degree > 1:
+        yield (
+            f"{TOOL} splits no layers over the {plan.degree} ranks of a tensor-parallel group: "
+            "give `layers` whose modules do (Megatron-DeepSpeed's ColumnParallelLinear, "
+            "RowParallelLinear and VocabParallelEmbedding, or your own), and initialize them with "
+            "PipeModelDataParallelTopology's groups; `pipeplan trace --split` says how the plan "
+            "counts each layer, `export --to megatron-deepspeed` has that program's own arguments"
+        )
     yield from reduction_notes(plan, f"{TOOL} reduces them after all backwards")
     if pipelines > 1 and plan.sync.strategy != "all_reduce":
         yield f"sync: {plan.sync.strategy!r} is not exported; {TOOL} averages gradients every step"

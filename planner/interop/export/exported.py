@@ -106,15 +106,18 @@ TARGETS = {
     "torchtitan": "planner.interop.export.torchtitan",
     "megatron": "planner.interop.export.megatron",
     "deepspeed": "planner.interop.export.deepspeed",
+    "megatron-deepspeed": "planner.interop.export.megatron_deepspeed",
 }
 """Modules with a function ``export(plan) -> Exported``."""
 _GROUPS: Feature = "tensor_parallel"
 TAKES: Mapping[str, tuple[Feature, ...]] = {
     "torch-csv": (_GROUPS,),
-    "torchtitan": (_GROUPS,),
+    "torchtitan": (_GROUPS, "shard_optimizer", "shard_parameters"),
     "megatron": (_GROUPS, "shard_optimizer", "recompute_attention"),
+    "deepspeed": (_GROUPS, "shard_optimizer"),
+    "megatron-deepspeed": (_GROUPS, "shard_optimizer"),
 }
-"""Features of jobs that a target runs; others run none."""
+"""Features of jobs that a target runs."""
 
 
 def split_problems(plan: Plan, tool: str) -> Iterator[str]:
@@ -172,11 +175,7 @@ def export_plan(plan: Plan, target: str) -> Exported:
     """
     if target not in TARGETS:
         raise PipeplanError(f"--to {target}: no such target; choose from {', '.join(TARGETS)}")
-    features = [feature for feature in FEATURES if feature not in TAKES.get(target, ())]
-    others = sorted(name for name, taken in TAKES.items() if _GROUPS in taken)
-    instead = f"export --to {', '.join(others)}, which run groups"
-    require_without(
-        plan.job, f"export --to {target}", features, degree=plan.degree, instead=instead
-    )
+    features = [feature for feature in FEATURES if feature not in TAKES[target]]
+    require_without(plan.job, f"export --to {target}", features, degree=plan.degree)
     exported: Exported = import_module(TARGETS[target]).export(plan)
     return exported

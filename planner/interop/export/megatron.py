@@ -9,7 +9,7 @@ tensor-parallel group before both.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -82,7 +82,7 @@ def recomputed(plan: Plan, stack: BlockStack) -> RecomputedBlocks:
     Raises:
         PipeplanError: if it recomputes attention besides.
     """
-    held = [_blocks_in(stage, stack) for stage in plan.stages]
+    held = [blocks_in(stage, stack) for stage in plan.stages]
     again = [_touched(row, stage) for row, stage in zip(held, plan.stages, strict=True)]
     number = max(map(len, again))
     if plan.job.recompute_attention:
@@ -101,7 +101,8 @@ def recomputed(plan: Plan, stack: BlockStack) -> RecomputedBlocks:
     )
 
 
-def _blocks_in(stage: Stage, stack: BlockStack) -> list[tuple[str, ...]]:
+def blocks_in(stage: Stage, stack: BlockStack) -> list[tuple[str, ...]]:
+    """Return the layers of each block of a stage."""
     held = set(stage.layers)
     return [block.layers for block in stack.blocks if held.issuperset(block.layers)]
 
@@ -123,9 +124,7 @@ def _notes(
     plan: Plan, stack: BlockStack, layers: Sequence[tuple[str, ...]], number: int
 ) -> Iterator[str]:
     ends = {*stack.before, *stack.after}
-    left_out = [name for stage in plan.stages for name in stage.recompute if name in ends]
-    if left_out:
-        yield f"Megatron recomputes blocks only: {', '.join(left_out)} keep what they need"
+    yield from outside_notes(plan, stack, "Megatron")
     same = all(
         set(stage.recompute) - ends == set(row)
         for stage, row in zip(plan.stages, layers, strict=True)
@@ -135,6 +134,14 @@ def _notes(
             f"Megatron recomputes the first {plural(number, 'block')} of every stage, where the "
             "plan chooses its layers one by one; the predicted time and memory count that"
         )
+
+
+def outside_notes(plan: Plan, stack: BlockStack, tool: str) -> Iterator[str]:
+    """Yield a note on embedding and head, if the plan recomputes any of them."""
+    ends = {*stack.before, *stack.after}
+    left_out = [name for stage in plan.stages for name in stage.recompute if name in ends]
+    if left_out:
+        yield f"{tool} recomputes blocks only: {', '.join(left_out)} keep what they need"
 
 
 FILE = "megatron.sh"
@@ -151,33 +158,42 @@ def export(plan: Plan) -> Exported:
     """
     form = megatron_form(plan)
     again = recomputed(plan, form.stack)
-    theirs = _as_megatron_runs_it(plan, form, again)
+    theirs = run_by_megatron(plan, form, again.layers)
     notes = (
         *order_notes("Megatron", _order_name(form), plan, theirs),
         *again.notes,
         *_memory_notes(theirs, plan),
         *_sync_notes(plan),
-        *_node_notes(form),
+        *node_notes(form),
         *split_notes(plan, "Megatron-LM pads the vocabulary to a multiple and splits it"),
     )
-    return Exported({FILE: _script(plan, form, again)}, _use(plan, form), notes)
-
-
-def _script(plan: Plan, form: MegatronForm, again: RecomputedBlocks) -> str:
     lines = (
-        *_flags(plan, form),
+        *sizes(plan, form, f'--pipeline-model-parallel-layout "{render_layout(form.stages)}"'),
         *_data_parallel(plan, form),
         *again.flags,
-        *_untied(plan, form),
+        *untied(plan, form),
     )
+    script = script_of(plan, form, "Megatron-LM", lines)
+    return Exported({FILE: script}, _use(plan, form), notes)
+
+
+def script_of(plan: Plan, form: MegatronForm, tool: str, lines: Iterable[str]) -> str:
+    """Return a script that defines an array of arguments, and tells the device of every rank.
+
+    Args:
+        plan: verified.
+        form: it in the tool's terms.
+        tool: as the script names it.
+        lines: arguments, and comments on them.
+    """
     flags = "".join(f"    {line}\n" for line in lines)
     ranks = "".join(
         f"#   rank {i}: {_in_a_comment(device)}\n" for i, device in enumerate(form.ranks)
     )
     return (
         f"# {shorten(plan.model.name)} on {shorten(plan.cluster.name)}, written by Pipeplan for "
-        "Megatron-LM.\n"
-        "# Source this in the script that starts Megatron-LM and add these arguments to its own:\n"
+        f"{tool}.\n"
+        f"# Source this in the script that starts {tool} and add these arguments to its own:\n"
         '#   torchrun … pretrain_gpt.py "${PIPEPLAN_ARGS[@]}" …\n'
         "# The plan's devices, in Megatron's order of ranks (tp-cp-ep-dp-pp):\n"
         f"{ranks}"
@@ -190,13 +206,20 @@ def _in_a_comment(name: str) -> str:
     return name if name.isprintable() else json.dumps(name)
 
 
-def _flags(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
+def sizes(plan: Plan, form: MegatronForm, *stages: str) -> tuple[str, ...]:
+    """Return the arguments of layers, degrees and batch.
+
+    Args:
+        plan: verified.
+        form: it in Megatron-LM's terms.
+        stages: arguments that say how blocks are dealt out to stages.
+    """
     samples = plan.job.samples_per_microbatch
     return (
         f"--num-layers {len(form.stack.blocks)}",
         *_groups(plan),
         f"--pipeline-model-parallel-size {form.pipeline_size}",
-        f'--pipeline-model-parallel-layout "{render_layout(form.stages)}"',
+        *stages,
         f"--micro-batch-size {samples}",
         f"--global-batch-size {samples * plan.microbatches}",
     )
@@ -218,7 +241,7 @@ def _data_parallel(plan: Plan, form: MegatronForm) -> Iterator[str]:
         yield from ["--overlap-grad-reduce"] if plan.overlaps else []
 
 
-def _untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
+def untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
     """Return the flag, with its reason, for an untied head; Megatron-LM ties weights by default."""
     if not has_untied_head(plan, form.stack):
         return ()
@@ -228,23 +251,35 @@ def _untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
     )
 
 
+def ranks_in_words(plan: Plan, form: MegatronForm) -> str:
+    """Return the number of ranks with degrees, such as ``8 ranks (tensor 2 x pipeline 4)``."""
+    found = {"tensor": plan.degree, "pipeline": form.pipeline_size, "data": len(form.pipelines)}
+    shown = " x ".join(f"{name} {n}" for name, n in found.items() if n > 1 or name == "pipeline")
+    return f"{len(form.ranks)} ranks" + (f" ({shown})" if " x " in shown else "")
+
+
 def _use(plan: Plan, form: MegatronForm) -> tuple[str, ...]:
-    sizes = {"tensor": plan.degree, "pipeline": form.pipeline_size, "data": len(form.pipelines)}
-    shown = " x ".join(f"{name} {n}" for name, n in sizes.items() if n > 1 or name == "pipeline")
-    data = f" ({shown})" if " x " in shown else ""
     return (
-        f"in the script that starts Megatron-LM on {len(form.ranks)} ranks{data}: "
+        f"in the script that starts Megatron-LM on {ranks_in_words(plan, form)}: "
         f'source FOLDER/{FILE}, then add "${{PIPEPLAN_ARGS[@]}}" to its arguments',
         "model, sequence length, precision, optimizer and data remain your own arguments; remove "
         "other flags that divide the pipeline",
     )
 
 
-def _as_megatron_runs_it(plan: Plan, form: MegatronForm, again: RecomputedBlocks) -> Timeline:
-    """Simulate the same stages in Megatron-LM's own order."""
+def run_by_megatron(
+    plan: Plan, form: MegatronForm, recompute: Sequence[tuple[str, ...]]
+) -> Timeline:
+    """Simulate the same stages in Megatron-LM's own order.
+
+    Args:
+        plan: verified.
+        form: it in Megatron-LM's terms.
+        recompute: layers of each stage that run again.
+    """
     specs = [
         StageSpec(stage.layers, form.devices_of(stage.index), row)
-        for stage, row in zip(plan.stages, again.layers, strict=True)
+        for stage, row in zip(plan.stages, recompute, strict=True)
     ]
     pipeline = place(plan.problem, specs)
     by_stage = [form.devices_of(stage.index) for stage in plan.stages]
@@ -283,7 +318,7 @@ def _sync_notes(plan: Plan) -> Iterator[str]:
         )
 
 
-def _node_notes(form: MegatronForm) -> Iterator[str]:
+def node_notes(form: MegatronForm) -> Iterator[str]:
     """Yield a note if ranks of one node are not consecutive, as torchrun numbers them."""
     nodes = [node for node, _ in groupby(form.ranks, node_of)]
     if len(set(nodes)) < len(nodes):

@@ -64,11 +64,12 @@ class MegatronForm:
         return tuple(pipeline[stage % self.pipeline_size] for pipeline in self.pipelines)
 
 
-def megatron_form(plan: Plan) -> MegatronForm:
+def megatron_form(plan: Plan, target: str = "megatron") -> MegatronForm:
     """Return blocks, stages and ranks of a plan.
 
     Args:
         plan: verified.
+        target: the export that asks, for messages.
 
     Raises:
         PipeplanError: with every reason why Megatron-LM cannot run such stages.
@@ -84,7 +85,7 @@ def megatron_form(plan: Plan) -> MegatronForm:
     problems += _rank_problems(plan)
     problems += split_problems(plan, "Megatron-LM")
     if stack is None or problems:
-        raise PipeplanError(f"megatron: {problem}" for problem in problems)
+        raise PipeplanError(f"{target}: {problem}" for problem in problems)
     pipelines = _pipelines(plan)
     symbols = _symbols(stack, stage_of_layer(plan), len(plan.stages))
     share = share_of(plan.microbatches, len(pipelines))

@@ -203,16 +203,20 @@ def export(plan: Plan) -> Exported:
     ranks = [device for name in _ranks(by_pipeline) for device in plan.members(name)]
     table = stage_table(plan, ranks, module_fqns_per_model_part=modules)
     keys = _keys(plan, by_pipeline, modules)
+    files = {
+        "torchtitan.json": json.dumps(keys, indent=1) + "\n",
+        "torchtitan_main.json": json.dumps(_newer(plan, keys), indent=1) + "\n",
+        "stages.json": table,
+    }
+    lines = USE.format(ranks=len(ranks)).splitlines()
+    if _is_fsdp_alone(plan):
+        lines = [line for line in lines if "schedule.csv" not in line]
+    else:
+        places = dict.fromkeys(by_pipeline[0])
+        files["schedule.csv"] = schedule_csv(order.orders[place] for place in places)
     return Exported(
-        files={
-            "torchtitan.json": json.dumps(keys, indent=1) + "\n",
-            "torchtitan_main.json": json.dumps(_newer(plan, keys), indent=1) + "\n",
-            "schedule.csv": schedule_csv(
-                order.orders[place] for place in dict.fromkeys(by_pipeline[0])
-            ),
-            "stages.json": table,
-        },
-        use=tuple(USE.format(ranks=len(ranks)).splitlines()),
+        files=files,
+        use=tuple(lines),
         notes=tuple(_notes(plan, by_pipeline, modules, order)),
     )
 
@@ -242,8 +246,19 @@ def _job_problems(plan: Plan) -> Iterator[str]:
         )
 
 
+def _is_fsdp_alone(plan: Plan) -> bool:
+    """Return whether it is one stage whose replicas divide weights, which needs no pipeline."""
+    return len(plan.stages) == 1 and plan.job.shards_parameters
+
+
 def _one_stage_problems(plan: Plan) -> Iterator[str]:
-    if len(plan.stages) > 1:
+    if len(plan.stages) > 1 and plan.job.shards_parameters:
+        yield (
+            f"job.shard_parameters: true in {len(plan.stages)} stages, but in a pipeline {TOOL} "
+            "keeps weights gathered and gradients whole until the end of an iteration; plan with "
+            "shard_optimizer = true instead, or with max_stages = 1"
+        )
+    if len(plan.stages) > 1 or _is_fsdp_alone(plan):
         return
     devices = plan.stages[0].devices
     if len(devices) > 1:
@@ -313,19 +328,23 @@ def _keys(
             "tensor_parallel_degree": parallel.degree,
             "enable_sequence_parallel": parallel.sequence,
         }
+    pipeline = {
+        "pipeline_parallel_schedule": PLACEMENTS[style],
+        "pipeline_parallel_schedule_csv": "schedule.csv",
+        "pipeline_parallel_microbatch_size": samples,
+        "module_fqns_per_model_part": modules,
+    }
+    # Without a pipeline microbatches are accumulated one by one.
+    share = 1 if _is_fsdp_alone(plan) else plan.microbatches // len(by_pipeline)
     return {
         "parallelism": {
             **groups,
             "pipeline_parallel_degree": len(set(by_pipeline[0])),
-            "data_parallel_replicate_degree": len(by_pipeline),
-            "data_parallel_shard_degree": 1,
-            "pipeline_parallel_schedule": PLACEMENTS[style],
-            "pipeline_parallel_schedule_csv": "schedule.csv",
-            "pipeline_parallel_microbatch_size": samples,
-            "module_fqns_per_model_part": modules,
+            **_data_parallel(plan, len(by_pipeline)),
+            **({} if _is_fsdp_alone(plan) else pipeline),
         },
         "training": {
-            "local_batch_size": plan.microbatches // len(by_pipeline) * samples,
+            "local_batch_size": share * samples,
             "global_batch_size": plan.microbatches * samples,
             "dtype": "float32",
             "mixed_precision_param": plan.job.precision,
@@ -334,11 +353,27 @@ def _keys(
     }
 
 
+def _data_parallel(plan: Plan, pipelines: int) -> dict[str, Any]:
+    """Return how pipelines hold the model: whole, or in shards of FSDP.
+
+    By default these gather weights once an iteration in a pipeline, and for every forward and every
+    backward without one.
+    """
+    if pipelines == 1 or not plan.job.shards_state:
+        return {"data_parallel_replicate_degree": pipelines, "data_parallel_shard_degree": 1}
+    return {
+        "data_parallel_replicate_degree": 1,
+        "data_parallel_shard_degree": pipelines,
+        "fsdp_reshard_after_forward": "default",
+    }
+
+
 def _newer(plan: Plan, keys: dict[str, Any]) -> dict[str, Any]:
     """Return the same fields by their names after torchtitan 0.3.0."""
     parallelism, training = dict(keys["parallelism"]), dict(keys["training"])
-    samples = parallelism.pop("pipeline_parallel_microbatch_size")
-    parallelism["num_pp_microbatches"] = training.pop("local_batch_size") // samples
+    samples, local = plan.job.samples_per_microbatch, training.pop("local_batch_size")
+    if parallelism.pop("pipeline_parallel_microbatch_size", None) is not None:
+        parallelism["num_pp_microbatches"] = local // samples
     batch = training.pop("global_batch_size")
     length = plan.job.tokens_per_sample
     if length is not None:
@@ -364,6 +399,12 @@ def _notes(
     if not any(stage.recompute for stage in plan.stages):
         yield "the plan recomputes nothing: set config.activation_checkpoint = None"
     yield from split_notes(plan, f"{TOOL} splits it unevenly")
+    if len(by_pipeline) > 1 and plan.job.shards_state and not plan.job.shards_parameters:
+        yield (
+            "shard_optimizer: in a pipeline FSDP gathers weights and reduces gradients once an "
+            "iteration, as the plan does; besides whole weights and gradients a rank holds its "
+            f"share of both, 1/{len(by_pipeline)}, which the plan does not count"
+        )
     yield from receive_buffer_notes(plan, plan.microbatches // len(by_pipeline))
     if plan.job.tokens_per_sample is None:
         yield (

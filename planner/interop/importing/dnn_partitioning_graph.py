@@ -26,7 +26,8 @@ from planner.interop.importing.dnn_partitioning import (
 )
 from planner.interop.importing.imported import Imported
 from planner.job import Job
-from planner.model.graph_record import Boundary, GraphRecord, Layer, MeasuredTimes, Parameter
+from planner.model.figures import MeasuredTimes
+from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.units import plural
 

@@ -29,7 +29,8 @@ import networkx as nx
 from planner.interop.importing.imported import ImportedTensor, ImportOptions
 from planner.interop.importing.narrow_order import NarrowOrder
 from planner.interop.importing.profile_text import Profile, ProfileNode
-from planner.model.graph_record import Boundary, GraphRecord, Layer, MeasuredTimes, Parameter
+from planner.model.figures import MeasuredTimes
+from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.units import plural
 

@@ -21,7 +21,8 @@ from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.imported import Imported
 from planner.job import BYTES_OF, Job
-from planner.model.graph_record import Boundary, GraphRecord, Layer, MeasuredTimes, Parameter
+from planner.model.figures import MeasuredTimes
+from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 
 

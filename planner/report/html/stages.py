@@ -180,7 +180,7 @@ def costs_section(plan: Plan, timeline: Timeline) -> Element:
 
 
 def _cost_lines(plan: Plan) -> list[str]:
-    graph = plan.model.graph
+    graph = plan.on_groups.model.graph
     measured = sum(bool(layer.measured) for layer in graph.layers)
     lines = [
         f"Layers: {measured:,} of {plural(len(graph.layers), 'layer')} have measured times. For "
