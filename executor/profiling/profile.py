@@ -14,7 +14,7 @@ import torch
 from executor.distributed.host_tuning import keep_freed_memory
 from executor.distributed.machines import hardware_name
 from executor.profiling.kinds import alike
-from executor.profiling.measure import Patience, emptied_caches, measured, optimizer_costs
+from executor.profiling.measure import CacheSweep, Patience, measured, optimizer_costs
 from executor.profiling.sizes import SizedModel, sized_models
 from planner.errors import PipeplanError
 from planner.job import Job
@@ -87,10 +87,10 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
         if (row := kind.at(model.size)) is None or is_unsteady(row)
     ]
     weights = models[0].graph.parameters
-    before = emptied_caches(request.device, sum(weight.bytes for weight in weights))
+    sweep = CacheSweep(request.device, sum(weight.bytes for weight in weights))
     for done, (number, model) in enumerate(todo, 1):
         kind = costs.kinds[number]
-        row = measured(model, kind.layers[0], request.device, request.patience, before)
+        row = measured(model, kind.layers[0], request.device, request.patience, sweep)
         costs = _with(costs, number, row)
         costs.save(request.output)
         tell(f"{done}/{len(todo)}  {_line(kind, row)}")
