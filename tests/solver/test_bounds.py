@@ -81,7 +81,8 @@ def test_microbatches_are_split_as_the_best_of_all_splits(
     seconds: list[float], data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, 6))
-    beyond = st.sampled_from([0.0, 0.4, 3.0, math.inf])  # without a path to the last stage: for ever
+    # Without a path to the last stage, for ever.
+    beyond = st.sampled_from([0.0, 0.4, 3.0, math.inf])
     spans = [
         ReplicaSpan(each, data.draw(st.sampled_from([0.0, 0.2, 1.5])), data.draw(beyond))
         for each in seconds
