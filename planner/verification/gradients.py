@@ -8,7 +8,8 @@ from math import inf
 
 from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
-from planner.verification.costs import PlanCosts, Reduction
+from planner.verification.costs import PlanCosts
+from planner.verification.reductions import Reduction
 from planner.verification.steps import Step, ended_at
 from planner.verification.traffic import CheckedSending, Traffic
 

@@ -27,7 +27,7 @@ from planner.plan.programs import (
     message_of,
     needed_by,
 )
-from planner.verification.costs import Reduction
+from planner.verification.reductions import Reduction
 from planner.verification.steps import Step
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from planner.plan.operations import Orders
 from planner.plan.plan import LengthPrediction, Plan
-from planner.verification.costs import PlanCosts, at_lengths
+from planner.verification.costs import PlanCosts
+from planner.verification.layer_costs import at_lengths
 from planner.verification.replay import replay
 
 _REMEDY = "run `pipeplan simulate PLAN -o PLAN` to write fresh figures"

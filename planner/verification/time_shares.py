@@ -8,7 +8,8 @@ from itertools import pairwise
 from planner.cluster.hardware import Source
 from planner.model.graph_record import Layer
 from planner.plan.plan import Plan
-from planner.verification.costs import PlanCosts, at_lengths, exchanging_s
+from planner.verification.costs import PlanCosts
+from planner.verification.layer_costs import at_lengths, exchanging_s
 from planner.verification.steps import Step
 
 _WEAKEST_FIRST: tuple[Source, ...] = ("assumed", "datasheet", "measured")

@@ -16,7 +16,7 @@ from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.figures import Collective
-from planner.verification.costs import ProblemCosts
+from planner.verification.layer_costs import ProblemCosts
 
 
 def groups(*devices: str) -> list[TensorGroup]:

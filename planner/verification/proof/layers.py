@@ -13,7 +13,7 @@ from planner.errors import PipeplanError
 from planner.model.graph_record import Layer
 from planner.plan.problem import Problem
 from planner.space import Space
-from planner.verification.costs import ProblemCosts, moved_bytes
+from planner.verification.layer_costs import ProblemCosts, moved_bytes
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
