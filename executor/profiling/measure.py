@@ -202,7 +202,7 @@ def _measured(
     return _costs(model, layer, rounds, held_bytes(run.run, OPERATIONS, device))
 
 
-def after_another(sweep: CacheSweep, other: LayerRun) -> Run:
+def after_another(sweep: Callable[[], object], other: LayerRun) -> Run:
     """Return what leaves the caches as a layer finds them in training: its weights are not there.
 
     But a layer of the same kind has just run, so that its code is, and what it is handed has just

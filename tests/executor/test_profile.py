@@ -13,7 +13,8 @@ from warm_python import warm_python
 
 from executor.profiling.__main__ import main
 from executor.profiling.kinds import alike
-from executor.profiling.measure import Patience, measured
+from executor.profiling.layer_run import FORWARD, WEIGHT_GRADIENT
+from executor.profiling.measure import CacheSweep, Patience, after_another, measured
 from executor.profiling.profile import ProfileRequest, is_unsteady, profile
 from executor.profiling.sizes import SizedModel, sized_models
 from planner.job import Job
@@ -229,6 +230,42 @@ class Unruly(nn.Module):
 
     def example_batch(self, samples: int) -> dict[str, Tensor]:
         return {"inputs": torch.randn(samples, 8)}
+
+
+def test_an_operation_is_timed_after_a_sweep_and_a_twin_of_the_layer() -> None:
+    seen: list[object] = []
+
+    class Twin:
+        def round(self) -> None:
+            seen.append("round")
+
+        def run(self, operation: int) -> None:
+            seen.append(operation)
+
+    before = after_another(lambda: seen.append("sweep"), Twin())
+    before(FORWARD)
+    before(WEIGHT_GRADIENT)
+    assert seen == ["round", "sweep", FORWARD, "sweep", WEIGHT_GRADIENT]
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_what_a_twin_holds_is_no_part_of_a_layer(
+    *, twice: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it has weights of its own, or these fill the caches by themselves."""
+    monkeypatch.setattr("executor.profiling.measure._cache_bytes", lambda _: 64 if twice else 2**20)
+    model = sized_model(GPT, Job(), 1)
+    sweep = CacheSweep(CPU, model_bytes=2**30)
+    assert sweep.bytes
+    for layer in model.layers.names:
+        plain, swept = (measured(model, layer, CPU, QUICK, how) for how in (None, sweep))
+        assert swept.stash_bytes == plain.stash_bytes
+        assert swept.forward_bytes == plain.forward_bytes
+        assert swept.backward_bytes == plain.backward_bytes
+
+
+def test_a_model_that_the_caches_hold_is_not_swept() -> None:
+    assert CacheSweep(CPU, model_bytes=1).bytes == 0
 
 
 def test_a_layer_that_cannot_run_alone_is_named(
