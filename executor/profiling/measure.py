@@ -180,7 +180,7 @@ def _measured(
     sweep: CacheSweep | None,
 ) -> SizedCosts:
     generator = torch.Generator().manual_seed(0)
-    cut = partial(model.cut, layer, held(device, generator), device)
+    cut = partial(model.cut, (layer,), held(device, generator), device)
     stage = cut()
     handed = (
         received(stage, device, generator),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from executor.profiling.kinds import signatures_of
-from executor.split.model_split import cut_layer
+from executor.split.model_split import cut_layers
 from executor.split.piece_graph import Filled
 from executor.split.stage_module import StageModule
 from planner.job import Job
@@ -62,9 +62,9 @@ class SizedModel:
         """Signatures of each layer's work, by name."""
         return signatures_of(self.exported, self.layers, self.takes_gradient)
 
-    def cut(self, layer: str, filled: Filled, device: torch.device) -> StageModule:
-        """One layer as a stage of its own, with parameters that ``filled`` gives."""
-        return cut_layer(self.exported, self.layers, layer, self.takes_gradient, filled, device)
+    def cut(self, names: Sequence[str], filled: Filled, device: torch.device) -> StageModule:
+        """Layers as a stage of their own, with parameters that ``filled`` gives."""
+        return cut_layers(self.exported, self.layers, names, self.takes_gradient, filled, device)
 
 
 def sized_models(model: str, job: Job, samples: int) -> list[SizedModel]:

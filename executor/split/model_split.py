@@ -132,30 +132,32 @@ def messages_by_size(
     return found
 
 
-def cut_layer(
+def cut_layers(
     exported: ExportedStep,
     layers: LayerAssignment,
-    name: str,
+    names: Sequence[str],
     takes_gradient: Set[str],
     filled: Filled,
     device: torch.device = CPU,
 ) -> StageModule:
-    """Cut out one layer as a stage that receives what it reads and sends what it makes.
+    """Cut out layers as a stage that receives what the first reads and sends what others read.
 
     Args:
         exported: the whole training step.
         layers: of its operations.
-        name: of the layer.
+        names: of one layer, or of several that follow each other.
         takes_gradient: names of the tensors between layers that take one.
-        filled: gives the layer parameters and buffers in place of the model's own, so that the
+        filled: gives them parameters and buffers in place of the model's own, so that the
             model may be on the meta device.
         device: of the tensors that operations make.
 
     Raises:
         PipeplanError: if something other than a tensor would cross its boundaries.
     """
-    place = layers.names.index(name)
-    parts = (layers.names[:place], (name,), layers.names[place + 1 :])
+    place = layers.names.index(names[0])
+    end = place + len(names)
+    assert tuple(names) == tuple(layers.names[place:end])
+    parts = (layers.names[:place], tuple(names), layers.names[end:])
     stages = [_LayerRun(part) for part in parts if part]
     cutter = _Cutter(exported, layers, stages, takes_gradient, device, filled)
     stage = cutter.stage(min(place, 1))
@@ -166,7 +168,7 @@ def cut_layer(
 
 @dataclass(frozen=True)
 class _LayerRun:
-    """Layers that a single layer is cut from, or itself."""
+    """Layers that follow each other."""
 
     layers: tuple[str, ...]
     recompute: tuple[str, ...] = ()

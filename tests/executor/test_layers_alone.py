@@ -9,7 +9,7 @@ import torch
 from in_turn import assert_same, run_whole, take_gradients
 from torch import Tensor, nn
 
-from executor.split.model_split import cut_layer
+from executor.split.model_split import cut_layers
 from executor.stage.runner import StageRunner
 from models import ZOO
 from planner.job import Job
@@ -26,7 +26,8 @@ def runners_of(exported: ExportedStep, layers: LayerAssignment) -> list[StageRun
     takes_gradient = {node.name for node in nodes_with_gradient(exported)}
     return [
         StageRunner(
-            cut_layer(exported, layers, name, takes_gradient, lambda tensor: tensor), microbatches=1
+            cut_layers(exported, layers, (name,), takes_gradient, lambda tensor: tensor),
+            microbatches=1,
         )
         for name in layers.names
     ]
