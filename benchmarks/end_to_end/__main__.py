@@ -92,8 +92,9 @@ def _large() -> Iterator[str]:
     yield (
         "`pipeplan trace`, `plan` and `verify` on nodes of eight A100-80GB with InfiniBand-HDR, "
         "one after the other, each in a process of its own: seconds of wall time and the most "
-        "memory that it held. One sample a microbatch, float16, AdamW, one stage a device; stages "
-        "on single devices, or on groups of any size in which values are shared by positions "
+        "memory that it held; the seconds that cores were at work are of all three. One sample a "
+        "microbatch, float16, AdamW, one stage a device; stages on single devices, or on groups "
+        "of any size in which values are shared by positions "
         f'(`tensor_parallel = "any"`). The search is told to end after {LARGE_LIMIT_S:g} s.\n'
     )
     yield table(LARGE_COLUMNS, [row.cells for row in large_rows(LARGE_LIMIT_S)])

@@ -20,8 +20,8 @@ from planner.job import WITHOUT_GROUPS
 MODEL = "models.llama:llama2_70b"
 COLUMNS = (
     *("cluster", "groups", "samples", "trace s", "GB", "plan s", "GB", "verify s", "GB"),
-    *("all s", "bar", "largest GB", "bar", "groups x stages x replicas", "iteration s", "gap"),
-    "verified",
+    *("all s", "bar", "core s", "largest GB", "bar"),
+    *("groups x stages x replicas", "iteration s", "gap", "verified"),
 )
 
 
@@ -67,11 +67,13 @@ class Process:
     Attributes:
         status: it ended with.
         seconds: it took.
+        core_s: seconds that cores were at work in it.
         peak_bytes: most memory that it held.
     """
 
     status: int
     seconds: float
+    core_s: float
     peak_bytes: int
 
 
@@ -110,6 +112,7 @@ class LargeRow:
             *(self.case.machines.name, "any" if self.case.groups else "none"),
             *(str(self.case.samples), *(cell for cells in measured for cell in cells)),
             *(f"{self.seconds:.0f}", f"{END_TO_END_LARGE_S_BAR:.0f}"),
+            f"{sum(step.core_s for step in self.steps):.0f}",
             *(f"{self.peak_gb:.2f}", f"{END_TO_END_LARGE_GB_BAR:.0f}"),
             " x ".join("-".join(map(str, numbers)) for numbers in shape),
             f"{found.iteration_time_s:.3f}",
@@ -157,4 +160,5 @@ def _run(folder: Path, *words: str) -> Process:
     if child.returncode != 0 and words[0] != "verify":
         said = f"pipeplan {' '.join(words)} ended with {child.returncode}"
         raise PipeplanError(f"{said}: {output.read_text()}")
-    return Process(child.returncode, seconds, used.ru_maxrss * 1024)
+    core_s = used.ru_utime + used.ru_stime
+    return Process(child.returncode, seconds, core_s, used.ru_maxrss * 1024)

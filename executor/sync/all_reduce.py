@@ -34,11 +34,9 @@ class InOrder:
         self._buckets = buckets
         self._launch = launch
         self._bucket_of = {name: k for k, row in enumerate(buckets) for name in row.parameters}
-        self._members = {
-            reduce: [n for row in buckets if reduce in row.reduces for n in row.parameters]
-            for row in buckets
-            for reduce in row.reduces
-        }
+        self._members: dict[Reduce, list[str]] = {}
+        for reduce, names in (item for row in buckets for item in row.reduces.items()):
+            self._members.setdefault(reduce, []).extend(names)
         self._missing: list[set[str]] = []
         self._next = 0
 

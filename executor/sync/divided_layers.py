@@ -58,7 +58,7 @@ class DividedLayer:
                 f"divide together; {_REMEDY}"
             )
         self.name = name
-        self.bucket = Bucket(parameters, (reduce,))
+        self.bucket = Bucket(parameters, {reduce: tuple(parameters)})
         sizes = [parameter.numel() for parameter in parameters.values()]
         count, like = len(reduce.ranks), next(iter(parameters.values()))
         part = math.ceil(sum(sizes) / count)

@@ -138,16 +138,17 @@ class Bucket:
 
     Attributes:
         parameters: by name, in the order in which a backward completes their gradients.
-        reduces: the reductions that the parameters belong to, all of the same ranks.
+        reduces: the reductions that the parameters belong to, all of the same ranks, with the names
+            of those of each.
     """
 
     parameters: Mapping[str, nn.Parameter]
-    reduces: tuple[Reduce, ...]
+    reduces: Mapping[Reduce, tuple[str, ...]]
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that reduce it."""
-        return self.reduces[0].ranks
+        return next(iter(self.reduces)).ranks
 
     @property
     def device(self) -> torch.device:
@@ -221,8 +222,10 @@ class _Filling:
         self.last = place
 
     def closed(self) -> Bucket:
-        reduces = tuple(dict.fromkeys(reduce for reduce, _, _ in self.rows))
-        return Bucket({name: parameter for _, name, parameter in self.rows}, reduces)
+        names: dict[Reduce, tuple[str, ...]] = {}
+        for reduce, name, _ in self.rows:
+            names[reduce] = (*names.get(reduce, ()), name)
+        return Bucket({name: parameter for _, name, parameter in self.rows}, names)
 
 
 def _packed(

@@ -90,6 +90,23 @@ def test_buckets_are_launched_in_order_and_when_they_are_complete(
     assert len(launched) == len(buckets)
 
 
+@given(st.permutations(SHARED), st.booleans())
+def test_a_reduction_that_is_over_completes_its_own_gradients_alone(
+    rows: list[SharedGradients], fused: bool
+) -> None:
+    """A bucket of several reductions waits for all of them."""
+    buckets = (buckets_by_ranks if fused else by_reduction)(SHARED, 1)
+    launched: list[int] = []
+    order = InOrder(buckets, launched.append)
+    order.begin()
+    there: set[str] = set()
+    for row in rows:
+        order.over(row.reduce)
+        there |= row.parameters.keys()
+        complete = [set(bucket.parameters) <= there for bucket in buckets]
+        assert launched == list(range([*complete, False].index(False)))
+
+
 def test_buckets_hold_every_gradient_once_and_are_in_one_order_on_all_ranks() -> None:
     for make in (by_reduction, buckets_by_ranks):
         whole = make(SHARED, 16 / MIB)
@@ -100,7 +117,7 @@ def test_buckets_hold_every_gradient_once_and_are_in_one_order_on_all_ranks() ->
             mine = [list(bucket.parameters) for bucket in make(held, 16 / MIB)]
             assert mine == [list(b.parameters) for b in whole if rank in b.ranks]
     fused = buckets_by_ranks(SHARED, 1)
-    assert [bucket.reduces for bucket in fused] == [
+    assert [tuple(bucket.reduces) for bucket in fused] == [
         (SHARED[1].reduce,),
         (SHARED[0].reduce, SHARED[2].reduce),
     ]
@@ -120,8 +137,9 @@ def test_buckets_are_those_of_the_cost_model(mib: float) -> None:
         if len(row.stages) == 1
     ]
     found = [
-        (bucket.reduces[0].stages, sum(4 * p.numel() for p in bucket.parameters.values()))
+        (reduce.stages, sum(4 * p.numel() for p in bucket.parameters.values()))
         for bucket in by_reduction(shared, mib)
+        for reduce in bucket.reduces
     ]
     wanted = place_plan(plan).synchronisations
     assert found == [(row.stages, row.bytes) for row in wanted if len(row.stages) == 1]
