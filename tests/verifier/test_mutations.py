@@ -330,11 +330,6 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "+ gradient_bytes",
         "",
     ),
-    "a parameter of several stages counts as one's alone": (
-        optimizer.gradients_made,
-        "== 1",
-        ">= 1",
-    ),
     "a byte too little": (timeline._accumulate, "total = 0", "total = -10**6"),
     "the workspace is forgotten": (workspace.workspace_bytes, "return max(most, 0)", "return 0"),
     "the workspace begins at the wrong end": (
