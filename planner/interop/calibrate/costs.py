@@ -265,6 +265,8 @@ def with_measured_times(graph: LayerGraph, costs: LayerGraph, source: str) -> La
         raise PipeplanError(f"{source}: {problem}" for problem in problems)
     measured = {(row.degree, row.sequence): row for row in costs.record.splits}
     splits = tuple(measured.get((row.degree, row.sequence), row) for row in graph.record.splits)
+    if splits == costs.record.splits:
+        return costs
     return LayerGraph.from_record(costs.record.model_copy(update={"splits": splits}))
 
 
