@@ -199,7 +199,7 @@ def test_fsdp_is_what_ranks_hold_between_two_microbatches(
 
 OLD = {
     "training": {
-        "batch_size": 8,
+        "batch_size": 4,
         "data_parallel_replicate_degree": 1,
         "data_parallel_shard_degree": 2,
         "fsdp_reshard_after_forward": "never",
@@ -213,7 +213,7 @@ OLD = {
     "activation_checkpoint": {"mode": "full"},
 }
 NEW = {
-    "training": {"local_batch_size": 8},
+    "training": {"local_batch_size": 4},
     "parallelism": {
         "data_parallel_replicate_degree": 1,
         "data_parallel_shard_degree": 2,
@@ -221,7 +221,7 @@ NEW = {
         "pipeline_parallel_degree": 2,
         "pipeline_parallel_schedule": "GPipe",
         "pipeline_parallel_split_points": ["h.1"],
-        "pipeline_parallel_microbatch_size": 2,
+        "pipeline_parallel_microbatch_size": 1,
     },
     "activation_checkpoint": {"mode": "full"},
 }
@@ -233,7 +233,7 @@ def test_names_of_february_2025_are_those_of_today(read: Any) -> None:
     assert older.job == newer.job
     assert older.stages == newer.stages
     assert older.orders == newer.orders
-    assert (older.job.samples_per_microbatch, older.microbatches) == (2, 8)
+    assert (older.job.samples_per_microbatch, older.microbatches) == (1, 8)
     assert older.job.shard_optimizer
 
 

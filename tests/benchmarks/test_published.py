@@ -189,12 +189,19 @@ def test_rows_determine_the_host_time_by_what_the_efficiency_does_not_explain(
 def test_rows_of_equally_long_operations_give_the_efficiency_alone() -> None:
     """Korthikanti et al.: a microbatch of 4 at 6,144 takes what one of 1 does at 12,288.
 
-    Of their first two rows, 48 blocks of the first and 24 of the second on as many devices keep
-    what matters: operations of 32 x 6144² and of 8 x 12288² multiplications a token and device.
+    Products of both have as many multiplications: four times the tokens, a quarter of the weights.
     """
     made = Figures(0.8)
     rows = [
-        Layout(layout_rows.SELENE, "by hand", Gpt(2, hidden, 64, 2048, 51_200, samples, 8), 1, 1, 4)
+        Layout(
+            layout_rows.SELENE,
+            "by hand",
+            Gpt(2, hidden, 64, 2048, 51_200, samples, 8),
+            1,
+            1,
+            4,
+            None,
+        )
         for hidden, samples in ((6144, 4), (12288, 1))
     ]
     told = [replace(row, measured_s=row.predicted_s(made)) for row in rows]

@@ -55,8 +55,9 @@ def read_costs(path: str | Path, option: str) -> CostsFile:
         return CostsFile(source, profile)
     costs = LayerGraph.parse(data, source)
     record = costs.record
-    rows = (*record.layers, *(row for split in record.splits for row in split.layers))
-    if not any(row.measured for row in rows):
+    measured = [layer.measured for layer in record.layers]
+    measured += [row.measured for split in record.splits for row in split.layers]
+    if not any(measured):
         raise PipeplanError(
             f"{source}: layers: none has measured times; give what `pipeplan profile` wrote, or "
             "the graph of `pipeplan calibrate --graph`"
@@ -264,6 +265,8 @@ def with_measured_times(graph: LayerGraph, costs: LayerGraph, source: str) -> La
         raise PipeplanError(f"{source}: {problem}" for problem in problems)
     measured = {(row.degree, row.sequence): row for row in costs.record.splits}
     splits = tuple(measured.get((row.degree, row.sequence), row) for row in graph.record.splits)
+    if splits == costs.record.splits:
+        return costs
     return LayerGraph.from_record(costs.record.model_copy(update={"splits": splits}))
 
 
@@ -302,9 +305,9 @@ def _differences(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
     for name in type(traced).model_fields.keys() - {"layers", "splits"}:
         if getattr(traced, name) != getattr(costs, name):
             yield f"{name}: not that of the model; {remedy}"
-    theirs = {(row.degree, row.sequence): _unmeasured(row) for row in costs.splits}
+    known = {(row.degree, row.sequence): _unmeasured(row) for row in costs.splits}
     for split in traced.splits:
-        if theirs.get((split.degree, split.sequence), _unmeasured(split)) != _unmeasured(split):
+        if known.get((split.degree, split.sequence), _unmeasured(split)) != _unmeasured(split):
             yield f"splits: that over groups of {split.degree} is not the model's; {remedy}"
 
 
