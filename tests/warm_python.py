@@ -166,10 +166,12 @@ def _become(words: list[str], cwd: str, env: dict[str, str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    if words[0] == "-u":
-        raw = open(1, "wb", buffering=0, closefd=False)  # noqa: SIM115 - for good
-        sys.stdout = io.TextIOWrapper(raw, write_through=True)
-        words = words[1:]
+    is_unbuffered = words[0] == "-u"
+    words = words[is_unbuffered:]
+    out = open(1, "wb", buffering=0 if is_unbuffered else -1, closefd=False)  # noqa: SIM115
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for good, as all three
+    sys.stdout = io.TextIOWrapper(out, write_through=is_unbuffered)
+    sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
     more = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     kind, rest = words[0], words[1:]
     if kind == "-m":
