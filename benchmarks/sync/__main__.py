@@ -78,7 +78,8 @@ class Section:
 
 def sections_of(options: argparse.Namespace) -> dict[str, Section]:
     """Return all of them, by the names that ``--rows`` takes."""
-    return {**_real_sections(options), **_simulated_sections(options.seeds, short=options.short)}
+    simulated = _simulated_sections(options.seeds, options.settings, short=options.short)
+    return {**_real_sections(options), **simulated}
 
 
 def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
@@ -134,7 +135,9 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
     }
 
 
-def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
+def _simulated_sections(
+    seeds: int, only: Sequence[str] | None, *, short: bool
+) -> dict[str, Section]:
     return {
         "links": Section(
             "Equal workers and their links",
@@ -175,7 +178,7 @@ def _simulated_sections(seeds: int, *, short: bool) -> dict[str, Section]:
             "overlapped all-reduce has after half of its work, each strategy at its best of five "
             "learning rates, tuned with one more seed. Real rows of the same settings, all at one "
             "learning rate, tell it again; those of slow legs have throughput alone.",
-            lambda: sync_regret.choice_section(seeds),
+            lambda: sync_regret.choice_section(seeds, only),
         ),
         "overlap": Section(
             "Behind the next iteration",
@@ -202,7 +205,11 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--rows", nargs="+", metavar="NAME", help="sections; default all")
     found.add_argument(
-        "--settings", nargs="+", metavar="NAME", choices=sorted(SETTINGS), help="on loopback, only"
+        "--settings",
+        nargs="+",
+        metavar="NAME",
+        choices=sorted(SETTINGS),
+        help="only these, of loopback",
     )
     found.add_argument("--seeds", type=int, metavar="N", help="default 3, with --short 1")
     found.add_argument("--steps", type=int, metavar="N", help="of each real training")

@@ -93,14 +93,15 @@ class Regret:
         return {**found, "regret": round(self.simulated, 4), "fastest": self.fastest}
 
 
-def choice_section(seeds: int, report: Path = REPORT) -> Outcome:
+def choice_section(seeds: int, only: Sequence[str] | None = None, report: Path = REPORT) -> Outcome:
     """Return what the choice costs in every setting.
 
     Args:
         seeds: how many every strategy is simulated with; the choice has others.
+        only: names of settings; None: all.
         report: whose measured rows count too.
     """
-    settings = settings_of(report)
+    settings = [row for row in settings_of(report) if only is None or row.name in only]
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         chosen = dict(zip([s.name for s in settings], pool.map(_chosen, settings), strict=True))
     strategies = strategies_of(short=False)
