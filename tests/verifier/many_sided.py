@@ -136,7 +136,9 @@ def _plan(
         shard_optimizer=shards,
     )
     behaviour = RuntimeBehaviour.model_validate(rules or {})
-    runtime = RuntimeRules(behaviour=behaviour, links=links, tied=tied)
+    runtime = RuntimeRules(
+        behaviour=behaviour, links=links, tied=tied, gradients="from_first_backward"
+    )
     machines = _cluster(slow_us, while_communicating).model_copy(update={"hosts": tuple(hosts)})
     problem = Problem(_graph(precision), machines, job, runtime=runtime)
     pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
