@@ -15,6 +15,7 @@ from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation, parse_order
 from planner.plan.problem import Problem
+from planner.plan.runtime_rules import PIPEPLAN, RuntimeRules
 
 ROOT = Path(__file__).resolve().parent.parent
 TERA = 10**12
@@ -135,15 +136,23 @@ def star(count: int, gb_per_s: float = 1, **fields: object) -> Cluster:
     return cluster(names, [link(name, "hub", gb_per_s, **fields) for name in names], ["hub"])
 
 
+LATE = PIPEPLAN.model_copy(update={"gradients": "from_first_backward"})
+"""A runtime whose gradients that one device alone has come with its first backward."""
+
+
 def pipeline(
-    the_graph: LayerGraph, the_cluster: Cluster, stages: Sequence[tuple], **job: object
+    the_graph: LayerGraph,
+    the_cluster: Cluster,
+    stages: Sequence[tuple],
+    runtime: RuntimeRules = PIPEPLAN,
+    **job: object,
 ) -> PlacedPipeline:
     """Stages given as ``(layers, devices)`` or ``(layers, devices, recompute)``, placed.
 
     The job allows whole backwards only, unless told otherwise.
     """
     job = {"optimizer": "sgd", "microbatches": 2, "backward": "whole", **job}
-    problem = Problem(the_graph, the_cluster, Job.model_validate(job))
+    problem = Problem(the_graph, the_cluster, Job.model_validate(job), runtime=runtime)
     return place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
 
 

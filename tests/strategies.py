@@ -363,6 +363,7 @@ def runtimes(draw: st.DrawFn) -> RuntimeRules:
         interleaved=draw(st.none() | behaviours()),
         links=draw(LINK_RULES),
         tied=draw(st.sampled_from(["at_once", "in_turn"])),
+        gradients=draw(st.sampled_from(["always", "from_first_backward"])),
     )
 
 

@@ -93,7 +93,7 @@ class LargeRow:
 
     @property
     def seconds(self) -> float:
-        """Of all steps."""
+        """The sum over all steps."""
         return sum(step.seconds for step in self.steps)
 
     @property

@@ -1,4 +1,4 @@
-"""Which operations of a step are the core of attention that runs again in the backward.
+"""The operations of a step that are the core of attention that runs again in the backward.
 
 They are those that the trace counts so (:mod:`planner.model.tracing.attention`).
 """

@@ -157,11 +157,13 @@ class RuntimeRules(Record):
 
     @property
     def may_be_faster(self) -> bool:
-        """Whether messages or reductions may take less than in Pipeplan's own executor.
+        """Whether messages, reductions or memory may be less than in Pipeplan's own executor.
 
-        In parts less is sent, and reductions in turn may send less over slow links.
+        In parts less is sent, reductions in turn may send less over slow links, and gradients that
+        come with the first backward leave room for more microbatches.
         """
-        return self.group_messages == "parts" or self.tied == "in_turn"
+        is_leaner = self.gradients == "from_first_backward"
+        return self.group_messages == "parts" or self.tied == "in_turn" or is_leaner
 
     @property
     def lacks_host_times(self) -> bool:
@@ -187,9 +189,13 @@ class RuntimeRules(Record):
         return self.interleaved or self.behaviour if is_interleaved else self.behaviour
 
 
-PIPEPLAN = RuntimeRules(gradients="from_first_backward")
-"""Our own executor: executor/runtime/runtime.py, and executor/training/master_weights.py, which
-drops the gradients after each step."""
+PIPEPLAN = RuntimeRules()
+"""Our own executor (executor/runtime/runtime.py), as which plans have always been predicted.
+
+It drops gradients after each step (executor/training/master_weights.py), so ``from_first_backward``
+would be nearer to what it holds; but bounds that count on that are much looser where memory is
+tight.
+"""
 _IN_TURN = RuntimeBehaviour(
     send="blocking", receive="blocking", exchange="neighbour", reduction="device"
 )
@@ -209,14 +215,12 @@ RULES: Mapping[str, RuntimeRules] = MappingProxyType(
             expresses="torch",
             source=_TORCH_SOURCE,
             behaviour=RuntimeBehaviour(reduction="stage"),
-            gradients="from_first_backward",
         ),
         "torchtitan": RuntimeRules(
             name="torchtitan",
             expresses="torchtitan",
             source=_TORCH_SOURCE,
             behaviour=RuntimeBehaviour(reduction="stage"),
-            gradients="from_first_backward",
         ),
         "megatron": RuntimeRules(
             name="megatron",

@@ -1,4 +1,4 @@
-"""Which stage of a plan holds which layers, tensors and parameters, and who shares these."""
+"""The layers, tensors and parameters of each stage of a plan, and who shares them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class PlanLayers:
         return {n for n, count in used.items() if count == 1 and self.parameters[n].trainable}
 
     def in_turn(self, stages: Iterable[int]) -> bool:
-        """Whether replicas of each of several stages reduce a gradient before these stages do."""
+        """Return whether replicas of each of several stages reduce a gradient before these do."""
         counts = [len(self.plan.stages[stage].devices) for stage in stages]
         return self.plan.runtime.tied == "in_turn" and len(counts) > 1 and len(set(counts)) == 1
 

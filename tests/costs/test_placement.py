@@ -1,10 +1,12 @@
 """What a stage receives, sends, keeps and shares, worked out anew tensor by tensor."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from builders import (
     GIGA,
+    LATE,
     boundary,
     cluster,
     device_type,
@@ -114,6 +116,8 @@ def test_the_workspace_is_what_running_layers_hold_beside_whole_stashes(
 @given(placed_pipelines())
 def test_a_first_backward_holds_the_gradients_that_it_has_made(placed: PlacedPipeline) -> None:
     """Layer by layer, the last one first; what the layers behind kept is gone."""
+    problem = replace(placed.problem, runtime=LATE)
+    placed = place(problem, [stage.spec for stage in placed.stages])
     the_graph, copies = placed.problem.graph, placed.problem.copies
     stages = stage_of(placed)
     users = {p.name: set[int]() for p in the_graph.record.parameters}

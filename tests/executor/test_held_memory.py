@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from builders import orders, star
+from builders import LATE, orders, star
 from held_bytes import allocated
 from in_turn import MEAN_SQUARES, cut_everywhere
 from torch import Tensor, nn
@@ -15,7 +15,6 @@ from models import ZOO
 from planner.costs.placement import StageSpec, place
 from planner.job import Job
 from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
-from planner.model.tracing.trace import trace
 from planner.plan.problem import Problem
 from planner.simulation.simulator import simulate
 
@@ -145,7 +144,8 @@ def test_a_plan_says_what_is_held_until_the_first_gradients_are_made(
     )
     model, cut_model, layers = cut_everywhere(Heavy, job)
     (stage,) = cut_model([layers])
-    placed = place(Problem(trace(Heavy, job), star(1), job), [StageSpec(tuple(layers), ("d0",))])
+    problem = Problem(trace_once(Heavy, job), star(1), job, runtime=LATE)
+    placed = place(problem, [StageSpec(tuple(layers), ("d0",))])
     timeline = simulate(placed, orders(d0=order))
     operations = timeline.orders["d0"]
     split = [operation.microbatch for operation in operations if operation.kind == "W"]

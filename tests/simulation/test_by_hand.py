@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from builders import (
     GIGA,
+    LATE,
     boundary,
     by_older_rule,
     cluster,
@@ -197,7 +198,7 @@ def weighty(**job: object) -> PlacedPipeline:
     ]
     held = [parameter("p", 1000), parameter("q", 100), parameter("r", 10)]
     the_graph = graph(rows, [boundary("a", "b", bytes_=0)], held)
-    return pipeline(the_graph, star(2), [(["a", "b"], ["d0"])], microbatches=3, **job)
+    return pipeline(the_graph, star(2), [(["a", "b"], ["d0"])], LATE, microbatches=3, **job)
 
 
 WEIGHTS = 4 * 1110
@@ -238,7 +239,7 @@ def test_gradients_come_with_the_first_weight_gradient() -> None:
 
 def test_gradients_that_are_reduced_have_a_place_at_all_times() -> None:
     the_graph = weighty().problem.graph
-    both = pipeline(the_graph, star(2), [(["a", "b"], ["d0", "d1"])], microbatches=4)
+    both = pipeline(the_graph, star(2), [(["a", "b"], ["d0", "d1"])], LATE, microbatches=4)
     timeline = simulate(both, orders(d0="0F0 0F1 0B0 0B1", d1="0F2 0F3 0B2 0B3"))
     assert held_at(timeline, "d0", 1) == 2 * WEIGHTS + 5 + 110
 

@@ -18,7 +18,7 @@ from planner.search.simple import complexity_of
 def solved(problem: Problem, *, simple: bool = True, within: float = 0.01) -> Result:
     return solve(
         problem,
-        time_limit_s=0.5,
+        time_limit_s=2,
         deterministic=True,
         prefer="simple" if simple else "fast",
         prefer_within=within,

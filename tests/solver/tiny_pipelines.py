@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from builders import boundary, cluster, device_type, graph, link, parameter
+from builders import LATE, boundary, cluster, device_type, graph, link, parameter
 
 from planner.costs.placement import PlacedPipeline, StageSpec, place
 from planner.job import Job
 from planner.plan.problem import Problem
+from planner.plan.runtime_rules import PIPEPLAN
 from planner.space import Backward
 
 Step = tuple[int, str, int]
@@ -115,7 +116,7 @@ class TinyPipeline:
             max_stages_per_device=8,
             backward=self.backward,
         )
-        return Problem(the_graph, self._cluster(), job)
+        return Problem(the_graph, self._cluster(), job, runtime=LATE if self.weights else PIPEPLAN)
 
     @cached_property
     def cut_bytes(self) -> list[int]:

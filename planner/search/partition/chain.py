@@ -333,7 +333,7 @@ class Chain:
 
     @cached_property
     def late_gradient_bytes(self) -> IntArray:
-        """Of :attr:`static_bytes`, gradients that may not be there before a stage's first backward.
+        """The part of :attr:`static_bytes` that may not be there before a stage's first backward.
 
         They are of stages that have one device, and not of parameters that another stage holds too:
         sums over an interval are never less than that.

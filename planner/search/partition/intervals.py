@@ -134,7 +134,7 @@ class Intervals:
 
     @cached_property
     def late_gradient_bytes(self) -> FloatArray:
-        """Of these, gradients that may not be there before the stage's first backward, at most."""
+        """The part of these, at most, that may not be there before the stage's first backward."""
         return self.sums(self.chain.late_gradient_bytes)
 
     def static_bytes_on(self, counts: Counts, place: Any = np.s_[:, :]) -> FloatArray:

@@ -274,7 +274,7 @@ class ProvedIntervals:
 
     @property
     def late_gradient_bytes(self) -> FloatArray:
-        """Of these, gradients that may not be there before a stage's first backward."""
+        """The part of these that may not be there before a stage's first backward."""
         nothing = np.zeros(self.is_stage.shape)
         return self._parameter_bytes[4] if self.layers.has_late_gradients else nothing
 
