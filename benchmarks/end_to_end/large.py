@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -147,18 +148,27 @@ def _commands(case: Case, time_limit_s: float) -> Iterator[Sequence[str]]:
     yield ("verify", "plan.json", "--json")
 
 
+_MEASURED = """
+import json, os, subprocess, sys
+child = subprocess.Popen(sys.argv[2:])
+_, status, used = os.wait4(child.pid, 0)
+child.returncode = os.waitstatus_to_exitcode(status)
+figures = [child.returncode, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024]
+open(sys.argv[1], "w").write(json.dumps(figures))
+"""
+"""Starts a command from a small process: Linux counts the memory of who starts one as its own."""
+
+
 def _run(folder: Path, *words: str) -> Process:
     """Run a command of ``pipeplan`` in a folder; its peak memory is from the kernel."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    output, begin = folder / f"{words[0]}.out", time.perf_counter()
+    output, used, begin = folder / f"{words[0]}.out", folder / "used.json", time.perf_counter()
     with output.open("w") as file:
         command = [sys.executable, "-m", "planner.cli", *words]
-        child = subprocess.Popen(command, cwd=folder, env=environment, stdout=file)
-        _, status, used = os.wait4(child.pid, 0)
+        around = [sys.executable, "-c", _MEASURED, str(used), *command]
+        subprocess.run(around, cwd=folder, env=environment, stdout=file, check=True)
     seconds = time.perf_counter() - begin
-    child.returncode = os.waitstatus_to_exitcode(status)  # It was waited for here.
-    if child.returncode != 0 and words[0] != "verify":
-        said = f"pipeplan {' '.join(words)} ended with {child.returncode}"
-        raise PipeplanError(f"{said}: {output.read_text()}")
-    core_s = used.ru_utime + used.ru_stime
-    return Process(child.returncode, seconds, core_s, used.ru_maxrss * 1024)
+    status, core_s, peak_bytes = json.loads(used.read_text())
+    if status != 0 and words[0] != "verify":
+        raise PipeplanError(f"pipeplan {' '.join(words)} ended with {status}: {output.read_text()}")
+    return Process(status, seconds, core_s, peak_bytes)
