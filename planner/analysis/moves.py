@@ -261,7 +261,8 @@ def _loads_s(pipeline: PlacedPipeline) -> list[float]:
 def candidate_moves(plan: Plan) -> Iterator[PlanChange]:
     """Yield single changes of a plan, each of those that are alike once; some may be impossible."""
     yield from _boundary_changes(plan)
-    yield from (MicrobatchChange(factor) for factor in (Fraction(2), Fraction(1, 2)))
+    if plan.tensor_parallel is None:  # Layers are split over groups at one size of microbatches.
+        yield from (MicrobatchChange(factor) for factor in (Fraction(2), Fraction(1, 2)))
     devices = _Devices(plan)
     if plan.job.replication:
         yield from devices.replica_changes()

@@ -68,8 +68,26 @@ def schedule(
             deterministic=deterministic,
         )
         made = _with_orders(loaded, found)
+        old = _replayed(loaded, split)
+        is_kept = old is not None and old.predicted.iteration_time_s <= found.iteration_time_s
+        if old is not None and is_kept:
+            made = old
         save_valid(made, output)
-        _report(found, loaded, made, output, as_json)
+        _report(found, loaded, made, output, is_kept=is_kept, as_json=as_json)
+
+
+def _replayed(plan: Plan, split: bool | None) -> Plan | None:
+    """Return the plan with new predictions; None if its orders cannot run or are not wanted."""
+    from planner.errors import PipeplanError
+    from planner.prediction import refresh
+
+    is_split = any("I" in order for order in plan.orders.values())
+    if split not in (None, is_split):
+        return None
+    try:
+        return refresh(plan)
+    except PipeplanError:
+        return None
 
 
 def _with_orders(plan: Plan, found: Schedule) -> Plan:
@@ -87,23 +105,33 @@ def _with_orders(plan: Plan, found: Schedule) -> Plan:
     return refresh(plan.model_copy(update={"orders": orders, "job": job}))
 
 
-def _report(found: Schedule, before: Plan, made: Plan, output: Path, as_json: bool) -> None:
+def _report(
+    found: Schedule, before: Plan, made: Plan, output: Path, *, is_kept: bool, as_json: bool
+) -> None:
     if as_json:
         print_json(
             {
                 "plan": str(output),
-                "method": found.method,
-                "iteration_time_s": found.iteration_time_s,
+                "method": "as before" if is_kept else found.method,
+                "iteration_time_s": made.predicted.iteration_time_s,
                 "schedule_lower_bound_s": found.lower_bound_s,
             }
         )
         return
     show_plan(made)
-    gap = f", gap {found.gap:.2%}" if found.gap is not None else ""
-    say(
-        f"iteration time {format_seconds(found.iteration_time_s)} with {found.method}; the old "
-        f"orders take {format_seconds(before.predicted.iteration_time_s)}"
-    )
+    time_s, bound_s = made.predicted.iteration_time_s, found.lower_bound_s
+    gap = f", gap {max(0.0, time_s / bound_s - 1):.2%}" if bound_s > 0 else ""
+    found_s = format_seconds(found.iteration_time_s)
+    if is_kept:
+        say(
+            f"the old orders stay: they take {format_seconds(time_s)}, and nothing faster was "
+            f"found ({found_s} with {found.method})"
+        )
+    else:
+        say(
+            f"iteration time {found_s} with {found.method}; the old orders take "
+            f"{format_seconds(before.predicted.iteration_time_s)}"
+        )
     say(
         f"lower bound for every schedule of these stages {format_seconds(found.lower_bound_s)}{gap}"
     )

@@ -1,13 +1,18 @@
 """`pipeplan schedule`: a plan's own stages in a better order."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from builders import graph, layer, orders, pipeline, star
 from commands import pipeplan
 
 from planner import Plan, verify
 from planner.assembly import plan_by_hand
+from planner.costs.placement import place_plan
+from planner.search.schedule.search import search_schedule
+from planner.simulation.simulator import simulate
 
 
 def slow_plan(path: Path) -> Plan:
@@ -48,6 +53,27 @@ def test_split_backwards_are_no_slower(tmp_path: Path) -> None:
         assert kinds == ({"F", "I", "W"} if options else {"F", "B"})
         assert found[name]["schedule_lower_bound_s"] <= found[name]["iteration_time_s"]
     assert found["split"]["iteration_time_s"] <= found["whole"]["iteration_time_s"]
+
+
+def test_old_orders_stay_if_nothing_faster_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, again = tmp_path / "plan.json", tmp_path / "again.json"
+    slow_plan(path)
+    pipeplan("schedule", path, "-o", path, "--deterministic", "--time-limit", 0.3)
+    good = Plan.load(path)
+    slow = slow_plan(tmp_path / "slow.json")
+    found = search_schedule(slow.problem, slow.stages, time_limit_s=0.1, deterministic=True)
+    one_by_one = simulate(place_plan(slow), slow.parsed_orders())
+    found = replace(found, timeline=one_by_one)
+    monkeypatch.setattr("planner.search.schedule.search.search_schedule", lambda *_, **__: found)
+    result = pipeplan("schedule", path, "-o", again)
+    assert result.exit_code == 0, result.output
+    assert Plan.load(again).orders == good.orders
+    assert "the old orders stay" in result.stdout
+    made = json.loads(pipeplan("schedule", path, "-o", again, "--json").stdout)
+    assert made["iteration_time_s"] == good.predicted.iteration_time_s
+    assert made["method"] == "as before"
 
 
 def test_wrong_input_is_told(tmp_path: Path) -> None:

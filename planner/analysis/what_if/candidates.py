@@ -53,7 +53,7 @@ def default_changes(
         *_speed_changes(explanation),
         *_memory_changes(explanation),
         *_recompute_changes(explanation),
-        *_microbatch_changes(plan.problem),
+        *(_microbatch_changes(plan.problem) if plan.tensor_parallel is None else ()),
         *((*_another(pipeline), *_space_changes(plan.problem)) if solve_anew else ()),
     ]
     return tuple(dict.fromkeys(found))
