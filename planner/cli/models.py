@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
 
 if TYPE_CHECKING:
     from planner.cluster.cluster import Cluster
@@ -178,7 +178,12 @@ def with_groups(
     """
     fields: dict[str, Any] = {}
     if degree is not None:
-        fields["tensor_parallel"] = int(degree) if degree.isdecimal() else degree
+        if degree != "any" and not (degree.isdecimal() and int(degree) > 0):
+            raise PipeplanError(
+                f"--tensor-parallel: {shorten(degree)}; give the number of devices of a group, "
+                "a whole number from 1, or any"
+            )
+        fields["tensor_parallel"] = degree if degree == "any" else int(degree)
     if sequence_parallel:
         fields["sequence_parallel"] = True
     if expert_parallel:

@@ -205,7 +205,10 @@ WRONG = {
         "nowhere.json: a layer graph has no operations to split; name the model",
     ),
     "positions without a split": (("trace", "models.gpt:gpt_tiny", "--sequence"), "--split DEGREE"),
-    "no such size of groups": ((*PLAN, "--tensor-parallel", "some"), "tensor_parallel"),
+    "no such size of groups": (
+        (*PLAN, "--tensor-parallel", "some"),
+        "a whole number from 1, or any",
+    ),
     "a size that divides nothing": (
         (*PLAN, "--tensor-parallel", "3"),
         "no part of 'gpt_tiny' splits into 3",

@@ -7,6 +7,7 @@ import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
 from planner import Cluster, Job, Plan, Problem, verify
+from planner.analysis.moves import candidate_moves
 from planner.analysis.sweep.points import sizes_of
 from planner.assembly import plan_by_hand
 from planner.cluster.tensor_groups import TensorGroup
@@ -169,6 +170,9 @@ def test_microbatches_of_another_size_are_planned_again(planned: Path, tmp_path:
     result = pipeplan("edit", planned, *move)
     assert result.exit_code == 1
     assert "the splits of layers over tensor-parallel groups are for 1" in result.output
+    assert "microbatches" not in {
+        str(move).split()[0] for move in candidate_moves(Plan.load(planned))
+    }
 
 
 def test_compare_plans_every_size_of_groups(tmp_path: Path) -> None:
