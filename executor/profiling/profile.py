@@ -105,9 +105,10 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
     unsteady = sum(is_unsteady(row) for kind in costs.kinds for row in kind.sizes)
     if unsteady:
         tell(
-            f"note: times of {plural(unsteady, 'measurement')} spread over more than "
-            f"{UNSTEADY:.0%}, or have a backward far above its halves I and W: something else used "
-            "this machine; when nothing does, the same command measures these again"
+            f"note: times of {plural(unsteady, 'measurement')}, of a millisecond or more, spread "
+            f"over more than {UNSTEADY:.0%}, or have a backward far above its halves I and W: "
+            "something else used this machine; when nothing does, the same command measures these "
+            "again"
         )
     if (warning := costs.spread_warning) is not None:
         tell(f"note: {warning}")

@@ -23,6 +23,7 @@ from planner.search.partition.bounds.partition import work_bound_s
 from planner.search.partition.chain import Chain
 from planner.search.result import Ended, HistoryRow, Result, Status
 from planner.search.state import Progress
+from planner.units import plural
 from planner.verification import require_valid
 
 _NO_TIME_S = 0.05
@@ -67,7 +68,7 @@ class Variant:
         if len(self.parallel.degrees) == 1:
             return f"groups of {self.parallel.degrees[0]}"
         counts = Counter(len(group.devices) for group in self.parallel.groups)
-        return " and ".join(f"{counts[size]} groups of {size}" for size in sorted(counts))
+        return " and ".join(f"{plural(counts[size], 'group')} of {size}" for size in sorted(counts))
 
 
 def solve_on_groups(

@@ -101,7 +101,7 @@ def test_a_group_and_a_single_device_hold_what_groups_of_one_size_do_not() -> No
         ("n1/gpu0",),
     }
     assert verify(plan) == []
-    assert "1 groups of 1 and 1 groups of 2" in plan.provenance.solver
+    assert "1 group of 1 and 1 group of 2" in plan.provenance.solver
     assert "or 1 packing in groups of several sizes" in str(plan.provenance.bound_covers)
     assert 0 < found.lower_bound_s <= found.iteration_time_s
     assert refresh(plan).predicted.lower_bound_s == found.lower_bound_s

@@ -228,7 +228,7 @@ def _cut_problems(plan: Plan) -> Iterator[str]:
             yield (
                 f"stages[{cut}].layers: {len(tensors)} tensors cross the cut after stage {cut} "
                 f"({names}{', …' if len(tensors) > 4 else ''}), but a {TOOL} model part passes on "
-                f"only one; cut where a single tensor crosses (`pipeplan trace` shows the tensors)"
+                f"only one; cut where a single tensor crosses, as `plan --runtime torchtitan` does"
             )
     for name, stages in tied_across_stages(plan).items():
         held_by = listed(stages)
