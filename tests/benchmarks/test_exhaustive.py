@@ -15,7 +15,7 @@ ids = "{0.job.backward}".format
 
 def held(problem: Problem) -> float:
     """Solve; return by how much the plan is above the optimum, which no bound is."""
-    result = solve(problem, time_limit_s=0.5, deterministic=True)
+    result = solve(problem, time_limit_s=2, deterministic=True)
     optimum = optimum_below(problem, result.iteration_time_s)
     assert result.lower_bound_s <= optimum.time_s * (1 + 1e-6)
     over = result.iteration_time_s / optimum.time_s - 1
