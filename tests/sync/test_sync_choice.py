@@ -87,8 +87,10 @@ def test_a_slow_network_is_overlapped() -> None:
     place = replace(small_world().ranks[0], parameter_bytes=60_000_000)
     choice = chosen(small_world(ranks=(place,)))
     assert choice.sync not in (parse_sync("all_reduce"), parse_sync("fused"))
+    # Loose ones have to gain a tenth.
     known = [row for row in choice.comparison.results if row.target_s is not None]
-    assert choice.sync == min(known, key=lambda row: row.target_s).sync
+    (own_s,) = [row.target_s for row in known if row.sync == choice.sync]
+    assert own_s <= 1.1 * min(row.target_s for row in known)
 
 
 def test_choices_that_make_no_sense_are_refused() -> None:
