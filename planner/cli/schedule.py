@@ -67,27 +67,28 @@ def schedule(
             workers=workers,
             deterministic=deterministic,
         )
-        made = _with_orders(loaded, found)
-        old = _replayed(loaded, split)
-        is_kept = old is not None and old.predicted.iteration_time_s <= found.iteration_time_s
-        if old is not None and is_kept:
-            made = old
+        kept = _no_slower(loaded, found, split)
+        made = _with_orders(loaded, found) if kept is None else kept
         save_valid(made, output)
-        _report(found, loaded, made, output, is_kept=is_kept, as_json=as_json)
+        _report(found, loaded, made, output, is_kept=kept is not None, as_json=as_json)
 
 
-def _replayed(plan: Plan, split: bool | None) -> Plan | None:
-    """Return the plan with new predictions; None if its orders cannot run or are not wanted."""
+def _no_slower(plan: Plan, found: Schedule, split: bool | None) -> Plan | None:
+    """Return the plan with new predictions if its own orders are valid, wanted and no slower."""
     from planner.errors import PipeplanError
     from planner.prediction import refresh
+    from planner.verification import verify
 
     is_split = any("I" in order for order in plan.orders.values())
     if split not in (None, is_split):
         return None
     try:
-        return refresh(plan)
+        again = refresh(plan)
     except PipeplanError:
         return None
+    is_slower = again.predicted.iteration_time_s > found.iteration_time_s
+    # Orders that take more memory than there is may well be faster.
+    return None if is_slower or verify(again) else again
 
 
 def _with_orders(plan: Plan, found: Schedule) -> Plan:
