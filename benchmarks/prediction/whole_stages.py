@@ -135,7 +135,8 @@ def main(words: Sequence[str] | None = None) -> int:
         if model.name in chosen
         for (half, kind), found in samples(model, options.rounds).items()
     ]
-    command = f"python -m benchmarks.prediction.whole_stages --rounds {options.rounds}"
+    given = f"--models {options.models} --rounds {options.rounds}"
+    command = f"python -m benchmarks.prediction.whole_stages {given}"
     text = heading("Whole stages against their layers", command) + "\n" + table(COLUMNS, rows)
     if options.output is not None:
         options.output.write_text(text)
