@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TypeVar
 
+from planner.analysis.hardware import other_hardware
 from planner.costs.group_collectives import inside_times
 from planner.errors import PipeplanError
 from planner.measured.clocks import ClockConflict, clock_conflict
@@ -82,6 +83,7 @@ class Comparison(ShownInNotebooks):
         spread: distance between the quartiles of their times, as a share of the median.
         emulated: whether the measured operations were slept, not computed.
         clock_conflict: a sign that the devices' clocks differ, so that times of messages are wrong.
+        other_hardware: a line for each device type that other hardware ran.
     """
 
     kinds: Mapping[Kind, Deviation]
@@ -98,6 +100,7 @@ class Comparison(ShownInNotebooks):
     spread: float
     emulated: bool
     clock_conflict: ClockConflict | None
+    other_hardware: tuple[str, ...]
 
     def __repr__(self) -> str:
         """Return both iteration times, in a line."""
@@ -171,6 +174,7 @@ def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTime
         spread=_spread(times),
         emulated=measured.emulated,
         clock_conflict=clock_conflict(measured),
+        other_hardware=other_hardware(plan, measured),
     )
 
 

@@ -56,6 +56,8 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
         )
     if comparison.clock_conflict is not None:
         yield f"note: {comparison.clock_conflict}"
+    for line in comparison.other_hardware:
+        yield f"note: {line}"
 
 
 def _batch_notes(comparison: Comparison) -> Iterator[str]:
@@ -99,6 +101,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "clock_conflict": None
         if comparison.clock_conflict is None
         else str(comparison.clock_conflict),
+        "other_hardware": list(comparison.other_hardware),
         "kinds": {kind: _data(row) for kind, row in comparison.kinds.items()},
         "operations": [
             {"stage": stage, "device": device, "kind": kind, **_data(row)}

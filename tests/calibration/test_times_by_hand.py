@@ -307,6 +307,39 @@ def test_links_that_contradict_the_cluster_are_told(factor: float, tells: bool) 
     assert all("0.3226 GB/s measured, 1 in the plan" in note for note in told)
 
 
+@pytest.mark.parametrize(
+    ("planned", "ran_on", "told"),
+    [
+        ("RTX-4090", "AMD EPYC, 1 threads", "these are not the times of RTX-4090"),
+        ("RTX-4090", "NVIDIA GeForce RTX 4090", None),
+        ("CPU-core", "AMD EPYC, 1 threads", None),
+        ("my chip", "AMD EPYC, 1 threads", None),
+        ("my chip, an Intel Xeon", "AMD EPYC, 1 threads", "not the times of 'an Intel Xeon'"),
+        ("my chip, an AMD EPYC", "an AMD EPYC, 8 threads", None),
+    ],
+)
+def test_a_run_on_other_hardware_is_told(planned: str, ran_on: str, told: str | None) -> None:
+    name, _, hardware = planned.partition(", ")
+    kind = device_type(hardware=hardware or None)
+    wires = cluster({"d0": name, "d1": name}, [link("d0", "d1")], types={name: kind})
+    plan = plan_of(TWO, wires, STAGES, **ORDERS)
+    data = run_of(plan).model_dump(mode="json")
+    for row in data["devices"]:
+        row["hardware"] = ran_on
+    run = MeasuredTimeline.parse(data, "run")
+    for notes in (
+        list(comparison_notes(compare_with_measured(plan, simulate_plan(plan), run))),
+        calibrate(plan, run).notes,
+    ):
+        found = [note for note in notes if "ran on" in note]
+        assert len(found) == (told is not None)
+        assert all(f"2 devices of type {name} ran on {ran_on!r}: " in note for note in found)
+        assert all(str(told) in note for note in found)
+    slept = run.model_copy(update={"emulated": True})
+    compared = compare_with_measured(plan, simulate_plan(plan), slept)
+    assert compared.other_hardware == ()
+
+
 def drifting(plan: Plan, device: str, a_step_s: float) -> MeasuredTimeline:
     """Steps as predicted; the device's clock goes slow, by so much more in each step."""
     data = run_of(plan, [simulate_plan(plan)] * 3).model_dump(mode="json")

@@ -178,6 +178,7 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
         optimizers=optimizers,
         reductions=reductions,
         notes=(
+            *comparison.other_hardware,
             *time_notes,
             *link_notes,
             *(note for row in optimizers if (note := row.note) is not None),
