@@ -19,8 +19,9 @@ _ON_A_CPU = re.compile(r", \d+ threads$")
 def other_hardware(plan: Plan, measured: MeasuredTimeline) -> tuple[str, ...]:
     """Say which devices of a plan another kind of hardware ran.
 
-    A device type that was measured names its hardware; presets of GPUs are no processors. Of a type with a user's own figures nothing is known, and nothing is said; nor where
-    compute was emulated, which any machine does.
+    A device type that was measured names its hardware, and presets of GPUs are no processors. Of a
+    type with a user's own figures nothing is known, and nothing is said; nor where compute was
+    emulated, which any machine does.
 
     Args:
         plan: what ran.

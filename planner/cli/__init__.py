@@ -1,9 +1,19 @@
 """The command line ``pipeplan``, with one file per command; ``commands`` registers them all.
 
-Exit status: 0 done; 1 the input is wrong, the plan does not hold or none exists; 2 wrong usage.
-Hands out ``app`` and ``main``, the entry point.
+Exit status: 0 done; 1 the input is wrong, the plan does not hold or none exists; 2 wrong usage;
+130 interrupted.
 """
 
-from planner.cli.commands import app, main
 
-__all__ = ["app", "main"]
+def main() -> None:
+    """Entry point of the command ``pipeplan``."""
+    # Ctrl-C ends a command, as user_errors says; this is for those before it, while modules load.
+    try:
+        from planner.cli.commands import run
+
+        run()
+    except KeyboardInterrupt:
+        import sys
+
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(130) from None

@@ -1,6 +1,6 @@
 """``python -m planner.cli``."""
 
-from planner.cli.commands import main
+from planner.cli import main
 
 if __name__ == "__main__":
     main()

@@ -114,7 +114,7 @@ for command in COMMANDS:
     app.command()(command)
 
 
-def main() -> None:
-    """Entry point of the command ``pipeplan``."""
+def run() -> None:
+    """Run the command that the process was started with."""
     print_in_any_encoding()
     app()

@@ -133,9 +133,9 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
             f"no effect; trace the model again with it"
         )
     source = ModelSource(factory, dict(job.model_arguments))
+    every_costs = [read_costs(path, "--costs") for path in request.costs]
     graph, text_problem = _traced(request.model, job, degrees_to_trace(job, cluster))
-    for path in request.costs:
-        costs = read_costs(path, "--costs")
+    for costs in every_costs:
         graph = with_costs(graph, cluster, costs)
         cluster = with_optimizer_costs(cluster, job, costs)
     warn_of_types_without_costs(graph, cluster, str(request.cluster))

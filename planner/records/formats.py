@@ -313,7 +313,7 @@ KINDS = {
     "pipeplan-train/1": "a training file",
     "pipeplan-checkpoint/1": "a checkpoint's manifest",
     "pipeplan-timeline/1": "a measured timeline",
-    "pipeplan-costs/1": "measured costs of layers",
+    "pipeplan-costs/1": "a costs file, as `pipeplan profile` writes it",
     "pipeplan-sync-trace/2": "a trace of synchronisation",
     "pipeplan-sweep/6": "the index of a sweep",
     "pipeplan-moves/1": "what a new plan moves",

@@ -6,7 +6,7 @@ import pytest
 from builders import ROOT
 from typer.testing import CliRunner
 
-from planner.cli import app
+from planner.cli.commands import app
 from planner.cluster.ports import FABRIC_LINKS, OTHER_PORTS, PORTS
 from planner.cluster.presets import DEVICE_SOURCES, DEVICES, LINK_SOURCES, LINKS
 from planner.report.tables import DEVICE_COLUMNS, LINK_COLUMNS, device_rows, link_rows

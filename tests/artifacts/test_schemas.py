@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from executor.launch.config import TrainingConfig
 from executor.launch.train_schema import TRAIN
 from planner import Cluster, Job, LayerGraph, PipeplanError, Plan
-from planner.cli import app
+from planner.cli.commands import app
 from planner.cluster.cluster_file import cluster_toml
 from planner.measured.sync_trace import SyncStep, SyncTrace
 from planner.model.measured_costs import Costs, LayerKind, SizedCosts, Timing

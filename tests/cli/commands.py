@@ -5,7 +5,7 @@ from pathlib import Path
 from click.testing import Result
 from typer.testing import CliRunner
 
-from planner.cli import app
+from planner.cli.commands import app
 
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTERS = ROOT / "examples" / "clusters"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
+from planner.cli import main
 from planner.search.state import Search
 
 JOB = """
@@ -70,6 +71,19 @@ def test_1_input_that_is_wrong(tmp_path: Path) -> None:
 def test_2_wrong_usage(words: tuple[str, ...]) -> None:
     made = pipeplan(*words)
     assert (made.exit_code, made.stdout) == (2, "")
+
+
+def test_130_an_interrupt_while_modules_load(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("planner.cli.commands.run", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

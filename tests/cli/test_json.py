@@ -11,7 +11,7 @@ from measured_runs import run_of
 from profiles import DAPPLE
 
 from planner import Plan, simulate
-from planner.cli import app
+from planner.cli.commands import app
 from planner.interop.export.exported import Exported
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]

@@ -162,12 +162,12 @@ def test_outputs_that_cannot_be_are_refused_first(
     assert named in result.stderr
 
 
-def test_costs_must_be_a_layer_graph(plan_path: Path, tmp_path: Path) -> None:
+def test_costs_must_be_measured_times(plan_path: Path, tmp_path: Path) -> None:
     cluster = CLUSTERS / "single_node.toml"
     options = ("--cluster", cluster, "--costs", plan_path, "-o", tmp_path / "plan.json")
     result = pipeplan("plan", "models.gpt:gpt_tiny", *options)
     assert result.exit_code == 1
-    assert "this is a plan, give a layer graph" in result.stderr
+    assert "this is a plan, give a costs file, as `pipeplan profile` writes it" in result.stderr
     traced = tmp_path / "graph.json"
     pipeplan("trace", "models.gpt:gpt_tiny", "-o", traced)
     result = pipeplan("plan", "models.gpt:gpt_tiny", *options[:2], "--costs", traced, *options[4:])

@@ -13,7 +13,7 @@ from page_groups import DOCS, ELSEWHERE, GROUPS, MOST_NOT_RUN, REASONS, steps
 from executor.coordinator.__main__ import parser as coordinator_parser
 from executor.detect.options import parser as measure_links_parser
 from executor.launch import command_line
-from planner.cli import app
+from planner.cli.commands import app
 
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 

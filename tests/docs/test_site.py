@@ -10,7 +10,7 @@ from builders import ROOT
 from typer.testing import CliRunner
 
 from executor.launch.train_schema import TRAIN
-from planner.cli import app
+from planner.cli.commands import app
 from planner.schemas import ARTIFACTS, Artifact, json_schema
 
 sys.path.insert(0, str(ROOT / "docs" / "hooks"))

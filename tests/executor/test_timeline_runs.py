@@ -10,7 +10,7 @@ from launch import forked
 from typer.testing import CliRunner
 
 from executor.runtime.timeline import ClockReading, on_clock_of_first_s
-from planner.cli import app
+from planner.cli.commands import app
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
 from planner.simulation.simulator import simulate_plan

@@ -9,7 +9,7 @@ from builders import ROOT
 from documents import blocks, snippets
 from typer.testing import CliRunner
 
-from planner.cli import app
+from planner.cli.commands import app
 
 pytestmark = pytest.mark.extensive
 

@@ -12,12 +12,14 @@ from planner.costs.optimizer import step_traffic_bytes
 from planner.errors import PipeplanError, shorten
 from planner.job import BYTES_OF, Job
 from planner.model.graph_record import MEASURED, GraphRecord, Layer
+from planner.model.layer_graph import FORMAT as GRAPH_FORMAT
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at
 from planner.model.measured_costs import FORMAT as COSTS_FORMAT
 from planner.model.measured_costs import Costs
 from planner.model.split_record import SplitRecord
 from planner.records.document import read_json
+from planner.records.formats import KINDS, check_format, kind_of
 from planner.units import significant
 
 logger = logging.getLogger(__name__)
@@ -48,8 +50,8 @@ def read_costs(path: str | Path, option: str) -> CostsFile:
     """
     data: Any = read_json(path)
     source = f"{option} {path}"
-    if isinstance(data, dict) and data.get("format") == COSTS_FORMAT:
-        profile = Costs.parse(data, source)
+    if not (isinstance(data, dict) and kind_of(data.get("format")) == KINDS[GRAPH_FORMAT]):
+        profile = Costs.parse(check_format(data, COSTS_FORMAT, source), source)
         if profile.spread_warning is not None:
             logger.warning("%s: %s", source, profile.spread_warning)
         return CostsFile(source, profile)
