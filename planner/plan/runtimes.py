@@ -42,12 +42,14 @@ class Expressible:
     Attributes:
         freedoms: fields of a job that it narrows, with the values it allows.
         forbidden_cuts: see :data:`Cuts`.
+        never_cut: what they are, for people.
         precisions: it trains in; none: all.
         takes: features of jobs that it runs; no others.
     """
 
     freedoms: Mapping[str, Any]
     forbidden_cuts: Cuts
+    never_cut: str
     precisions: tuple[str, ...] = ()
     takes: tuple[Feature, ...] = ()
 
@@ -156,6 +158,12 @@ def _cuts(problem: Problem, able: Expressible) -> tuple[str, ...]:
     )
 
 
+def never_cut(runtime: Runtime | None) -> str | None:
+    """Say where a runtime's stages may not begin; None if anywhere."""
+    able = None if runtime is None else _EXPRESSIBLE.get(runtime)
+    return None if able is None else able.never_cut
+
+
 # --- where a stage may not begin ------------------------------------------------------------------
 
 
@@ -224,6 +232,7 @@ _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
     "torch": Expressible(
         {"replication": False, "recompute": False, "overlap_reduction": False},
         _apart_from_loss,
+        "before a loss that would be alone in the last stage",
         takes=(_GROUPS,),
     ),
     "torchtitan": Expressible(
@@ -235,17 +244,20 @@ _EXPRESSIBLE: Mapping[Runtime, Expressible] = {
             "overlap_reduction": False,
         },
         _torchtitan_cuts,
+        "inside a module, where several tensors cross, or between layers that share weights",
         ("float32", "bfloat16"),
         takes=(_GROUPS, "shard_optimizer"),
     ),
     "megatron": Expressible(
         {**_OF_ITS_OWN_ORDER, "placement": "loop", "recompute": "blocks"},
         _megatron_cuts,
+        "inside the embedding, a block or the head",
         takes=(_GROUPS, "shard_optimizer", "recompute_attention"),
     ),
     "deepspeed": Expressible(
         {**_OF_ITS_OWN_ORDER, "max_stages_per_device": 1},
         _deepspeed_cuts,
+        "where a tensor crosses that does not go to the next layer alone",
         ("float32", "float16", "bfloat16"),
         takes=(_GROUPS, "shard_optimizer"),
     ),

@@ -17,6 +17,7 @@ from planner.errors import InfeasibleError
 from planner.job import Job
 from planner.model.graph_record import Parameter
 from planner.plan.problem import Problem
+from planner.plan.runtimes import never_cut
 from planner.search.partition.chain import Chain
 from planner.search.partition.memory.division import TightDivision, TypedStages
 from planner.units import format_bytes, plural
@@ -55,7 +56,9 @@ def form_problem(chain: Chain) -> str | None:
     job, devices = chain.problem.job, len(chain.problem.cluster.devices)
     least = f"{_asks(job)} at least {plural(job.min_stages, 'stage')}"
     if chain.stage_limit < job.min_stages and job.cuts is not None:
-        return f"{least}, but may cut the layers at {plural(len(job.cuts), 'place')} only"
+        never = never_cut(job.runtime)
+        where = f" (never {never})" if never else ""
+        return f"{least}, but may cut the layers at {plural(len(job.cuts), 'place')} only{where}"
     if chain.stage_limit < job.min_stages:
         return f"{least}, but the model has {plural(chain.length, 'layer')}"
     if devices * job.max_stages_per_device < job.min_stages or (

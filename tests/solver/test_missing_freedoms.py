@@ -64,7 +64,8 @@ WITHOUT: list[tuple[Callable[[], Problem], str, str]] = [
     ),
     (
         one_cut_too_few,
-        "torchtitan needs at least 2 stages, but may cut the layers at 0 places only",
+        "torchtitan needs at least 2 stages, but may cut the layers at 0 places only (never "
+        "inside a module, where several tensors cross, or between layers that share weights)",
         "with cuts = any a plan of",
     ),
 ]
