@@ -5,7 +5,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.certificate import Proof

@@ -10,7 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation, parse_order

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from builders import boundary, cluster, device_type, graph, layer, link, orders, pipeline, star
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 
 GIB = 2**30
 PAIR = orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.plan.problem import Problem
 from planner.variants.problems import with_job
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation

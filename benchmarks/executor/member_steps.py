@@ -36,7 +36,7 @@ from benchmarks.executor.plans import plan_on
 from benchmarks.reporting.report import heading, table, write_table
 from executor.launch.prepare import prepare
 from executor.training.trainer import Trainer
-from planner.costs.placement import StageSpec
+from planner.costs.placed_pipeline import StageSpec
 from planner.job import Job
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan

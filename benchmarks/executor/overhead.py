@@ -23,7 +23,8 @@ from itertools import pairwise
 from benchmarks.executor.emulated import emulated_times
 from planner import Cluster, Job, Plan, Problem, trace
 from planner.assembly import plan_by_hand
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import classic_orders
 

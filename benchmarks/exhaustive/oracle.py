@@ -24,14 +24,8 @@ from typing import NamedTuple
 from ortools.sat.python import cp_model
 
 from planner import Problem
-from planner.costs.placement import (
-    PlacedPipeline,
-    StageSpec,
-    Transfer,
-    is_connected,
-    place,
-    static_with_workspace,
-)
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec, Transfer, static_with_workspace
+from planner.costs.placement import is_connected, place
 from planner.costs.reductions import GradientReduction
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders

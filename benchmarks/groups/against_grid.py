@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.groups.cases import Graphs, Machines, Model, batch_of, job_of
 from planner import InfeasibleError, PipeplanError, Problem, solve, verify
-from planner.costs.placement import StageSpec
+from planner.costs.placed_pipeline import StageSpec
 from planner.records.document import Record
 from planner.search.baseline_schedules import BaselineSchedules
 from planner.search.partition.baselines import GRID

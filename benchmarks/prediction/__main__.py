@@ -5,8 +5,8 @@ Usage:
     python -m benchmarks.prediction --short --json
     python -m benchmarks.prediction --model module:factory [--set NAME=VALUE ...] [--samples N]
 
-In each round five plans of every model are trained, by two ranks on a core of their own and by four
-that share two cores, and predicted from profiles of the model's layers before and after.
+In each round five plans of every model are trained, by two ranks on two cores and by four that
+share these, and predicted from profiles of the model's layers before and after.
 """
 
 from __future__ import annotations

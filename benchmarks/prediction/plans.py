@@ -10,7 +10,8 @@ from typing import Any
 
 from planner import Cluster, Job, ModelSource, Plan, Problem, solve, trace
 from planner.assembly import plan_by_hand
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
 from planner.model.graph_record import graph_digest
 from planner.model.layer_graph import LayerGraph

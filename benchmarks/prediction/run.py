@@ -24,8 +24,8 @@ from planner.units import plural
 
 METHOD = """\
 In each of several rounds the machine is measured (`pipeplan detect`), and each plan of a model is
-trained between two profiles of the model's layers on one thread: two ranks on a core of their own,
-or four that share two cores, each rank on one thread. A plan's prediction is the mean of those by
+trained between two profiles of the model's layers on one thread: by two ranks on two cores, or by
+four that share these, each rank on one thread. A plan's prediction is the mean of those by
 the profile before and the one after, since this machine's speed drifts by a sixth within minutes;
 the error is that of the median round, predicted over measured.
 """
@@ -162,7 +162,7 @@ def profiled(model: Model, folder: Path) -> Path:
     job.write_text(model.job.model_dump_json())
     words = ["-m", "executor.profiling", model.factory, "--job", str(job), "--threads", "1"]
     words += ["--device", "cpu", "--samples", str(model.samples), "-o", str(costs)]
-    _run(["taskset", "-c", "0", sys.executable, *words], "the profile")
+    _run([sys.executable, *words], "the profile")
     return costs
 
 

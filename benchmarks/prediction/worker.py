@@ -1,7 +1,7 @@
 """One rank of a measured plan: ``torchrun -m benchmarks.prediction.worker PLAN STEPS ANSWER``.
 
-Each rank computes on one thread, on a core of its own if there are enough. Memory is measured
-first, by torch's profiler, then the time of so many steps without it. Rank 0 writes the answer.
+Each rank computes on one thread, as the system places it. Memory is measured first, by torch's
+profiler, then the time of so many steps without it. Rank 0 writes the answer.
 """
 
 from __future__ import annotations
@@ -54,9 +54,6 @@ def main() -> None:
     """Measure, and let rank 0 write what all found."""
     plan, steps, answer = Plan.load(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     rank = int(os.environ["RANK"])
-    cores = sorted(os.sched_getaffinity(0))
-    if int(os.environ["WORLD_SIZE"]) <= len(cores):
-        os.sched_setaffinity(0, {cores[rank]})
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     trainings: list[Training] = []

@@ -18,7 +18,8 @@ from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType, TileShape
 from planner.cluster.presets import DEVICES, LINKS, OVERHEAD_US
 from planner.cluster.tensor_groups import TensorGroup, grouped
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem

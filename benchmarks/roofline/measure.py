@@ -18,7 +18,8 @@ from executor.stage.runner import StageRunner
 from models import ZOO
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.job import Job, JsonValue
 from planner.model.graph_record import Layer
 from planner.model.layer_graph import LayerGraph

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.records.document import read_json
 
 UNIT_BYTES = 2**20

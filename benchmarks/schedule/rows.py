@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.schedule.instances import Instance, chunks, uneven, zero_bubble, zero_bubble_rows
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.search.budget import Clock, Settings
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import classic_orders, split_backwards

@@ -7,7 +7,8 @@ import itertools
 from models import ZOO
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan

@@ -8,7 +8,8 @@ from functools import cache
 from executor.elastic.setup import pipeline_replica_plan
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.tracing.trace import trace

@@ -22,7 +22,8 @@ from executor.sync.shared_parameters import shared_parameters
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer
 from executor.training.trainer import StagePart, Trainer
-from planner.costs.placement import PlacedPipeline, place_plan
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.model.graph_record import Boundary
 from planner.plan.plan import Plan

@@ -21,7 +21,8 @@ from executor.distributed.machines import hardware_name
 from executor.distributed.process_group import carrier_of
 from executor.runtime.runtime import Span, StepRecord
 from executor.training.loop import StepMetrics, peak_memory_bytes
-from planner.costs.placement import PlacedPipeline, place_plan
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place_plan
 from planner.measured.clocks import CLOCKS_AGREE_S
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import parse_operation

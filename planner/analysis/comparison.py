@@ -10,7 +10,8 @@ from functools import partial
 from typing import NamedTuple, overload
 
 from planner.assembly import plan_by_hand
-from planner.costs.placement import StageSpec, place, place_plan
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place, place_plan
 from planner.errors import InfeasibleError, PipeplanError
 from planner.job import WITHOUT_GROUPS
 from planner.plan.operations import Orders

@@ -17,7 +17,8 @@ from itertools import combinations, pairwise
 from planner.analysis.what_if.altered import Altered, alter, unaltered
 from planner.analysis.what_if.values import LEAST_GAIN, ROUNDING, share_saved
 from planner.assembly import edited_plan
-from planner.costs.placement import PlacedPipeline, is_connected
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import is_connected
 from planner.errors import DeadlockError, PipeplanError
 from planner.model.blocks import block_name
 from planner.plan.membership import Outside, outside

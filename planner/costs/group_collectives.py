@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from planner.cluster.cluster import Cluster
 from planner.costs.optimizer import summing_s
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.roofline import OperationTimes, collective_times
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.roofline import layer_times
 
 Moments = Mapping[str, float]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 from planner.costs.roofline import OperationTimes
 
 

@@ -25,7 +25,7 @@ from planner.model.graph_record import Parameter
 from planner.plan.problem import Problem
 
 if TYPE_CHECKING:
-    from planner.costs.placement import StageSpec
+    from planner.costs.placed_pipeline import StageSpec
 
 TimesByDevice = Mapping[str, Sequence[OperationTimes]]
 """The seconds of each layer of a stage, in the order of the graph, by device."""

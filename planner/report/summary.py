@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 from planner.costs.throughput import SECONDS_AN_HOUR, Throughput, throughput
 from planner.model.split_record import most_loaded
 from planner.plan.operations import compress_devices, stages_label

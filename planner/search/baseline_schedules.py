@@ -16,13 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.costs.placement import (
-    PlacedPipeline,
-    StageSpec,
-    has_equal_groups,
-    is_connected,
-    place,
-)
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import has_equal_groups, is_connected, place
 from planner.errors import InfeasibleError
 from planner.search.partition.baselines import Baseline
 from planner.search.partition.chain import Chain, Partition, StageChoice

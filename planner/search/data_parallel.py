@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from planner.assembly import assemble_plan
-from planner.costs.placement import StageSpec
+from planner.costs.placed_pipeline import StageSpec
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from planner.assembly import assemble_plan
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import is_connected, place
 from planner.errors import DeadlockError, InfeasibleError, PipeplanError
 from planner.plan.operations import Orders
 from planner.plan.plan import Plan, Provenance

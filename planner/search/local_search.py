@@ -11,7 +11,8 @@ import math
 import random
 from collections.abc import Iterator
 
-from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import is_connected, place
 from planner.search.budget import SearchWork, TimeSlice
 from planner.search.partition.bounds.quick import Numbered
 from planner.search.partition.chain import Partition

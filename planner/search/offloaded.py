@@ -15,7 +15,8 @@ from dataclasses import replace
 from itertools import islice, pairwise
 
 from planner.cluster.hardware import GIB
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import is_connected, place
 from planner.costs.stage_bytes import stage_bytes
 from planner.errors import DeadlockError, InfeasibleError
 from planner.model.layer_graph import LayerGraph

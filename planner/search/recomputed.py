@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from planner.costs.placement import PlacedPipeline, PlacedStage, place
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
+from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.model.blocks import block_count, first_blocks
 from planner.search.budget import Clock, Settings

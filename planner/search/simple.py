@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 
 from planner.cluster.cluster import node_of
-from planner.costs.placement import PlacedPipeline, PlacedStage, place
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
+from planner.costs.placement import place
 from planner.model.blocks import block_name
 from planner.search.budget import SearchWork
 from planner.search.group_search import searched_apart

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from planner.costs.placement import StageSpec
+from planner.costs.placed_pipeline import StageSpec
 from planner.errors import InfeasibleError, PipeplanError, shorten
 from planner.lengths import Lengths
 from planner.plan.membership import outside

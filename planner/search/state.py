@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import is_connected, place
 from planner.plan.certificate import BoundSource
 from planner.plan.membership import outside
 from planner.plan.problem import Problem

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import is_connected, place
 from planner.plan.certificate import LayerPrices
 from planner.search.baseline_schedules import chunked_partitions
 from planner.search.budget import SearchWork, TimeSlice

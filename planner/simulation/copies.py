@@ -6,7 +6,8 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from planner.costs.placement import PlacedPipeline, copy_s
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import copy_s
 from planner.plan.operations import Operation, Orders
 from planner.plan.stash_offload import brought_back_during
 

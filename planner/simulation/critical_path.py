@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
-from planner.costs.placement import Resource
+from planner.costs.placed_pipeline import Resource
 from planner.plan.operations import Operation
 from planner.simulation.copies import CopyEvent
 from planner.simulation.timeline import (

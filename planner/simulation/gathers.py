@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Mapping
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.simulation.network import Flow, Network
 from planner.simulation.progress import ComputeLoad
 from planner.simulation.timeline import SynchronisationEvent

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.lengths import Lengths
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at

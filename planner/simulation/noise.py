@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.costs.placement import Resource
+from planner.costs.placed_pipeline import Resource
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.simulation.timeline import (

@@ -24,7 +24,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from planner.costs.collectives import CollectiveLoad
-from planner.costs.placement import PlacedPipeline, Transfer, place_plan
+from planner.costs.placed_pipeline import PlacedPipeline, Transfer
+from planner.costs.placement import place_plan
 from planner.errors import DeadlockError
 from planner.plan.operations import Kind, Operation, Orders, owners
 from planner.plan.plan import Plan

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 from planner.cluster.hardware import DeviceType, Source
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.roofline import layer_times
 from planner.costs.sharding import GATHERS
 from planner.model.graph_record import Layer

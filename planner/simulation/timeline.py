@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.costs.placement import PlacedPipeline, Resource, Transfer
+from planner.costs.placed_pipeline import PlacedPipeline, Resource, Transfer
 from planner.costs.reductions import GradientReduction
 from planner.plan.operations import Operation
 from planner.simulation.copies import CopyEvent

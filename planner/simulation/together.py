@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation
 from planner.simulation.timeline import OperationEvent, Timeline
 

@@ -10,7 +10,8 @@ from hypothesis import given
 from strategies import Scheduled, scheduled
 
 from planner.assembly import plan_by_hand
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem

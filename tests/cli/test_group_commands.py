@@ -11,7 +11,8 @@ from planner.analysis.moves import candidate_moves
 from planner.analysis.sweep.points import sizes_of
 from planner.assembly import plan_by_hand
 from planner.cluster.tensor_groups import TensorGroup
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import ModelSource
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem

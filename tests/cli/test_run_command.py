@@ -11,7 +11,8 @@ from builders import boundary, cluster, graph, layer, link, orders, star
 
 from executor.training.data import batches
 from planner.assembly import plan_by_hand
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.plan import Plan

@@ -23,7 +23,8 @@ from executor.coordinator.messages import Hello, Message, Take, write_message
 from executor.coordinator.secret import key_of, sealed, unsealed
 from executor.coordinator.store import DONE, REQUESTS, Meeting
 from planner.assembly import plan_by_hand
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.plan.problem import ModelSource, Problem
 

@@ -25,7 +25,8 @@ from planner import Job, Plan, Problem, verify
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.cluster.tensor_groups import TensorGroup
-from planner.costs.placement import StageSpec, place, place_plan
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place, place_plan
 from planner.errors import PipeplanError
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation

@@ -10,7 +10,8 @@ from group_problems import split
 from planner import Job, Plan, Problem, verify
 from planner.assembly import plan_by_hand
 from planner.cluster.tensor_groups import TensorGroup
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.errors import PipeplanError
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation

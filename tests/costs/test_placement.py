@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 from strategies import partitions, problems
 
 from planner.costs.collectives import all_reduce_s
-from planner.costs.placement import PlacedPipeline, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import is_connected, place
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
 from planner.model.layer_graph import LayerGraph

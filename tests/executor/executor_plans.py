@@ -11,7 +11,8 @@ from models import ZOO
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.cluster.tensor_groups import TensorGroup
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.sharding.record import record_of

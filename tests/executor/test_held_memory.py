@@ -12,7 +12,8 @@ from traces import trace_once
 
 from executor.stage.runner import StageRunner
 from models import ZOO
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
 from planner.plan.problem import Problem

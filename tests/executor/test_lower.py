@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from executor.runtime.lowering import lower
 from executor.sync.shared_parameters import shared_parameters
 from planner.assembly import plan_by_hand
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan

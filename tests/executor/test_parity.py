@@ -25,7 +25,7 @@ from benchmarks.executor.single_process import TOLERANCE
 from executor.launch.prepare import Prepared, prepare
 from executor.launch.run import PlanRank
 from models import ZOO
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.job import Job
 from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan

@@ -11,7 +11,8 @@ from executor_plans import scheduled
 from launch import environment, torchrun
 
 from executor.__main__ import main
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan

@@ -11,7 +11,8 @@ from builders import GIGA, ROOT, boundary, cluster, device_type, graph, layer, l
 from warm_python import warm_python
 
 from planner.assembly import plan_by_hand
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation

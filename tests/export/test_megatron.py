@@ -11,7 +11,8 @@ from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, adopt, trace
 from planner.assembly import plan_by_hand
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.interop.adopt.division import divide
 from planner.interop.export.exported import Exported
 from planner.interop.export.megatron import _in_a_comment, export

@@ -9,7 +9,8 @@ from builders import boundary, cluster, device_type, graph, layer, link, paramet
 
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan

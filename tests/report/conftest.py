@@ -19,7 +19,7 @@ from builders import (
 )
 
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.model.layer_graph import LayerGraph
 from planner.search.schedule.heuristic import best_heuristic_schedule
 from planner.simulation.simulator import simulate

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import networkx as nx
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation, Orders
 from planner.simulation.timeline import Timeline
 

@@ -21,7 +21,8 @@ from builders import (
 )
 
 from planner.cluster.cluster_file import Host
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.simulation.critical_path import critical_path
 from planner.simulation.simulator import simulate

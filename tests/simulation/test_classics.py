@@ -6,7 +6,7 @@ import pytest
 from builders import boundary, graph, layer, pipeline, star
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation, Orders, parse_order
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import (

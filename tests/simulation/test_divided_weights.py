@@ -16,7 +16,7 @@ from builders import (
 )
 
 from planner.analysis.explain.parts import iteration_parts
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.simulation.critical_path import critical_path
 from planner.simulation.simulator import simulate

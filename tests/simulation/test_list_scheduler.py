@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import partitions, problems
 
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation
 from planner.plan.problem import Problem

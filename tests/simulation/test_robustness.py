@@ -16,7 +16,7 @@ from replay_oracle import inputs_of, seconds
 from strategies import Scheduled, scheduled
 
 from planner.cluster.link_table import FloatArray
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.reductions import GradientReduction
 from planner.costs.roofline import OperationTimes
 from planner.errors import PipeplanError

@@ -15,7 +15,8 @@ from hypothesis import given
 from strategies import Scheduled, runtimes, scheduled
 
 from planner.assembly import plan_by_hand
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.plan.operations import Orders
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from strategies import Scheduled, scheduled
 
 from planner.assembly import plan_by_hand
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.search.partition.bounds.schedule import link_load_bound_s, schedule_bound_s
 from planner.simulation.network import Link, Way, fair_rates, limiting_links
 from planner.simulation.simulator import simulate

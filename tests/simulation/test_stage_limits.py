@@ -16,7 +16,7 @@ from strategies import Scheduled, scheduled
 
 from planner.analysis.explain import explain
 from planner.analysis.explain.stage_limits import StageLimit, Trial, trial_times_s
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 

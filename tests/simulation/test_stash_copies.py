@@ -4,7 +4,8 @@ import pytest
 from builders import GIGA, boundary, cluster, device_type, graph, layer, link, orders
 from builders import pipeline as placed
 
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.errors import DeadlockError, PipeplanError
 from planner.simulation.critical_path import critical_path
 from planner.simulation.noise import Noise, sample_times_s

@@ -15,7 +15,8 @@ from unequal_graphs import SHARES, TOKENS, unequal
 from models import ZOO
 from planner import Job, PipeplanError, Problem, solve, verify
 from planner.assembly import plan_by_hand
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.lengths import ORDERS, Lengths
 from planner.model.figures import PHASES
 from planner.model.graph_record import GraphRecord

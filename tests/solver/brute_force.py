@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 
 from planner import Problem
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import is_connected, place
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation
 from planner.search.schedule.heuristic import fits_memory

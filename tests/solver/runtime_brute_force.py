@@ -8,7 +8,8 @@ from itertools import permutations, product
 from solver.brute_force import all_orders, all_partitions, busiest_s
 
 from planner import Problem
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import is_connected, place
 from planner.errors import DeadlockError
 from planner.model.blocks import block_count, first_blocks
 from planner.plan.membership import outside

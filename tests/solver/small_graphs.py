@@ -7,7 +7,8 @@ from itertools import permutations, product
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 
 from planner import Job, Problem
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.search.partition.bounds.schedule import schedule_bound_s
 
 MIB = 2**20

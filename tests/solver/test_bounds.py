@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import orders_for, partitions, problems
 
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.plan.problem import Problem
 from planner.search.partition.bounds.partition import in_flight_bound_s, work_bound_s
 from planner.search.partition.bounds.schedule import schedule_bound_s

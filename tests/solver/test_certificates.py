@@ -11,7 +11,8 @@ from benchmarks.exhaustive.instances import tiny_problems
 from benchmarks.exhaustive.oracle import optimum_below
 from planner import Problem, solve
 from planner.costs.collectives import all_reduce_s
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.plan.certificate import (
     Argument,
     LayerPrices,

@@ -8,7 +8,8 @@ from builders import orders
 from tiny_problems import tiny_problem
 
 from planner import InfeasibleError, Problem, solve
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.simulation.simulator import simulate

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from strategies import problems
 from tiny_problems import tiny_problem
 
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.plan.problem import Problem
 from planner.search.partition.chain import Chain, Partition, StageChoice, without_recompute
 from planner.search.partition.memory.division import TOLERANCE, Division, TightDivision

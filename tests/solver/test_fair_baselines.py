@@ -9,7 +9,8 @@ from builders import device_type as device_type_of
 from tiny_problems import tiny_problem
 
 from planner import Cluster, InfeasibleError, Job, LayerGraph, Problem
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.search.baseline_schedules import (
     BaselineSchedules,
     UnscheduledError,

@@ -13,7 +13,8 @@ from builders import boundary, cluster, device_type, graph, layer, link, paramet
 from tiny_problems import tiny_problem
 
 from planner import InfeasibleError, Job, Problem, solve, verify
-from planner.costs.placement import StageSpec, is_connected, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import is_connected, place
 from planner.errors import PipeplanError
 from planner.plan.runtimes import for_runtime
 from planner.search.schedule.heuristic import fits_memory

@@ -9,7 +9,8 @@ from documents import snippets
 from tiny_problems import tiny_problem
 
 from planner import PipeplanError, search_partition, solve
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.search.partition.bounds.schedule import schedule_bound_s
 from planner.search.partition.chain import Chain
 from planner.search.partition.cp_sat.decisions import Decisions

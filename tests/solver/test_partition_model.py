@@ -14,7 +14,8 @@ from strategies import orders_for, partitions, problems
 from tiny_problems import seeds, tiny_problem
 
 from planner import Cluster, Job, LayerGraph, Problem
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.search.budget import Clock, Settings
 from planner.search.partition.bounds.partition import work_bound_s
 from planner.search.partition.bounds.schedule import schedule_bound_s

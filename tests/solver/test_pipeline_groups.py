@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from planner import Job, Problem
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import is_connected, place
 from planner.plan.plan import Sync
 from planner.search.budget import Clock, Settings, Share
 from planner.search.finished import plan_of

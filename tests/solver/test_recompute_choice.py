@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from strategies import layer_graphs
 
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedStage, StageSpec, place
+from planner.costs.placed_pipeline import PlacedStage, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem

@@ -13,7 +13,8 @@ from tiny_pipelines import SHAPES, TinyPipeline, draw_tiny
 
 from planner import InfeasibleError, PipeplanError
 from planner.assembly import plan_by_hand
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.plan.operations import Operation
 from planner.search.budget import Clock, Settings
 from planner.search.schedule.classics import one_by_one, split_backwards

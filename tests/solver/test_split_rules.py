@@ -8,7 +8,7 @@ import pytest
 from tiny_pipelines import TinyPipeline, draw_tiny
 
 from benchmarks.schedule.instances import ZERO_BUBBLE_FIELDS, zero_bubble
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import DoesNotApplyError, zb_auto, zero_bubble_orders

@@ -6,7 +6,8 @@ from itertools import product
 import pytest
 from tiny_problems import tiny_problem
 
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.search.partition.memory.steady_state import best_in_flight
 
 Costs = list[list[float | None]]

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from builders import boundary, cluster, device_type, graph, layer, link, pipeline
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.search.budget import Clock, Settings
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import one_by_one

@@ -9,7 +9,8 @@ from tiny_problems import tiny_problem
 
 from planner import Problem, solve
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.search.budget import Clock, Settings, Share
 from planner.search.partition.chain import StageChoice

@@ -8,7 +8,7 @@ from builders import boundary, graph, layer, pipeline, star
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.search.budget import Clock, Settings
 from planner.search.schedule.measure import measure_bound_s, measured_s
 from planner.search.schedule.search import schedule_pipeline

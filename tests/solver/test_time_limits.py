@@ -7,7 +7,8 @@ import pytest
 from builders import boundary, graph, layer, star
 
 from planner import Job, Problem
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.search.budget import Clock
 from planner.search.partition.chain import Chain
 from planner.search.partition.dynamic_programs import core

@@ -14,7 +14,8 @@ from itertools import pairwise
 
 from builders import LATE, boundary, cluster, device_type, graph, link, parameter
 
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import PIPEPLAN

@@ -9,7 +9,8 @@ from transformers_by_hand import problem, transformer
 
 from planner.assembly import plan_by_hand
 from planner.cluster.group_packing import packed
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem

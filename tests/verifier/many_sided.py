@@ -25,7 +25,8 @@ from builders import (
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.cluster.cluster_file import Host
-from planner.costs.placement import PlacedPipeline, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation, one_forward_one_backward

@@ -14,7 +14,8 @@ from planner import Job, Plan, Problem, verify
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.cluster.group_packing import packed_in_turn
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.plan.runtime_rules import RuntimeRules

@@ -15,7 +15,8 @@ from strategies import Scheduled, scheduled
 from test_agreement import assert_they_agree
 
 from planner.assembly import plan_by_hand
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.plan.plan import Plan
 from planner.verification import verify
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from planner import Cluster, Job, Problem
 from planner.assembly import plan_by_hand
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.model.tracing.trace import trace
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan

@@ -22,7 +22,8 @@ from typing import NamedTuple
 
 from planner.analysis.explain.memory import MemoryLimit
 from planner.analysis.explain.path_shares import Spent, spent_on
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.simulation.critical_path import Causes, Event
 from planner.simulation.timeline import Timeline
 

@@ -15,7 +15,7 @@ from planner.analysis.explain.parts import (
 from planner.analysis.explain.path_shares import PathShare, path_shares
 from planner.analysis.explain.resources import Resource, resource_bounds
 from planner.analysis.explain.stage_limits import StageLimit, stage_limits
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.simulation.critical_path import PathStep, critical_path
 from planner.simulation.timeline import Timeline
 

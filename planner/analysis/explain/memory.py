@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from planner.cluster.hardware import MOST
-from planner.costs.placement import PlacedPipeline, place
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
 from planner.search.schedule.heuristic import best_heuristic_schedule
 from planner.simulation.timeline import Timeline
 from planner.variants.problems import with_memory

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import Event, OptimizerEvent, PathStep
 from planner.simulation.timeline import OperationEvent, SynchronisationEvent, TransferEvent

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from planner.costs.path_bounds import PathBounds
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Kind
 from planner.simulation.timeline import Timeline, TransferEvent
 

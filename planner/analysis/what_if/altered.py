@@ -9,13 +9,8 @@ from fractions import Fraction
 from functools import cached_property
 from itertools import product
 
-from planner.costs.placement import (
-    PlacedPipeline,
-    StageSpec,
-    has_equal_groups,
-    place,
-    specs_of,
-)
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import has_equal_groups, place, specs_of
 from planner.errors import PipeplanError, near
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan, Sync

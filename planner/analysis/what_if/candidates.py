@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from planner.analysis.explain import Explanation
 from planner.analysis.explain.path_shares import PathShare
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.job import MAX_MICROBATCHES
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem

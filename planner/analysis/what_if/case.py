@@ -9,7 +9,8 @@ from itertools import product
 from typing import Literal
 
 from planner.analysis.what_if.altered import Altered
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import is_connected, place
 from planner.costs.reductions import GradientReduction
 from planner.errors import DeadlockError
 from planner.plan.membership import outside

@@ -8,7 +8,7 @@ from typing import Literal
 
 from planner.analysis.what_if.altered import alter
 from planner.analysis.what_if.case import Case, Way, holds_under
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.variants.changes import DeviceChange
 
 LEAST_GAIN = 0.001

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from planner.assembly import plan_by_hand
 from planner.cluster.group_packing import group_named
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import is_connected, place
 from planner.errors import DeadlockError, PipeplanError
 from planner.interop.adopt.division import Division, divide
 from planner.interop.adopt.orders import (

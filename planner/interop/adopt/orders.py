@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import PipeplanError
 from planner.interop.importing.schedule_csv import ScheduleTable
 from planner.plan.operations import Orders

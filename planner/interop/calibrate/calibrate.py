@@ -11,7 +11,8 @@ from planner.analysis.deviation import Comparison, compare_with_measured
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import LEAST, MOST
 from planner.costs.group_collectives import summed_s
-from planner.costs.placement import PlacedPipeline, place_plan
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.interop.calibrate.fits import transfer_samples
 from planner.interop.calibrate.groups import alike, on_single_devices

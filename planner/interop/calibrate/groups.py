@@ -20,7 +20,8 @@ from planner.cluster.cluster import Cluster, Link
 from planner.cluster.collective_algorithms import all_reduce_algorithms
 from planner.cluster.tensor_groups import TensorGroup, link_bundles
 from planner.costs.group_collectives import inside_times
-from planner.costs.placement import PlacedPipeline, place_plan
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place_plan
 from planner.interop.calibrate.fits import AGREEMENT, Ends, route_of
 from planner.interop.calibrate.links import NOTICEABLE_FACTOR, CalibratedLink, with_links
 from planner.model.figures import MeasuredTimes

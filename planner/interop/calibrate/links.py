@@ -14,7 +14,7 @@ from planner.cluster.collective_algorithms import Algorithm, all_reduce_algorith
 from planner.cluster.measured_links import CONTRADICTS, contradict
 from planner.cluster.routing import Route
 from planner.costs.collectives import all_reduce_s
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.reductions import GradientReduction
 from planner.interop.calibrate.fits import (
     AGREEMENT,

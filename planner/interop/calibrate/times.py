@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from planner.costs.group_collectives import inside_times
-from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 from planner.costs.roofline import OperationTimes, computed_times
 from planner.interop.calibrate.groups import Alike, alike, with_times
 from planner.measured.timeline import MeasuredTimeline

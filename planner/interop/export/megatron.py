@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from planner.cluster.cluster import node_of
-from planner.costs.placement import StageSpec, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.errors import PipeplanError, shorten
 from planner.interop.export.exported import Exported, split_notes
 from planner.interop.export.megatron_form import MegatronForm, megatron_form

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.costs.placement import PlacedPipeline, place_plan
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import (
     StageDevices,

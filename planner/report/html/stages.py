@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from xml.etree.ElementTree import Element
 
-from planner.costs.placement import PlacedStage
+from planner.costs.placed_pipeline import PlacedStage
 from planner.costs.roofline import layer_times
 from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan

@@ -16,7 +16,8 @@ from planner.costs.optimizer import (
     static_bytes,
     step_traffic_bytes,
 )
-from planner.costs.placement import StageSpec, has_equal_groups
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import has_equal_groups
 from planner.costs.roofline import OperationTimes, layer_times, loaded_times
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem

@@ -11,7 +11,7 @@ import heapq
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 
 Islands = Mapping[str, int]
 """The group of each device, by number, which a microbatch should not leave."""

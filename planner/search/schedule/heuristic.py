@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation, Orders, one_forward_one_backward, owners
 from planner.search.schedule.assignment import Assignment, balanced_assignment

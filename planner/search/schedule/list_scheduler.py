@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from planner.costs.path_bounds import PathBounds
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation
 from planner.search.schedule.assignment import Assignment

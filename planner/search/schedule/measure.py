@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 from itertools import pairwise
 from typing import Literal
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation
 from planner.search.partition.bounds.partition import in_flight_bound_s
 from planner.search.partition.bounds.schedule import link_load_bound_s, schedule_bound_s

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.heuristic import Schedule, fits_memory
 from planner.search.schedule.list_scheduler import (

@@ -15,7 +15,8 @@ from functools import cached_property
 from itertools import pairwise
 
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import PlacedPipeline, PlacedStage, StageSpec, place
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage, StageSpec
+from planner.costs.placement import place
 from planner.plan.operations import Operation, Orders
 from planner.plan.problem import Problem
 from planner.search.schedule.assignment import (

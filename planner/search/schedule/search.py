@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import get_args
 
-from planner.costs.placement import PlacedPipeline, StageSpec, is_connected, place
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
+from planner.costs.placement import is_connected, place
 from planner.errors import InfeasibleError, PipeplanError, shorten
 from planner.plan.plan import Stage
 from planner.plan.problem import Problem

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.plan.operations import Orders, owners
 from planner.search.budget import Clock, SearchWork, Settings, run_solver

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from planner.costs.placement import PlacedPipeline, Transfer
+from planner.costs.placed_pipeline import PlacedPipeline, Transfer
 
 STEPS = 20_000
 """Ticks in the longest operation: the bound loses at most 1/20,000 of each operation."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.costs.optimizer import static_bytes
 from planner.costs.path_bounds import PathBounds
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.roofline import OperationTimes
 from planner.search.partition.bounds.schedule import balanced_span_s, schedule_bound_s
 from planner.search.partition.chain import Chain, Partition

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from planner.cluster.cluster import Cluster
 from planner.costs.path_bounds import PathBounds
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.roofline import OperationTimes
 from planner.search.partition.spans import ReplicaSpan, least_span_s
 

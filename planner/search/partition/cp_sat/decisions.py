@@ -11,7 +11,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from planner.cluster.cluster import Cluster
-from planner.costs.placement import StageSpec
+from planner.costs.placed_pipeline import StageSpec
 from planner.errors import PipeplanError, shorten
 from planner.search.partition.chain import Chain, FloatArray, StageChoice
 from planner.search.partition.cp_sat.stages import (

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from ortools.sat.python import cp_model
 
-from planner.costs.placement import StageSpec
+from planner.costs.placed_pipeline import StageSpec
 from planner.search.budget import Clock, run_solver
 from planner.search.partition.chain import Chain, Partition, StageChoice
 from planner.search.partition.cp_sat.decisions import FINE, OBJECTIVE_TICKS, Decisions, Form, Stages

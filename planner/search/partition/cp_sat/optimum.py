@@ -8,7 +8,8 @@ from typing import Literal, get_args
 
 from ortools.sat.python import cp_model
 
-from planner.costs.placement import StageSpec, is_connected, place
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import is_connected, place
 from planner.errors import PipeplanError
 from planner.plan.problem import Problem
 from planner.search.budget import Clock, Settings, run_solver

@@ -10,11 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from planner.costs.placement import (
-    PlacedPipeline,
-    PlacedStage,
-    static_with_workspace,
-)
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage, static_with_workspace
 from planner.search.partition.chain import Chain, Partition
 from planner.search.partition.memory.recompute import Holding, Recomputation, RecomputeChooser
 from planner.search.partition.memory.steady_state import best_in_flight

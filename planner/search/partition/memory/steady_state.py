@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 
 Extra = Callable[[int, int], Mapping[str, float] | None]
 """Extra backward seconds by device of (stage, microbatches in flight a replica); None: no room."""

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.costs.path_bounds import PathBounds
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 
 Times = list[list[float]]
 """Times by stage and microbatch, in seconds."""

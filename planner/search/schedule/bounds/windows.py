@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.costs.path_bounds import PathBounds
-from planner.costs.placement import PlacedPipeline, PlacedStage
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation, Orders
 from planner.search.schedule.assignment import Assignment
 from planner.search.schedule.classics.placements import DoesNotApplyError

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 
 
 class DoesNotApplyError(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Kind, Operation, Orders
 from planner.search.schedule.assignment import Assignment
 from planner.search.schedule.classics.placements import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation, Orders, in_turn
 from planner.search.schedule.assignment import Assignment, microbatches_by_replica
 from planner.search.schedule.classics.placements import (

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from planner.costs.path_bounds import PathBounds
-from planner.costs.placement import PlacedPipeline
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation, Orders
 from planner.search.schedule.assignment import Assignment
 from planner.search.schedule.classics.placements import (

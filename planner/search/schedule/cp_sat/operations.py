@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from ortools.sat.python import cp_model
 
-from planner.costs.placement import Resource, Transfer
+from planner.costs.placed_pipeline import Resource, Transfer
 from planner.plan.operations import Kind, Operation
 from planner.search.schedule.assignment import Assignment
 from planner.search.schedule.ticks import TickPipeline

@@ -1,0 +1,405 @@
+"""Stages on their devices, with all times and sizes that a schedule needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from planner.cluster.link_table import FloatArray
+from planner.cluster.routing import Route
+from planner.costs.collectives import CollectiveLoad
+from planner.costs.reductions import (
+    GradientReduction,
+    ReductionTails,
+    TimesByDevice,
+    gradient_reductions,
+)
+from planner.costs.roofline import OperationTimes
+from planner.errors import PipeplanError
+from planner.plan.operations import Operation
+from planner.plan.plan import Sync, overlaps_reductions
+from planner.plan.problem import Problem
+from planner.plan.runtime_rules import RuntimeBehaviour
+
+
+@dataclass(frozen=True)
+class StageSpec:
+    """A stage as chosen by a solver: its layers and devices, what it recomputes and offloads."""
+
+    layers: tuple[str, ...]
+    devices: tuple[str, ...]
+    recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+
+
+Resource = tuple[int, int] | tuple[str, str] | str
+"""What serves one message at a time: a link, a pair of devices, or a device with one stream."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """One message between two devices: its duration, and what it occupies for so long.
+
+    Attributes:
+        seconds: that it takes alone, host time included.
+        links: resources of links on its way.
+        occupied: what serves one message at a time, of all that it needs.
+        latency_s: of its seconds, those that no link is used in: latencies, host time, and the time
+            in which a tensor-parallel group gathers what it has received in parts.
+        gb_per_s: of its bytes, on links that it has to itself.
+        ends: its source and target, which communicate meanwhile; none if nothing is sent.
+        host_s: of its seconds, those of the runtime's host.
+    """
+
+    seconds: float
+    links: tuple[tuple[int, int], ...] = ()
+    occupied: tuple[Resource, ...] = ()
+    latency_s: float = 0.0
+    gb_per_s: float = math.inf
+    ends: tuple[str, ...] = ()
+    host_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class PlacedStage:
+    """A stage with its figures; times and bytes are for one microbatch.
+
+    Attributes:
+        spec: the choices of the solver.
+        times: times by device.
+        static_bytes: weights, gradients and optimizer state on each replica.
+        workspace_bytes: held in addition to these and to whole stashes while one of its layers
+            runs.
+        split_workspace_bytes: the same while a split input gradient runs; at least as much.
+        stash_bytes: kept from forward until backward, including the received input.
+        weight_stash_bytes: kept from a split input gradient until the weight gradient.
+        input_bytes, output_bytes: activations received from and sent to the neighbours.
+        input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
+        sent_bytes, returned_bytes: activations and gradients sent, as many as the neighbour
+            receives. Where microbatches have several lengths, times and these are their mean, and
+            all other figures of the longest.
+        offload_bytes: of the stash, what is copied to the host after the forward and back before
+            the backward.
+        gathered_bytes, returned_gathered_bytes: of ``sent_bytes`` and ``returned_bytes``, what the
+            tensor-parallel group that receives it gathers.
+        collective_s: seconds of each collective of the layers whose weights replicas divide, by
+            layer; they are in the times.
+        gradient_bytes: of the static bytes, gradients that are not there before the first backward.
+        first_backward_bytes: held in addition to whole stashes and to the static bytes without
+            these gradients while that backward runs whole.
+        first_weights_bytes: the same while its weight gradient runs apart.
+    """
+
+    spec: StageSpec
+    times: Mapping[str, OperationTimes]
+    static_bytes: int
+    workspace_bytes: int
+    split_workspace_bytes: int
+    stash_bytes: int
+    weight_stash_bytes: int
+    input_bytes: int
+    output_bytes: int
+    input_gradient_bytes: int
+    output_gradient_bytes: int
+    sent_bytes: int
+    returned_bytes: int
+    offload_bytes: int = 0
+    gathered_bytes: int = 0
+    returned_gathered_bytes: int = 0
+    collective_s: Mapping[str, float] = field(default_factory=dict)
+    gradient_bytes: int = 0
+    first_backward_bytes: int = 0
+    first_weights_bytes: int = 0
+
+    def tight_bytes(self, *, splits: bool = False) -> int:
+        """Return the bytes held in addition to stashes at some moment of every schedule.
+
+        When a device holds most stashes of a stage, a forward is producing an output; the next
+        backward finds as many stashes, receives gradients and produces some. Results of operations
+        without duration may be gone at once.
+
+        Args:
+            splits: backwards may be split. What is returned is then held with one stash, and
+                perhaps not with several, since weight gradients free some in between.
+        """
+        if not all(self.least_s(kind) for kind in ("BI" if splits else "B")):
+            return self.making_bytes()
+        gradients = self.input_gradient_bytes + self.output_gradient_bytes
+        return max(self.making_bytes(), gradients)
+
+    def sure_bytes(self, *, splits: bool = False) -> int:
+        """Return the same in addition to one stash, where a forward may come before the gradients.
+
+        The second backward finds all gradients of the stage and a stash; before it there may be
+        forwards alone, beside which the first backward's gradients are not there.
+        """
+        if not self.gradient_bytes:
+            return self.tight_bytes(splits=splits)
+        gradients = self.input_gradient_bytes + self.output_gradient_bytes
+        return max(gradients, self.making_bytes() - self.gradient_bytes)
+
+    def making_bytes(self) -> int:
+        """Bytes held in addition to stashes while a forward runs: its output."""
+        return self.output_bytes if self.least_s("F") else 0
+
+    def least_s(self, kind: str) -> float:
+        """Return the seconds of an operation, by its letter, on the fastest replica."""
+        return min(times.seconds(kind) for times in self.times.values())
+
+
+def static_with_workspace(stages: Sequence[PlacedStage]) -> int:
+    """Return the static bytes of stages and the largest workspace, since they run one at a time."""
+    workspaces = [stage.workspace_bytes for stage in stages]
+    return sum(stage.static_bytes for stage in stages) + max(workspaces, default=0)
+
+
+@dataclass(frozen=True)
+class PlacedPipeline:
+    """All stages on their devices: the input of scheduling and of simulation.
+
+    Attributes:
+        problem: that the stages solve.
+        stages: in pipeline order.
+        synchronisations: the buckets of each stage in the order in which they are filled, then
+            those of tied parameters.
+        optimizer_s: seconds of the optimizer step by device.
+        microbatches: in an iteration.
+        sync: the strategy of synchronisation, which sets the size of buckets.
+        groups: if this is one of several equal groups of devices: of each group, its device for
+            each of these. Gradients are reduced among all.
+    """
+
+    problem: Problem
+    stages: tuple[PlacedStage, ...]
+    synchronisations: tuple[GradientReduction, ...]
+    optimizer_s: Mapping[str, float]
+    microbatches: int
+    sync: Sync = field(default_factory=Sync)
+    groups: Sequence[Mapping[str, str]] = ()
+
+    @cached_property
+    def behaviour(self) -> RuntimeBehaviour:
+        """How the runtime runs these stages."""
+        return self.problem.runtime.behaviour_on(stage.spec.devices for stage in self.stages)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients are reduced in buckets while the last backwards still run."""
+        return overlaps_reductions(self.problem.job, self.sync, self.behaviour)
+
+    @cached_property
+    def reduced_at_once(self) -> PlacedPipeline | None:
+        """The same stages with each reduced in one piece; None where that is nothing new."""
+        if not self.overlaps or not self.synchronisations:
+            return None
+        stages = [stage.spec for stage in self.stages]
+        parameters = [
+            self.problem.graph_on(stage.devices).parameters_of(stage.layers) for stage in stages
+        ]
+        times: list[TimesByDevice] = [{} for _ in stages]
+        once = gradient_reductions(self.problem, stages, parameters, times, None, self.groups)
+        return replace(self, sync=Sync(options={"overlap": False}), synchronisations=once)
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """Devices that hold a stage, in stage order."""
+        return tuple(dict.fromkeys(d for stage in self.stages for d in stage.spec.devices))
+
+    @cached_property
+    def stages_on(self) -> Mapping[str, tuple[int, ...]]:
+        """Stage indices by device."""
+        return {
+            device: tuple(i for i, s in enumerate(self.stages) if device in s.spec.devices)
+            for device in self.devices
+        }
+
+    @cached_property
+    def has_replicas(self) -> bool:
+        """Whether a stage has several devices."""
+        return any(len(stage.spec.devices) > 1 for stage in self.stages)
+
+    @cached_property
+    def shares_devices(self) -> bool:
+        """Whether some device holds several stages."""
+        return any(len(stages) > 1 for stages in self.stages_on.values())
+
+    def split_extra_bytes(self, stage: int, device: str) -> int:
+        """Return the bytes beyond :meth:`static_bytes` during a split input gradient."""
+        counted = max(self.stages[other].workspace_bytes for other in self.stages_on[device])
+        return max(0, self.stages[stage].split_workspace_bytes - counted)
+
+    @cached_property
+    def has_quicker_wholes(self) -> bool:
+        """Whether some whole backward takes less time than its split parts."""
+        return any(times.is_quicker_whole for s in self.stages for times in s.times.values())
+
+    def seconds(self, stage: int, kind: str, device: str) -> float:
+        """Return the duration of an operation."""
+        return self.stages[stage].times[device].seconds(kind)
+
+    def forward_transfer(self, stage: int, source: str, target: str) -> Transfer:
+        """Return the transfer of a stage's activations to the next stage."""
+        row = self.stages[stage]
+        return self._transfer(row.sent_bytes, row.gathered_bytes, source, target)
+
+    def backward_transfer(self, stage: int, source: str, target: str) -> Transfer:
+        """Return the transfer of the gradients of a stage's input to the stage before."""
+        row = self.stages[stage]
+        return self._transfer(row.returned_bytes, row.returned_gathered_bytes, source, target)
+
+    def transfers_s(self, stage: int, *, forward: bool) -> FloatArray:
+        """Return the seconds of all transfers between a stage and the next, by their devices.
+
+        Args:
+            stage: the earlier one.
+            forward: activations to the next stage, else gradients back.
+
+        Returns:
+            A row for each device of ``stage``, a column for each of the next; infinite without a
+            path.
+        """
+        here, there = self.stages[stage], self.stages[stage + 1]
+        bytes_ = here.sent_bytes if forward else there.returned_bytes
+        numbers, table = self.problem.cluster.numbers, self.problem.cluster.link_table
+        rows, columns = ([numbers[d] for d in side.spec.devices] for side in (here, there))
+        if bytes_ == 0:
+            return np.zeros((len(rows), len(columns)))
+        block = np.ix_(rows, columns) if forward else np.ix_(columns, rows)
+        seconds = table.latency_s[block] + bytes_ * table.s_per_byte[block]
+        is_sent = np.not_equal.outer(rows, columns)
+        host_s = self.behaviour.message_s(bytes_) * is_sent
+        gathered = here.gathered_bytes if forward else there.returned_gathered_bytes
+        receivers = (there if forward else here).spec.devices
+        gather_s = np.array([self._gather_s(gathered, device) for device in receivers])
+        gather_s = (gather_s[None, :] if forward else gather_s[:, None]) * is_sent
+        return np.asarray((seconds if forward else seconds.T) + host_s + gather_s)
+
+    def _gather_s(self, bytes_: int, device: str) -> float:
+        """Return the seconds in which a tensor-parallel group gathers what it got in parts."""
+        group = self.problem.cluster.device_type(device).group if bytes_ else None
+        return 0.0 if group is None else group.seconds("all_gather", bytes_)
+
+    def _transfer(self, bytes_: int, gathered_bytes: int, source: str, target: str) -> Transfer:
+        route = self._route(source, target)
+        if source == target or bytes_ == 0:
+            return Transfer(0.0)
+        host_s = self.behaviour.message_s(bytes_)
+        more_s = host_s + self._gather_s(gathered_bytes, target)
+        return Transfer(
+            route.seconds(bytes_) + more_s,
+            route.links,
+            self._waits_for(route, source, target),
+            route.latency_s + more_s,
+            route.bandwidth_gb_per_s,
+            (source, target),
+            host_s,
+        )
+
+    def _waits_for(self, route: Route, source: str, target: str) -> tuple[Resource, ...]:
+        """Return what a message waits for: by the rules for links, and streams."""
+        streams = (source, target) if self.behaviour.streams == "one" else ()
+        if self.problem.runtime.links == "in_turn":
+            return (*route.links, *streams)
+        # Over links that any number may use at once, messages of one pair need not wait either.
+        return (*([(source, target)] if route.links else []), *streams)
+
+    @cached_property
+    def reduction_loads(self) -> tuple[CollectiveLoad, ...]:
+        """What each of the synchronisations asks of links, and its all-gather if it has one."""
+        cluster = self.problem.cluster
+        return tuple(row.load(cluster) for row in self.synchronisations)
+
+    def held_of_message(self, made: Operation) -> tuple[int, int]:
+        """Return the bytes that the target and the source of a message hold of it.
+
+        They are equal unless the two are tensor-parallel groups of several sizes.
+
+        Args:
+            made: what made it: activations of a forward, else gradients of a stage's input.
+        """
+        here = self.stages[made.stage]
+        if made.kind == "F":
+            return self.stages[made.stage + 1].input_bytes, here.output_bytes
+        return self.stages[made.stage - 1].output_gradient_bytes, here.input_gradient_bytes
+
+    def is_message(self, stage: int, source: str, target: str, *, forward: bool) -> bool:
+        """Return whether a stage's activations, or gradients of its input, take a message."""
+        placed = self.stages[stage]
+        bytes_ = placed.sent_bytes if forward else placed.returned_bytes
+        return source != target and bytes_ > 0
+
+    def _route(self, source: str, target: str) -> Route:
+        route = self.problem.cluster.route(source, target)
+        if route is None:
+            raise PipeplanError(
+                f"no path of links and switches joins {source!r} and {target!r}, which hold "
+                "neighbouring stages; add a link to the cluster or choose other devices"
+            )
+        return route
+
+    def capacity_bytes(self, device: str) -> int:
+        """Return the bytes that a plan may use on a device."""
+        return self.problem.cluster.device_type(device).capacity_bytes
+
+    def static_bytes(self, device: str) -> int:
+        """Return the bytes in use once all gradients are: static memory and the largest workspace.
+
+        Stages of one device run one at a time.
+        """
+        stages = [self.stages[stage] for stage in self.stages_on[device]]
+        return static_with_workspace(stages)
+
+    def late_gradient_bytes(self, device: str) -> int:
+        """Return the bytes of gradients that the first backwards of its stages make."""
+        return sum(self.stages[stage].gradient_bytes for stage in self.stages_on[device])
+
+    def stash_limit(
+        self, stage: int, device: str, *, whole_backwards: bool = False, steadily: bool = False
+    ) -> int:
+        """Return an upper bound on the microbatches of a stage in flight.
+
+        At the start of a forward the device holds at least the stashes of all microbatches in
+        flight and the output being produced, whatever the order. Before its first backward it does
+        not hold the gradients; the second finds them, and one stash less at least.
+
+        Args:
+            stage: number of the stage.
+            device: one of its replicas.
+            whole_backwards: whether no backward is split; split ones may need more memory.
+            steadily: count those that fit beside the gradients, as often as one likes.
+        """
+        placed = self.stages[stage]
+        with_stashes = placed.tight_bytes() if whole_backwards else placed.making_bytes()
+        free = self.capacity_bytes(device) - self.static_bytes(device)
+        # Of microbatches before, what is offloaded may be on the host; of this one it is here.
+        free -= placed.offload_bytes
+        kept_bytes = placed.stash_bytes - placed.offload_bytes
+        late_bytes = 0 if steadily else self.late_gradient_bytes(device)
+        first = _fitting(free + late_bytes - with_stashes, kept_bytes, self.microbatches)
+        if steadily or not placed.gradient_bytes:
+            return first
+        second = _fitting(free + late_bytes - placed.gradient_bytes, kept_bytes, self.microbatches)
+        return min(first, second + 1) if second else 0
+
+    def tail_s(self, stage: int, device: str) -> float:
+        """Return the least time from a stage's last backward on this device to the end."""
+        return self._tails.tail_s(stage, device) + self.optimizer_s[device]
+
+    def least_tail_s(self, stage: int, device: str) -> float:
+        """Return the same where each all-reduce has the best order of its devices."""
+        return self._tails.least_tail_s(stage, device) + self.optimizer_s[device]
+
+    @cached_property
+    def _tails(self) -> ReductionTails:
+        return ReductionTails(self.problem.cluster, self.synchronisations, self.overlaps)
+
+
+def _fitting(free_bytes: int, each_bytes: int, most: int) -> int:
+    """Return how many of some size fit into free memory, at most as many as there are."""
+    if free_bytes < 0:
+        return 0
+    return min(most, free_bytes // each_bytes) if each_bytes else most
