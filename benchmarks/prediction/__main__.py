@@ -5,8 +5,8 @@ Usage:
     python -m benchmarks.prediction --short --json
     python -m benchmarks.prediction --model module:factory [--set NAME=VALUE ...] [--samples N]
 
-In each round five plans of every model are trained, by two ranks on two cores and by four that
-share these, and predicted from profiles of the model's layers before and after.
+Five plans of every model are trained in turns, by two ranks on two cores and by four that share
+these, and predicted from profiles of the model's layers between the turns.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--set", action="append", metavar="NAME=VALUE", help="of --model")
     found.add_argument("--samples", type=int, default=1, help="of a microbatch of --model")
     found.add_argument("--ranks", type=int, action="append", help="2, 4 or both (default)")
-    found.add_argument("--rounds", type=int, default=3, help="profiles and runs of each plan")
-    found.add_argument("--steps", type=int, default=14, help="of each run, two to warm up")
+    found.add_argument("--turns", type=int, default=10, help="of each plan (default: 10)")
+    found.add_argument("--steps", type=int, default=3, help="of each turn (default: 3)")
     found.add_argument("--time-limit", type=float, default=10.0, metavar="S", help="of our plan")
     found.add_argument("--short", action="store_true", help=f"only {', '.join(SHORT)}")
     found.add_argument("--json", action="store_true", help="a line a model and plan")
@@ -103,16 +103,16 @@ def chosen(options: argparse.Namespace) -> list[Model]:
 def main(words: Sequence[str] | None = None) -> int:
     """Run what the command line asks for."""
     options = parser().parse_args(words)
-    steps, rounds = (8, 1) if options.short else (options.steps, options.rounds)
+    turns = 3 if options.short else options.turns
     rows: list[Row] = []
     try:
         if options.claims:
             begin(options.claims)
         for model in chosen(options):
             for ranks in options.ranks or PREDICTION_BARS:
-                limit_s = options.time_limit
+                limit_s, steps = options.time_limit, options.steps
                 for row in rows_of(
-                    model, ranks=ranks, rounds=rounds, steps=steps, time_limit_s=limit_s
+                    model, ranks=ranks, turns=turns, steps=steps, time_limit_s=limit_s
                 ):
                     rows.append(row)
                     if options.json:

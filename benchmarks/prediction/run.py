@@ -8,14 +8,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.catalogue import PREDICTION_BARS, PREDICTION_LOW_BAR, PREDICTION_MEMORY_BAR
 from benchmarks.prediction.plans import Model, plans_of, predicted_again, problem_of
+from benchmarks.prediction.worker import ANSWER, COSTS
 from benchmarks.reporting.report import heading, table
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -23,11 +24,13 @@ from planner.plan.plan import Plan
 from planner.units import plural
 
 METHOD = """\
-In each of several rounds the machine is measured (`pipeplan detect`), and each plan of a model is
-trained between two profiles of the model's layers on one thread: by two ranks on two cores, or by
-four that share these, each rank on one thread. A plan's prediction is the mean of those by
-the profile before and the one after, since this machine's speed drifts by a sixth within minutes;
-the error is that of the median round, predicted over measured.
+The machine is measured (`pipeplan detect`) for each model, which is profiled (`pipeplan profile`)
+and planned for it. Each plan is then trained in turns, by two ranks on two cores or by four that
+share these, each rank on one thread. Before the first turn, between turns and after the last one
+of the ranks, another each time, profiles the model's layers again while the others wait, since this
+machine's speed drifts by a sixth within minutes. A turn is predicted by the mean of the profiles
+before and after it, and its error is predicted over measured, the median of its steps; a row is the
+median turn. Its spread is the distance between the quartiles of the turns' ratios.
 """
 _TIMEOUT_S = 900.0
 _MIB = 2**20
@@ -40,8 +43,8 @@ class Row:
     Attributes:
         model, plan: their names.
         ranks: that train.
-        predicted_s, measured_s: of an iteration, in the median round.
-        spread: the largest ratio of the two in any round over the smallest, less one.
+        predicted_s, measured_s: of an iteration, in the median turn.
+        spread: the distance between the quartiles of the turns' ratios of the two.
         predicted_bytes, measured_bytes: peak of the rank that holds most.
         lowest: of all ranks, the peak predicted over the one measured, less one, that is least.
     """
@@ -71,71 +74,72 @@ class Row:
         return {**asdict(self), "error": self.error, "memory_error": self.memory_error}
 
 
-@dataclass(frozen=True)
-class Round:
-    """One prediction of a plan and the training that followed it."""
+class Turn(NamedTuple):
+    """Some steps of a plan, and what the profiles before and after them predict; seconds."""
 
     predicted_s: float
     measured_s: float
-    predicted_bytes: tuple[int, ...]
-    measured_bytes: tuple[int, ...]
 
     @property
     def ratio(self) -> float:
-        """Predicted over measured time."""
+        """Predicted over measured."""
         return self.predicted_s / self.measured_s
-
-    def between(self, predicted_s: float) -> Round:
-        """Return the round predicted by the mean of its profile and one made after the training."""
-        return replace(self, predicted_s=(self.predicted_s + predicted_s) / 2)
 
 
 def rows_of(
-    model: Model, *, ranks: int, rounds: int, steps: int, time_limit_s: float
+    model: Model, *, ranks: int, turns: int, steps: int, time_limit_s: float
 ) -> Iterator[Row]:
-    """Profile a model, and predict and run its plans, round after round."""
-    plans: dict[str, Plan] = {}
-    found: defaultdict[str, list[Round]] = defaultdict(list)
+    """Plan a model, and run and predict its plans turn by turn."""
     with tempfile.TemporaryDirectory(prefix="pipeplan-") as name:
         folder, graph = Path(name), model.traced()
-        for number in range(rounds):
-            cluster = detected(ranks, folder)
-            before = problem_of(model, graph, cluster, profiled(model, folder))
-            plans = plans or dict(plans_of(before, time_limit_s=time_limit_s))
-            for title, plan in plans.items():
-                what = f"{model.name}, {title}"
-                run = measured(what, predicted_again(plan, before), steps, folder)
-                after = problem_of(model, graph, cluster, profiled(model, folder))
-                row = run.between(predicted_again(plan, after).predicted.iteration_time_s)
-                before = after
-                found[title].append(row)
-                print(
-                    f"{what}, {plural(ranks, 'rank')}, round {number + 1}: "
-                    f"{row.predicted_s:.4f} s predicted, {row.measured_s:.4f} s measured "
-                    f"({row.ratio - 1:+.1%})",
-                    file=sys.stderr,
-                    flush=True,
-                )
-        for title, of_plan in found.items():
-            yield _row(model.name, title, ranks, of_plan)
+        cluster = detected(ranks, folder)
+        problem = problem_of(model, graph, cluster, profiled(model, folder))
+        for title, plan in plans_of(problem, time_limit_s=time_limit_s):
+            seconds, peaks = trained(f"{model.name}, {title}", plan, turns, steps, folder)
+            costs = [folder / COSTS.format(turn) for turn in range(turns + 1)]
+            again = [predicted_again(plan, problem_of(model, graph, cluster, c)) for c in costs]
+            expected_s = [found.predicted.iteration_time_s for found in again]
+            rows = [
+                Turn(statistics.fmean(around), statistics.median(measured))
+                for around, measured in zip(pairwise(expected_s), seconds, strict=True)
+            ]
+            yield _row(model.name, title, plan, rows, peaks)
 
 
-def _row(model: str, plan: str, ranks: int, rounds: Sequence[Round]) -> Row:
-    by_ratio = sorted(rounds, key=lambda row: row.ratio)
-    middle = by_ratio[len(rounds) // 2]
-    pairs = list(zip(middle.measured_bytes, middle.predicted_bytes, strict=True))
+def _row(model: str, title: str, plan: Plan, turns: Sequence[Turn], peaks: Sequence[int]) -> Row:
+    by_ratio = sorted(turns, key=lambda turn: turn.ratio)
+    middle = by_ratio[len(turns) // 2]
+    pairs = [
+        (found, plan.predicted.devices[device].peak_memory_bytes)
+        for found, device in zip(peaks, plan.ranks, strict=True)
+    ]
     most, expected = max(pairs)
-    return Row(
+    row = Row(
         model=model,
-        plan=plan,
-        ranks=ranks,
+        plan=title,
+        ranks=len(plan.ranks),
         predicted_s=middle.predicted_s,
         measured_s=middle.measured_s,
-        spread=by_ratio[-1].ratio / by_ratio[0].ratio - 1,
+        spread=spread([turn.ratio for turn in turns]),
         predicted_bytes=expected,
         measured_bytes=most,
         lowest=min(ours / theirs - 1 for theirs, ours in pairs),
     )
+    print(
+        f"{model}, {title}, {plural(row.ranks, 'rank')}: {row.predicted_s:.4f} s predicted, "
+        f"{row.measured_s:.4f} s measured ({row.error:+.1%}, spread {row.spread:.0%})",
+        file=sys.stderr,
+        flush=True,
+    )
+    return row
+
+
+def spread(ratios: Sequence[float]) -> float:
+    """Return the distance between the quartiles; 0 of a single one."""
+    if len(ratios) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return high - low
 
 
 def detected(ranks: int, folder: Path) -> Cluster:
@@ -166,24 +170,24 @@ def profiled(model: Model, folder: Path) -> Path:
     return costs
 
 
-def measured(name: str, plan: Plan, steps: int, folder: Path) -> Round:
-    """Train by a plan.
+def trained(
+    name: str, plan: Plan, turns: int, steps: int, folder: Path
+) -> tuple[list[list[float]], list[int]]:
+    """Train by a plan, with costs of its layers before, between and after the turns in the folder.
+
+    Returns:
+        The seconds of every step by turn, and the peak bytes of each rank.
 
     Raises:
         PipeplanError: if it fails.
     """
-    path, answer = folder / "plan.json", folder / "answer.json"
+    path = folder / "plan.json"
     plan.save(path)
     agent = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    worker = ["-m", "benchmarks.prediction.worker", str(path), str(steps), str(answer)]
+    worker = ["-m", "benchmarks.prediction.worker", str(path), str(steps), str(turns), str(folder)]
     _run([*agent, "--nproc-per-node", str(len(plan.ranks)), *worker], name)
-    found = json.loads(answer.read_text())
-    return Round(
-        plan.predicted.iteration_time_s,
-        statistics.median(found["seconds"]),
-        tuple(plan.predicted.devices[device].peak_memory_bytes for device in plan.ranks),
-        tuple(found["peak_bytes"]),
-    )
+    found = json.loads((folder / ANSWER).read_text())
+    return found["seconds"], found["peak_bytes"]
 
 
 def _run(command: Sequence[str], what: str) -> None:

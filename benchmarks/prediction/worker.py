@@ -1,7 +1,8 @@
-"""One rank of a measured plan: ``torchrun -m benchmarks.prediction.worker PLAN STEPS ANSWER``.
+"""One rank of a plan: ``torchrun -m benchmarks.prediction.worker PLAN STEPS TURNS FOLDER``.
 
 Each rank computes on one thread, as the system places it. Memory is measured first, by torch's
-profiler, then the time of so many steps without it. Rank 0 writes the answer.
+profiler. Then come turns: one rank after the other profiles the model's layers while the others
+wait, and all train for some steps. What they found, and the costs of every turn, go to the folder.
 """
 
 from __future__ import annotations
@@ -18,12 +19,23 @@ import torch.distributed as dist
 
 from benchmarks.executor.peers.memory import held_memory
 from executor.launch.prepare import Prepared, prepare
+from executor.profiling.measure import CacheSweep, MeasuredLayer, Patience, optimizer_costs
+from executor.profiling.profile import without_figures
+from executor.profiling.sizes import sized_models
 from executor.training.data import batches
 from executor.training.trainer import Trainer
+from planner.cluster.device_types import cpu_type
+from planner.model.measured_costs import Costs
 from planner.plan.plan import Plan
 
+ANSWER, COSTS = "answer.json", "turn-{}.json"
+"""What is written: seconds of every step by turn, peaks by rank; costs before each turn, and
+after the last."""
 SEED = 5
 WARM_UP = 2
+PATIENCE = Patience(seconds=0.2)
+"""Of each layer in a turn; all turns together see as much of it as a profile does."""
+_CPU = torch.device("cpu")
 
 
 class Training:
@@ -50,9 +62,36 @@ class Training:
         self._trainer.close()
 
 
+class Profiler:
+    """A model's layers, ready to be profiled as `pipeplan profile` does it, again and again.
+
+    Args:
+        plan: of the model.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        factory, self._job = str(plan.model.factory), plan.job
+        model = sized_models(factory, plan.job, plan.job.samples_per_microbatch)[0]
+        self._empty = without_figures([model], _CPU, cpu_type().name)
+        sweep = CacheSweep(_CPU, sum(weight.bytes for weight in model.graph.parameters))
+        firsts = [kind.layers[0] for kind in self._empty.kinds]
+        self._layers = [MeasuredLayer(model, name, _CPU, sweep) for name in firsts]
+
+    def costs(self) -> Costs:
+        """Profile all layers once."""
+        rows = [layer.costs(PATIENCE) for layer in self._layers]
+        kinds = tuple(
+            kind.model_copy(update={"sizes": (row,)})
+            for kind, row in zip(self._empty.kinds, rows, strict=True)
+        )
+        step = optimizer_costs(self._job, _CPU, PATIENCE)
+        return self._empty.model_copy(update={"kinds": kinds, "optimizer": step})
+
+
 def main() -> None:
     """Measure, and let rank 0 write what all found."""
-    plan, steps, answer = Plan.load(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    plan, folder = Plan.load(sys.argv[1]), Path(sys.argv[4])
+    steps, turns = int(sys.argv[2]), int(sys.argv[3])
     rank = int(os.environ["RANK"])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -60,12 +99,21 @@ def main() -> None:
     held = held_memory(lambda: _added(trainings, plan))
     trainings.pop().close()
     training = _added(trainings, plan)
-    times = torch.tensor([training.step() for _ in range(steps)], dtype=torch.float64)
-    dist.all_reduce(times, dist.ReduceOp.MAX)
     peaks: list[int] = [0] * dist.get_world_size()
     dist.all_gather_object(peaks, held.peak_bytes)
+    profiler = Profiler(plan)
+    for _ in range(WARM_UP):
+        training.step()
+    seconds = []
+    for turn in range(turns + 1):
+        if rank == turn % dist.get_world_size():
+            profiler.costs().save(folder / COSTS.format(turn))
+        if turn < turns:
+            times = torch.tensor([training.step() for _ in range(steps)], dtype=torch.float64)
+            dist.all_reduce(times, dist.ReduceOp.MAX)
+            seconds.append(times.tolist())
     if rank == 0:
-        answer.write_text(json.dumps({"seconds": times.tolist()[WARM_UP:], "peak_bytes": peaks}))
+        (folder / ANSWER).write_text(json.dumps({"seconds": seconds, "peak_bytes": peaks}))
     training.close()
     dist.destroy_process_group()
     # After a profiler of memory the interpreter's end now and then aborts in a thread of torch's.

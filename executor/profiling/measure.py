@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,6 @@ from executor.profiling.layer_run import (
     INPUT_GRADIENT,
     OPERATIONS,
     WEIGHT_GRADIENT,
-    Held,
     LayerRun,
     entries,
     gradients,
@@ -159,7 +158,7 @@ def measured(
         PipeplanError: if the layer cannot run alone, or does not fit into the device's memory.
     """
     try:
-        return _measured(model, layer, device, patience, sweep)
+        return MeasuredLayer(model, layer, device, sweep).costs(patience)
     except (RuntimeError, IndexError, ValueError) as error:
         remedy = "give smaller --samples" if _is_memory(error) else "see the layer's own code"
         raise PipeplanError(
@@ -172,34 +171,61 @@ def _is_memory(error: Exception) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def _measured(
-    model: SizedModel,
-    layer: str,
-    device: torch.device,
-    patience: Patience,
-    sweep: CacheSweep | None,
-) -> SizedCosts:
-    generator = torch.Generator().manual_seed(0)
-    cut = partial(model.cut, (layer,), held(device, generator), device)
-    stage = cut()
-    handed = (
-        received(stage, device, generator),
-        entries(stage, model.batch, device),
-        gradients(stage, device, generator),
-    )
-    run = LayerRun(stage, *handed, device)
-    begin_s = time.perf_counter()
-    run.round()  # Warms up, and makes the parameters' gradients.
-    warm_up_s = time.perf_counter() - begin_s
-    before: Run = _nothing
-    if sweep is not None and sweep.bytes:
-        own_bytes = sum(weight.nbytes for weight in stage.parameters.values())
-        # Weights that fill the caches by themselves are as cold the second time.
-        other = stage if own_bytes > sweep.bytes else cut()
-        before = after_another(sweep, LayerRun(other, *handed, device))
-    rounds = _rounds(partial(timed_round, run.run, OPERATIONS, device, before), patience, warm_up_s)
-    before = _nothing  # What the other holds is no part of the layer's bytes.
-    return _costs(model, layer, rounds, held_bytes(run.run, OPERATIONS, device))
+class MeasuredLayer:
+    """A layer alone, ready to be measured as often as one likes.
+
+    Args:
+        model: exported at the size.
+        layer: its name.
+        device: that computes.
+        sweep: of the caches, before each operation; None: weights may stay there.
+    """
+
+    def __init__(
+        self, model: SizedModel, layer: str, device: torch.device, sweep: CacheSweep | None = None
+    ) -> None:
+        self._model, self._layer, self._device = model, layer, device
+        generator = torch.Generator().manual_seed(0)
+        cut = partial(model.cut, (layer,), held(device, generator), device)
+        stage = cut()
+        handed = (
+            received(stage, device, generator),
+            entries(stage, model.batch, device),
+            gradients(stage, device, generator),
+        )
+        self._run = LayerRun(stage, *handed, device)
+        begin_s = time.perf_counter()
+        self._run.round()  # Warms up, and makes the parameters' gradients.
+        self._warm_up_s = time.perf_counter() - begin_s
+        self._bytes = held_bytes(self._run.run, OPERATIONS, device)
+        self._before: Run = _nothing
+        if sweep is not None and sweep.bytes:
+            own_bytes = sum(weight.nbytes for weight in stage.parameters.values())
+            # Weights that fill the caches by themselves are as cold the second time.
+            other = stage if own_bytes > sweep.bytes else cut()
+            self._before = after_another(sweep, LayerRun(other, *handed, device))
+
+    def costs(self, patience: Patience) -> SizedCosts:
+        """Return its times and bytes.
+
+        Args:
+            patience: how much is enough.
+        """
+        timed = partial(timed_round, self._run.run, OPERATIONS, self._device, self._before)
+        table, bytes_ = np.asarray(_rounds(timed, patience, self._warm_up_s)), self._bytes
+        return SizedCosts(
+            samples_per_microbatch=self._model.job.samples_per_microbatch,
+            tokens=self._model.tokens,
+            forward_flops=self._model.flops[self._layer],
+            forward=_timing(table[:, FORWARD]),
+            backward=_timing(table[:, BACKWARD]),
+            input_gradient=_timing(table[:, INPUT_GRADIENT]),
+            weight_gradient=_timing(table[:, WEIGHT_GRADIENT]),
+            stash_bytes=max(0, bytes_.after[FORWARD]),
+            weight_stash_bytes=max(0, bytes_.after[INPUT_GRADIENT] - bytes_.after[BACKWARD]),
+            forward_bytes=max(0, bytes_.peak[FORWARD]),
+            backward_bytes=max(0, bytes_.peak[BACKWARD]),
+        )
 
 
 def after_another(sweep: Callable[[], object], other: LayerRun) -> Run:
@@ -235,25 +261,6 @@ def _rounds(
     ):
         rounds.append(timed())
     return rounds
-
-
-def _costs(
-    model: SizedModel, layer: str, rounds: Sequence[Sequence[float]], bytes_: Held
-) -> SizedCosts:
-    table = np.asarray(rounds)
-    return SizedCosts(
-        samples_per_microbatch=model.job.samples_per_microbatch,
-        tokens=model.tokens,
-        forward_flops=model.flops[layer],
-        forward=_timing(table[:, FORWARD]),
-        backward=_timing(table[:, BACKWARD]),
-        input_gradient=_timing(table[:, INPUT_GRADIENT]),
-        weight_gradient=_timing(table[:, WEIGHT_GRADIENT]),
-        stash_bytes=max(0, bytes_.after[FORWARD]),
-        weight_stash_bytes=max(0, bytes_.after[INPUT_GRADIENT] - bytes_.after[BACKWARD]),
-        forward_bytes=max(0, bytes_.peak[FORWARD]),
-        backward_bytes=max(0, bytes_.peak[BACKWARD]),
-    )
 
 
 def optimizer_costs(job: Job, device: torch.device, patience: Patience) -> OptimizerCosts:

@@ -126,7 +126,7 @@ def is_unsteady(row: SizedCosts) -> bool:
 
 def _begun(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:
     """A costs file without figures, or the one that is there."""
-    fresh = _empty(request, models)
+    fresh = without_figures(models, request.device, request.device_type)
     if not request.output.exists():
         return fresh
     old = Costs.load(request.output)
@@ -154,13 +154,20 @@ def _begun(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:
     return old
 
 
-def _empty(request: ProfileRequest, models: Sequence[SizedModel]) -> Costs:
+def without_figures(models: Sequence[SizedModel], device: torch.device, device_type: str) -> Costs:
+    """Return what a costs file says of a model and a machine before anything is measured.
+
+    Args:
+        models: the model at each size.
+        device: that will compute.
+        device_type: its name in cluster files.
+    """
     return Costs(
         model=models[0].graph.name,
-        precision=request.job.precision,
-        device_type=request.device_type,
-        hardware=hardware_name(request.device),
-        threads=None if request.device.type == "cuda" else torch.get_num_threads(),
+        precision=models[0].job.precision,
+        device_type=device_type,
+        hardware=hardware_name(device),
+        threads=None if device.type == "cuda" else torch.get_num_threads(),
         made_with=_versions(),
         date=f"{datetime.now(UTC):%Y-%m-%d}",
         kinds=tuple(LayerKind(layers=names) for names in alike([m.signatures for m in models])),

@@ -94,23 +94,37 @@ class Routes:
         return {self._islands.get(end, end) for end in ends - {device}}
 
     def require_path(self, source: str, target: str) -> None:
-        """Refuse two devices that are no neighbours and share no island of switches.
+        """Refuse two devices that no path joins.
 
         Raises:
-            PipeplanError: if no path joins them.
+            PipeplanError: if none does.
         """
-        near, islands = self._near[source], self._near[source] & self._near[target]
-        if target not in {source, *near} and not any(isinstance(n, int) for n in islands):
+        if not self.has_path(source, target):
             raise PipeplanError(_NO_PATH)
 
+    def has_path(self, source: str, target: str) -> bool:
+        """Return whether two devices are neighbours or share an island of switches."""
+        near, islands = self._near[source], self._near[source] & self._near[target]
+        return target in {source, *near} or any(isinstance(n, int) for n in islands)
+
     def all_reduce(self, devices: Sequence[str], bytes_: int) -> AllReduce:
-        """The better of a ring and a binary tree over the devices in this order."""
+        """The better of a ring and a binary tree over the devices in this order.
+
+        Raises:
+            PipeplanError: if each of them has an edge without a path.
+        """
         count = len(devices)
         ring, tree = ring_and_tree(devices)
-        by_ring = self._in_steps(2 * (count - 1), ring, bytes_ / count)
-        by_tree = self._in_steps(2 * math.ceil(math.log2(count)), tree, bytes_)
+        ways = [
+            (2 * (count - 1), ring, bytes_ / count),
+            (2 * math.ceil(math.log2(count)), tree, bytes_),
+        ]
+        joined = [way for way in ways if all(self.has_path(*edge) for edge in way[1])]
+        if not joined:
+            raise PipeplanError(_NO_PATH)
         # Of two that are equal but for rounding it is the ring.
-        return by_ring if by_ring.seconds <= by_tree.seconds * (1 + 1e-9) else by_tree
+        best, *other = (self._in_steps(*way) for way in joined)
+        return other[0] if other and best.seconds > other[0].seconds * (1 + 1e-9) else best
 
     def ring_half(self, devices: Sequence[str], bytes_: int) -> AllReduce:
         """A reduce-scatter or an all-gather: once around a ring of the devices in this order."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from benchmarks.prediction.__main__ import chosen, parser
 from benchmarks.prediction.plans import MODELS, Model, plans_of, predicted_again, problem_of
-from benchmarks.prediction.run import Row, verdicts
+from benchmarks.prediction.run import Row, spread, trained, verdicts
+from benchmarks.prediction.worker import COSTS
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.verification import verify
@@ -40,6 +43,28 @@ def test_every_plan_of_a_model_holds_and_no_two_are_alike() -> None:
     assert len({str(plan.orders) + str(plan.stages) for plan in plans.values()}) == 5
     assert any("W" in text for text in plans["even, zero bubble"].orders.values())
     assert plans["interleaved, recomputed"].stages[0].recompute
+
+
+@pytest.mark.extensive
+def test_a_plan_is_trained_in_turns_and_its_layers_profiled_between_them(tmp_path: Path) -> None:
+    cluster, graph = Cluster.load("examples/clusters/this_machine.toml"), TINY.traced()
+    plans = dict(plans_of(problem_of(TINY, graph, cluster, None), time_limit_s=1.0))
+    plan = plans["even, 1F1B"]
+    seconds, peaks = trained("tiny", plan, 2, 3, tmp_path)
+    assert [len(turn) for turn in seconds] == [3, 3]
+    assert all(second > 0 for turn in seconds for second in turn)
+    assert len(peaks) == len(plan.ranks)
+    assert all(peaks)
+    for turn in range(3):
+        problem = problem_of(TINY, graph, cluster, tmp_path / COSTS.format(turn))
+        measured = [layer.measured for layer in problem.graph.record.layers]
+        assert all("CPU-core" in row for row in measured)
+        assert verify(predicted_again(plan, problem)) == []
+
+
+def test_the_spread_is_between_the_quartiles() -> None:
+    assert spread([1.0]) == 0.0
+    assert spread([0.9, 1.0, 1.2, 1.0, 5.0]) == pytest.approx(0.2)
 
 
 def test_bars_are_told_with_what_was_reached() -> None:

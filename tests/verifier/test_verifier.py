@@ -3,6 +3,7 @@
 import random
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from builders import boundary, cluster, graph, layer, link, orders, parameter, pipeline, star
@@ -43,6 +44,22 @@ def test_an_operation_left_out_is_named(plan: Plan, rng: random.Random) -> None:
     gone = orders[device].pop(rng.randrange(len(orders[device])))
     problems = verify(with_orders(plan, orders))
     assert any(f"microbatch {gone.microbatch} of stage {gone.stage} has" in p for p in problems)
+
+
+def test_replicas_around_a_ring_of_direct_links_hold() -> None:
+    """Devices do not forward: a ring of all has its paths, a tree, which is faster, has not."""
+    names = [f"d{place}" for place in range(5)]
+    wires = [link(first, second, latency_us=1e6) for first, second in pairwise([*names, "d0"])]
+    layers = [layer("a", 1, 1, parameters=["w"])]
+    one = graph(layers, parameters=[parameter("w", 8)])
+    placed = pipeline(one, cluster(names, wires), [(("a",), names)], microbatches=5)
+    plan = plan_by_hand(placed, orders(**{name: f"0F{n} 0B{n}" for n, name in enumerate(names)}))
+    assert verify(plan) == []
+    assert plan.predicted.iteration_time_s > 8  # Steps of a ring; a tree would take 6.
+    broken = plan.cluster.model_copy(update={"links": plan.cluster.links[:-1]})
+    assert verify(plan.model_copy(update={"cluster": broken})) == [
+        "stages: two devices that must exchange data have no path of links"
+    ]
 
 
 @given(plans(), RNG)
