@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.detect.turns import Turn
+from executor.distributed.host_tuning import keep_freed_memory
 from executor.distributed.machines import hardware_name
 from planner.cluster.hardware import GIB, ClassEfficiency, DeviceType
 from planner.topology.measurements import SlowedByMessages
@@ -36,8 +37,12 @@ TOGETHER_ROUNDS, TOGETHER_S = 25, 0.12
 
 Many and short: on a virtual machine single rounds differ by a fifth, and medians of seven by 6 %.
 """
-ROWS, WIDTH = 64, 768
-"""Rows and width of the block that is trained to see how ranks slow each other."""
+ROWS, WIDTH = 128, 768
+"""Rows and width of the block that is trained to see how ranks slow each other.
+
+The fewer rows, the more of its time is memory traffic, which is what ranks on cores of their own
+contend for: on two cores 64 rows made 7 %, 128 rows 3 %, and the layers of models 1 to 4 %.
+"""
 _CPU_SIZES, _GPU_SIZES = (128, 384, 1024), (512, 2048, 8192)
 _CPU_ELEMENTS, _GPU_ELEMENTS = 4_000_000, 128_000_000
 BESIDE_ROUNDS, BESIDE_S = 15, 0.12
@@ -67,6 +72,8 @@ class Computation:
             meet: waits until all of the turn's ranks are ready; called several times.
             is_first: whether this rank is the one that also computes alone.
         """
+        if self._device.type == "cpu":
+            keep_freed_memory()  # As in training.
         block = self._block()
         for _ in range(3):
             block()
