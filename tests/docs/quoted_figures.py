@@ -156,12 +156,12 @@ def rivals() -> list[float | bool]:
 
 
 def trained() -> list[float]:
-    """Return plans and extreme errors of two ranks, then of four."""
-    columns = (
+    """Return plans, extreme errors and their median of two ranks, then without it of four."""
+    two, four = (
         absolute(report("PREDICTION").column(heading, "error"))
         for heading in ("Two ranks", "Four ranks on two cores")
     )
-    return [figure for errors in columns for figure in (len(errors), *extremes(errors))]
+    return [len(two), *extremes(two), statistics.median(two), len(four), *extremes(four)]
 
 
 def four_ranks() -> list[float]:
@@ -244,7 +244,7 @@ QUOTED = (
     ),
     Quoted(
         "README.md",
-        "predicted times of # plans for two ranks were # to # % off .*, and of # for four .* "
+        "predicted times of # plans for two ranks were # to # % off .* (median # %), and of # for four .* "
         "# to # %",
         trained,
     ),
