@@ -244,8 +244,8 @@ QUOTED = (
     ),
     Quoted(
         "README.md",
-        "predicted times of # plans for two ranks were # to # % off .* (median # %), and of # for four .* "
-        "# to # %",
+        "predicted times of # plans for two ranks were # to # % off .*median # %., and of # for "
+        "four .* # to # %",
         trained,
     ),
     Quoted("README.md", "equal a single process to #, and are predicted within # %", freedoms),
