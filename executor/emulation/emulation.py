@@ -129,7 +129,7 @@ def emulating_trainer(
         plan,
         place,
         torch.device("cpu"),
-        lower(plan)[place.rank],
+        lower(plan, in_one_order=False)[place.rank],
         _empty_parameters(plan, place.rank),
         Optimisation({}, frozenset(), partial(job_optimizer, plan.job)),
         partial(EmulatedWorker, place_plan(plan)),

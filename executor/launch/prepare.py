@@ -142,7 +142,7 @@ def prepare(
     _release_others(built, stages, unused)
     for row in (stages, *shorter):
         _move(row, device)
-    program = tuple(lower(plan)[place.rank])
+    program = tuple(lower(plan, in_one_order=device.type == "cuda")[place.rank])
     return Prepared(
         plan, place, device, built, unused, stages, program, too_small, shorter, messages
     )

@@ -5,8 +5,11 @@ receive is posted on the peer at the same moment. All messages are thus in one o
 plan, of which each rank has its part, and none is posted after an operation that waits for it: the
 program cannot deadlock where the plan does not, whatever the backend. Then receives move ahead of
 operations that are under way at that moment, since a message sets off only when its receive is
-posted, but of no other message. Gradients are reduced once a rank's last backward that adds to them
-is done, in one order of reductions on all ranks.
+posted. Over NCCL they move ahead of no other message: streams share a GPU's few queues, where what
+waits holds up all behind it. Over gloo nothing waits in a queue, and receives move ahead of sends
+too: the word to the peer that a receive is posted goes the same way as what is sent, and would come
+behind it. Gradients are reduced once a rank's last backward that adds to them is done, in one order
+of reductions on all ranks.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ LEAD = 2
 more, for messages that come sooner than in the simulation."""
 
 
-def lower(plan: Plan, *, lead: int = LEAD) -> list[list[Action]]:
+def lower(plan: Plan, *, lead: int = LEAD, in_one_order: bool = True) -> list[list[Action]]:
     """The program of every rank.
 
     Members of a tensor-parallel group run the same computations. Each exchanges gradients with the
@@ -52,24 +55,35 @@ def lower(plan: Plan, *, lead: int = LEAD) -> list[list[Action]]:
     Args:
         plan: verified.
         lead: operations that receives are posted ahead of.
+        in_one_order: whether all messages are in one order of the whole plan, for NCCL; else those
+            of each direction of a pair are.
 
     Raises:
         PipeplanError: if ranks could wait for each other for ever.
     """
     timeline = simulate_plan(plan)
-    programs = [_ahead(program, lead) for program in _Messages(plan).put_into(timeline)]
+    programs = _Messages(plan).put_into(timeline)
     reductions = _reductions(plan, timeline)
+    lowered = _of_ranks(plan, [_ahead(row, lead) for row in programs], reductions)
+    opened = communicators(plan, [a for row in lowered for a in row if isinstance(a, Reduce)])
+    together = members_by_rank(plan), replicas_together(plan)
+    require_issuable(lowered, len(plan.stages), opened, *together)
+    if in_one_order:
+        return lowered
+    return _of_ranks(plan, [_ahead(row, lead, of_sends=True) for row in programs], reductions)
+
+
+def _of_ranks(
+    plan: Plan, programs: Sequence[Sequence[Action]], reductions: Sequence[Reduce]
+) -> list[list[Action]]:
+    """Return programs of devices or groups as those of their ranks, with reductions."""
     places = [_with_reductions(k, program, reductions) for k, program in enumerate(programs)]
     members = _MemberActions(plan)
-    lowered = [
+    return [
         [row for action in program for row in members.of(action, rank)]
         for name, program in zip(plan.ranks, places, strict=True)
         for rank in plan.ranks_of(name)
     ]
-    opened = communicators(plan, [a for row in lowered for a in row if isinstance(a, Reduce)])
-    together = members_by_rank(plan), replicas_together(plan)
-    require_issuable(lowered, len(plan.stages), opened, *together)
-    return lowered
 
 
 def communicators(plan: Plan, reductions: Sequence[Reduce]) -> list[Communicator]:
@@ -177,17 +191,37 @@ class _Messages:
             self._programs[peer].append(Message("receive", message, rank, arrived))
 
 
-def _ahead(program: Sequence[Action], lead: int) -> list[Action]:
-    """Receives moved ahead of at most ``lead`` computations, and of no message."""
+def _ahead(program: Sequence[Action], lead: int, *, of_sends: bool = False) -> list[Action]:
+    """Receives moved ahead of at most ``lead`` computations.
+
+    Args:
+        program: with each receive at the moment of its send.
+        lead: how many.
+        of_sends: whether also of the sends and of receives from other ranks between these.
+    """
     moved: list[Action] = []
     for action in program:
         place = len(moved)
         if isinstance(action, Message) and action.direction == "receive":
-            first = max(0, place - lead)
-            while place > first and isinstance(moved[place - 1], Compute):
+            left = lead
+            while place > 0:
+                before = moved[place - 1]
+                if isinstance(before, Compute):
+                    left -= 1
+                elif not (of_sends and _may_pass(action, before)):
+                    break
+                if left < 0:
+                    break
                 place -= 1
         moved.insert(place, action)
     return moved
+
+
+def _may_pass(receive: Message, before: Action) -> bool:
+    """Return whether a receive may come before another message: all but one of its direction."""
+    return isinstance(before, Message) and (
+        before.direction == "send" or before.peer != receive.peer
+    )
 
 
 def _reductions(plan: Plan, timeline: Timeline) -> list[Reduce]:

@@ -279,5 +279,31 @@ def test_receives_are_posted_ahead_of_two_operations_and_not_more() -> None:
             assert 0 <= computes_before(late, message) - computes_before(early, message) <= 2
 
 
+@given(plans())
+def test_over_gloo_receives_pass_sends_and_each_direction_keeps_its_order(plan: Plan) -> None:
+    for strict, loose in zip(lower(plan), lower(plan, in_one_order=False), strict=True):
+        assert Counter(strict) == Counter(loose)
+        for direction in ("send", "receive"):
+            for peer in range(len(plan.ranks)):
+                assert messages(strict, direction, peer) == messages(loose, direction, peer)
+        computed = [[a for a in row if isinstance(a, Compute)] for row in (strict, loose)]
+        assert computed[0] == computed[1]
+        for message in (m for m in strict if isinstance(m, Message)):
+            earlier = computes_before(strict, message) - computes_before(loose, message)
+            assert 0 <= earlier <= (2 if message.direction == "receive" else 0)
+
+
+def test_a_receive_is_posted_before_what_is_sent_the_same_way() -> None:
+    """The word that it is posted goes to the sender behind what is sent there before."""
+    pipeline = chain([[device] for device in DEVICES[:2]], [1, 1], 8)
+    orders = one_forward_one_backward(pipeline, balanced_assignment(pipeline))
+    last = lower(plan_by_hand(pipeline, orders), in_one_order=False)[1]
+    posted = [last.index(m) for m in last if isinstance(m, Message) and m.direction == "receive"]
+    sent = [last.index(m) for m in last if isinstance(m, Message) and m.direction == "send"]
+    assert len(posted) == len(sent) == 8
+    # The receive of microbatch m + 1 stands before the gradients of microbatch m.
+    assert all(receive < send for receive, send in zip(posted[1:], sent, strict=False))
+
+
 def computes_before(program: Sequence[Action], message: Message) -> int:
     return sum(isinstance(action, Compute) for action in program[: program.index(message)])
