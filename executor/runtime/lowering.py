@@ -8,16 +8,17 @@ operations that are under way at that moment, since a message sets off only when
 posted. Over NCCL they move ahead of no other message: streams share a GPU's few queues, where what
 waits holds up all behind it. Over gloo nothing waits in a queue, and receives move ahead of sends
 too: the word to the peer that a receive is posted goes the same way as what is sent, and would come
-behind it. Gradients are reduced once a rank's last backward that adds to them is done, in one order
-of reductions on all ranks.
+behind what has not arrived by then. Gradients are reduced once a rank's last backward that adds to
+them is done, in one order of reductions on all ranks.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from planner.plan.operations import Kind, Operation, owners
 from planner.plan.plan import Plan
@@ -70,7 +71,8 @@ def lower(plan: Plan, *, lead: int = LEAD, in_one_order: bool = True) -> list[li
     require_issuable(lowered, len(plan.stages), opened, *together)
     if in_one_order:
         return lowered
-    return _of_ranks(plan, [_ahead(row, lead, of_sends=True) for row in programs], reductions)
+    moments = _moments(timeline)
+    return _of_ranks(plan, [_ahead(row, lead, moments) for row in programs], reductions)
 
 
 def _of_ranks(
@@ -191,37 +193,71 @@ class _Messages:
             self._programs[peer].append(Message("receive", message, rank, arrived))
 
 
-def _ahead(program: Sequence[Action], lead: int, *, of_sends: bool = False) -> list[Action]:
-    """Receives moved ahead of at most ``lead`` computations.
+class _Moments(NamedTuple):
+    """When a message sets off and when it has arrived in the simulated iteration."""
+
+    ready_s: float
+    arrived_s: float
+
+
+def _moments(timeline: Timeline) -> dict[Operation, _Moments]:
+    made_s = {message_of(row.operation): row.end_s for row in timeline.operations}
+    return {row.operation: _Moments(made_s[row.operation], row.end_s) for row in timeline.transfers}
+
+
+def _ahead(
+    program: Sequence[Action], lead: int, moments: Mapping[Operation, _Moments] | None = None
+) -> list[Action]:
+    """Receives moved ahead of at most ``lead`` computations, and of no message.
 
     Args:
         program: with each receive at the moment of its send.
         lead: how many.
-        of_sends: whether also of the sends and of receives from other ranks between these.
+        moments: of all messages; receives move ahead of sends and of receives from other ranks as
+            well then, and of all that is sent to their rank and has not arrived when it sends.
     """
     moved: list[Action] = []
     for action in program:
         place = len(moved)
         if isinstance(action, Message) and action.direction == "receive":
-            left = lead
-            while place > 0:
-                before = moved[place - 1]
-                if isinstance(before, Compute):
-                    left -= 1
-                elif not (of_sends and _may_pass(action, before)):
-                    break
-                if left < 0:
-                    break
-                place -= 1
+            place = _place_of(action, moved, lead, moments)
         moved.insert(place, action)
     return moved
 
 
-def _may_pass(receive: Message, before: Action) -> bool:
-    """Return whether a receive may come before another message: all but one of its direction."""
-    return isinstance(before, Message) and (
-        before.direction == "send" or before.peer != receive.peer
-    )
+def _place_of(
+    receive: Message,
+    program: Sequence[Action],
+    lead: int,
+    moments: Mapping[Operation, _Moments] | None,
+) -> int:
+    """Return where in a program a receive goes; the arguments are those of :func:`_ahead`."""
+    place = len(program)
+    for at in reversed(range(len(program))):
+        before = program[at]
+        if isinstance(before, Compute):
+            lead -= 1
+        elif moments is None or not isinstance(before, Message):
+            break
+        elif before.peer == receive.peer:
+            if before.direction == "receive":
+                break
+            if _is_on_its_way(before, receive, moments):
+                place = at
+            elif lead < 0:
+                break
+        if lead >= 0:
+            place = at
+        elif moments is None:
+            break
+    return place
+
+
+def _is_on_its_way(sent: Message, receive: Message, moments: Mapping[Operation, _Moments]) -> bool:
+    """Return whether what is sent has not arrived when what is received sets off."""
+    if sent.operation not in moments or receive.operation not in moments:
+        return False  # Of no bytes.
+    return moments[sent.operation].arrived_s > moments[receive.operation].ready_s
 
 
 def _reductions(plan: Plan, timeline: Timeline) -> list[Reduce]:

@@ -290,7 +290,7 @@ def test_over_gloo_receives_pass_sends_and_each_direction_keeps_its_order(plan: 
         assert computed[0] == computed[1]
         for message in (m for m in strict if isinstance(m, Message)):
             earlier = computes_before(strict, message) - computes_before(loose, message)
-            assert 0 <= earlier <= (2 if message.direction == "receive" else 0)
+            assert earlier >= 0 if message.direction == "receive" else earlier == 0
 
 
 def test_a_receive_is_posted_before_what_is_sent_the_same_way() -> None:
