@@ -222,20 +222,39 @@ class Computation:
 
         return train
 
-    def beside(self, exchanging: Callable[[BlocksWhile], None]) -> list[float]:
+    def beside(
+        self,
+        exchanging: Callable[[BlocksWhile], None],
+        meet: Callable[[], None],
+        *,
+        leads: bool,
+    ) -> list[float]:
         """Return how many times as long a block takes beside messages as before them, by round.
+
+        Both ranks compute, as in training: the cores that messages need are then not idle.
 
         Args:
             exchanging: exchanges messages while what it is given runs.
+            meet: waits for the other rank.
+            leads: whether this rank measures; the other one finds nothing.
         """
         block, ratios = self._block(), list[float]()
         for _ in range(3):
             block()
         for _ in range(BESIDE_ROUNDS):
-            alone_s = self._blocks_s(block, lambda: True)
-            found = list[float]()
-            exchanging(lambda moves, found=found: found.extend(self._blocks_s(block, moves)))  # type: ignore[misc]
-            ratios.append(median(found) / median(alone_s))
+            meet()
+            before_s, beside_s = self._blocks_s(block, lambda: True), list[float]()
+
+            def measure(moves: Callable[[], bool], found: list[float] = beside_s) -> None:
+                found.extend(self._blocks_s(block, moves))
+
+            def accompany(moves: Callable[[], bool]) -> None:
+                while moves():
+                    self._timed_s(block)
+
+            exchanging(measure if leads else accompany)
+            if leads:
+                ratios.append(median(beside_s) / median(before_s))
         return ratios
 
     def _blocks_s(self, block: Callable[[], None], goes_on: Callable[[], bool]) -> list[float]:

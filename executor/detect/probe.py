@@ -160,18 +160,21 @@ class Probe:
 
     # --- messages beside computation -------------------------------------------------------------
 
-    def exchange_while(self, peer: int, work: Callable[[Callable[[], bool]], None]) -> None:
-        """Exchange messages with a rank that :meth:`exchange_until_told` while this one works.
+    def exchange_while(
+        self, peer: int, work: Callable[[Callable[[], bool]], None], *, leads: bool
+    ) -> None:
+        """Exchange messages with a rank that does the same while both work.
 
         Args:
             peer: the other rank.
             work: is called meanwhile, with what says whether messages still move.
+            leads: whether messages end with this rank's work; else its work should with them.
         """
         done = Event()
 
         def exchange() -> None:
             with self._own_stream():
-                while not self._exchange_both_ways(peer, is_last=done.is_set()):
+                while not self._exchange_both_ways(peer, is_last=leads and done.is_set()):
                     pass
 
         whom = f"rank {peer}, with which it exchanges messages while it computes"
@@ -182,12 +185,6 @@ class Probe:
             finally:
                 done.set()
             running.result()
-
-    def exchange_until_told(self, peer: int) -> None:
-        """Exchange messages with a rank that computes, until it says that it has done so."""
-        with talking_to(f"rank {peer}, which computes meanwhile"):
-            while not self._exchange_both_ways(peer, is_last=False):
-                pass
 
     def _exchange_both_ways(self, peer: int, *, is_last: bool) -> bool:
         """Send and receive a message of the same size, and whether it was the last for either."""

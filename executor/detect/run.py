@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -21,7 +21,6 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from executor.detect.compute import (
-    BESIDE_ROUNDS,
     Computation,
     slowdowns,
     slowed_by_messages,
@@ -417,16 +416,16 @@ class _Parts:
     def of(self, number: int, turn: Turn) -> Any:
         """Return this rank's results of a turn, as plain JSON values."""
         probe = self.probe
+        meetings = count()
+
+        def meet() -> None:
+            self.taking.meet(f"{number}.{next(meetings)}", len(turn.ranks))
+
         if turn.kind == "compute":
-            meetings = count()
-
-            def meet() -> None:
-                self.taking.meet(f"{number}.{next(meetings)}", len(turn.group))
-
             is_first = probe.rank == turn.group[0]
             return self.computation.part(turn, meet, is_first=is_first)
         if turn.kind == "beside":
-            return self._beside(turn)
+            return self._beside(turn, meet)
         if turn.kind == "together":
             return probe.flow(turn.flows)
         if turn.kind == "all-reduce":
@@ -439,11 +438,9 @@ class _Parts:
         probe.answer(second)
         return {second: found}
 
-    def _beside(self, turn: Turn) -> list[float]:
+    def _beside(self, turn: Turn, meet: Callable[[], None]) -> list[float]:
         """Return how many times as long this rank computes beside messages; nothing of its peer."""
         ((first, second),) = turn.flows
-        if self.probe.rank == first:
-            return self.computation.beside(partial(self.probe.exchange_while, second))
-        for _ in range(BESIDE_ROUNDS):
-            self.probe.exchange_until_told(first)
-        return []
+        leads = self.probe.rank == first
+        exchanging = partial(self.probe.exchange_while, second if leads else first, leads=leads)
+        return self.computation.beside(exchanging, meet, leads=leads)
