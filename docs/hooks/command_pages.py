@@ -15,7 +15,7 @@ from executor.coordinator.__main__ import parser as coordinator_parser
 from executor.detect.options import parser as detect_parser
 from executor.launch.command_line import parser as executor_parser
 from executor.profiling.__main__ import parser as profiling_parser
-from planner.cli import app
+from planner.cli.commands import app
 
 Row = tuple[str, str, str, str]
 """Option, value, default and meaning."""
