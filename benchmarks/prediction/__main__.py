@@ -110,9 +110,12 @@ def main(words: Sequence[str] | None = None) -> int:
             begin(options.claims)
         for model in chosen(options):
             for ranks in options.ranks or PREDICTION_BARS:
-                limit_s, steps = options.time_limit, options.steps
                 for row in rows_of(
-                    model, ranks=ranks, turns=turns, steps=steps, time_limit_s=limit_s
+                    model,
+                    ranks=ranks,
+                    turns=turns,
+                    steps=options.steps,
+                    time_limit_s=options.time_limit,
                 ):
                     rows.append(row)
                     if options.json:

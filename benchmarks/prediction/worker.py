@@ -20,7 +20,7 @@ import torch.distributed as dist
 from benchmarks.executor.peers.memory import held_memory
 from executor.launch.prepare import Prepared, prepare
 from executor.profiling.measure import CacheSweep, MeasuredLayer, Patience, optimizer_costs
-from executor.profiling.profile import without_figures
+from executor.profiling.profile import with_row, without_figures
 from executor.profiling.sizes import sized_models
 from executor.training.data import batches
 from executor.training.trainer import Trainer
@@ -34,7 +34,7 @@ after the last."""
 SEED = 5
 WARM_UP = 2
 PATIENCE = Patience(seconds=0.2)
-"""Of each layer in a turn; all turns together see as much of it as a profile does."""
+"""A layer is measured as shortly as this in a turn, and in all turns as long as in a profile."""
 _CPU = torch.device("cpu")
 
 
@@ -79,13 +79,11 @@ class Profiler:
 
     def costs(self) -> Costs:
         """Profile all layers once."""
-        rows = [layer.costs(PATIENCE) for layer in self._layers]
-        kinds = tuple(
-            kind.model_copy(update={"sizes": (row,)})
-            for kind, row in zip(self._empty.kinds, rows, strict=True)
-        )
+        costs = self._empty
+        for number, layer in enumerate(self._layers):
+            costs = with_row(costs, number, layer.costs(PATIENCE))
         step = optimizer_costs(self._job, _CPU, PATIENCE)
-        return self._empty.model_copy(update={"kinds": kinds, "optimizer": step})
+        return costs.model_copy(update={"optimizer": step})
 
 
 def main() -> None:

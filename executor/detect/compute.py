@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -241,26 +242,26 @@ class Computation:
         block, ratios = self._block(), list[float]()
         for _ in range(3):
             block()
+        # Who leads ends the messages, and these end the work of the other.
+        for_s = BESIDE_S if leads else math.inf
         for _ in range(BESIDE_ROUNDS):
             meet()
             before_s, beside_s = self._blocks_s(block, lambda: True), list[float]()
-
-            def measure(moves: Callable[[], bool], found: list[float] = beside_s) -> None:
-                found.extend(self._blocks_s(block, moves))
-
-            def accompany(moves: Callable[[], bool]) -> None:
-                while moves():
-                    self._timed_s(block)
-
-            exchanging(measure if leads else accompany)
+            exchanging(
+                lambda moves, found=beside_s: found.extend(  # type: ignore[misc]
+                    self._blocks_s(block, moves, for_s)
+                )
+            )
             if leads:
                 ratios.append(median(beside_s) / median(before_s))
         return ratios
 
-    def _blocks_s(self, block: Callable[[], None], goes_on: Callable[[], bool]) -> list[float]:
-        """Return the times of some blocks, each all within a condition."""
+    def _blocks_s(
+        self, block: Callable[[], None], goes_on: Callable[[], bool], for_s: float = BESIDE_S
+    ) -> list[float]:
+        """Return the times of the blocks of some seconds, each all within a condition."""
         begin_s, times = time.perf_counter(), list[float]()
-        while len(times) < 2 or time.perf_counter() < begin_s + BESIDE_S:
+        while len(times) < 2 or time.perf_counter() < begin_s + for_s:
             seconds = self._timed_s(block)
             if not goes_on():
                 break

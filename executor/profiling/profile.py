@@ -91,7 +91,7 @@ def profile(request: ProfileRequest, tell: Told) -> Costs:
     for done, (number, model) in enumerate(todo, 1):
         kind = costs.kinds[number]
         row = measured(model, kind.layers[0], request.device, request.patience, sweep)
-        costs = _with(costs, number, row)
+        costs = with_row(costs, number, row)
         costs.save(request.output)
         tell(f"{done}/{len(todo)}  {_line(kind, row)}")
     if costs.optimizer is None or costs.optimizer.optimizer != request.job.optimizer:
@@ -174,7 +174,8 @@ def without_figures(models: Sequence[SizedModel], device: torch.device, device_t
     )
 
 
-def _with(costs: Costs, number: int, row: SizedCosts) -> Costs:
+def with_row(costs: Costs, number: int, row: SizedCosts) -> Costs:
+    """Return costs with those of a kind of layer, by its number, at one size."""
     kind = costs.kinds[number]
     others = (other for other in kind.sizes if other.size != row.size)
     sizes = sorted((*others, row), key=lambda row: in_order(row.size))

@@ -208,13 +208,14 @@ def _moments(timeline: Timeline) -> dict[Operation, _Moments]:
 def _ahead(
     program: Sequence[Action], lead: int, moments: Mapping[Operation, _Moments] | None = None
 ) -> list[Action]:
-    """Receives moved ahead of at most ``lead`` computations, and of no message.
+    """Return a program whose receives are moved ahead of at most ``lead`` computations.
 
     Args:
         program: with each receive at the moment of its send.
         lead: how many.
         moments: of all messages; receives move ahead of sends and of receives from other ranks as
             well then, and of all that is sent to their rank and has not arrived when it sends.
+            None: ahead of no message.
     """
     moved: list[Action] = []
     for action in program:
@@ -237,27 +238,29 @@ def _place_of(
         before = program[at]
         if isinstance(before, Compute):
             lead -= 1
-        elif moments is None or not isinstance(before, Message):
+        elif moments is None or _keeps_order(before, receive):
             break
-        elif before.peer == receive.peer:
-            if before.direction == "receive":
-                break
-            if _is_on_its_way(before, receive, moments):
-                place = at
-            elif lead < 0:
-                break
-        if lead >= 0:
+        if lead >= 0 or (moments is not None and _is_on_its_way(before, receive, moments)):
             place = at
-        elif moments is None:
-            break
     return place
 
 
-def _is_on_its_way(sent: Message, receive: Message, moments: Mapping[Operation, _Moments]) -> bool:
-    """Return whether what is sent has not arrived when what is received sets off."""
-    if sent.operation not in moments or receive.operation not in moments:
+def _keeps_order(before: Action, receive: Message) -> bool:
+    """Return whether an action is a receive from the same rank."""
+    return (
+        isinstance(before, Message)
+        and before.direction == "receive"
+        and before.peer == receive.peer
+    )
+
+
+def _is_on_its_way(before: Action, receive: Message, moments: Mapping[Operation, _Moments]) -> bool:
+    """Return whether an action sends there what has not arrived when what is received sets off."""
+    if not isinstance(before, Message) or before.peer != receive.peer:
+        return False
+    if before.operation not in moments or receive.operation not in moments:
         return False  # Of no bytes.
-    return moments[sent.operation].arrived_s > moments[receive.operation].ready_s
+    return moments[before.operation].arrived_s > moments[receive.operation].ready_s
 
 
 def _reductions(plan: Plan, timeline: Timeline) -> list[Reduce]:

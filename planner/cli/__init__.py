@@ -4,6 +4,8 @@ Exit status: 0 done; 1 the input is wrong, the plan does not hold or none exists
 130 interrupted.
 """
 
+INTERRUPTED = 130
+
 
 def main() -> None:
     """Entry point of the command ``pipeplan``."""
@@ -16,4 +18,4 @@ def main() -> None:
         import sys
 
         sys.stderr.write("interrupted\n")
-        raise SystemExit(130) from None
+        raise SystemExit(INTERRUPTED) from None

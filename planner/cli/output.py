@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from planner.cli import INTERRUPTED
 from planner.errors import PipeplanError, printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 
 REFUSED = 1
-INTERRUPTED = 130
 """Exit statuses; docs/cli_conventions.md has all of them."""
 
 
