@@ -191,6 +191,9 @@ def clusters(
             "compute_slowdown_while_communicating": draw(
                 st.sampled_from([1.0, 1.0, 1.25, 1.5, 3.0] if slowed else [1.0])
             ),
+            "communication_slowdown_while_computing": draw(
+                st.sampled_from([1.0, 1.0, 1.5, 4.0] if slowed else [1.0])
+            ),
         }
         for name, peak in (("fast", 2.0), ("slow", 1.0))
     }

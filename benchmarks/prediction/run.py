@@ -150,7 +150,7 @@ def detected(ranks: int, folder: Path) -> Cluster:
     """
     path = folder / "cluster.toml"
     words = ["-m", "planner.cli", "detect", "--ranks", str(ranks), "--device", "cpu"]
-    words += ["--no-together", "-o", str(path)]
+    words += ["-o", str(path)]
     _run([sys.executable, *words], "pipeplan detect")
     return Cluster.load(path)
 

@@ -19,7 +19,7 @@ from executor.detect.turns import Turn
 from executor.distributed.host_tuning import keep_freed_memory
 from executor.distributed.machines import hardware_name
 from planner.cluster.hardware import GIB, ClassEfficiency, DeviceType
-from planner.topology.measurements import SlowedByMessages
+from planner.topology.measurements import Beside, Slowed
 from planner.units import significant
 
 DTYPES = {
@@ -46,8 +46,8 @@ contend for: on two cores 64 rows made 7 %, 128 rows 3 %, and the layers of mode
 """
 _CPU_SIZES, _GPU_SIZES = (128, 384, 1024), (512, 2048, 8192)
 _CPU_ELEMENTS, _GPU_ELEMENTS = 4_000_000, 128_000_000
-BESIDE_ROUNDS, BESIDE_S = 15, 0.12
-"""Rounds of computation alone and beside messages, and the seconds of each."""
+BESIDE_ROUNDS, BESIDE_S = 15, 0.2
+"""Rounds of computation alone, messages alone and both at once, and the seconds of each."""
 _DIGITS = 4
 
 BlocksWhile = Callable[[Callable[[], bool]], None]
@@ -223,37 +223,41 @@ class Computation:
 
         return train
 
-    def beside(
+    def beside_messages(
         self,
-        exchanging: Callable[[BlocksWhile], None],
+        exchanging: Callable[[BlocksWhile], list[float]],
         meet: Callable[[], None],
         *,
         leads: bool,
-    ) -> list[float]:
-        """Return how many times as long a block takes beside messages as before them, by round.
+    ) -> list[tuple[float, float]]:
+        """Return how many times as long a block and messages take at once as alone, by round.
 
         Both ranks compute, as in training: the cores that messages need are then not idle.
 
         Args:
-            exchanging: exchanges messages while what it is given runs.
+            exchanging: exchanges messages while what it is given runs, and returns their times.
             meet: waits for the other rank.
             leads: whether this rank measures; the other one finds nothing.
         """
-        block, ratios = self._block(), list[float]()
+        block, ratios = self._block(), list[tuple[float, float]]()
         for _ in range(3):
             block()
         # Who leads ends the messages, and these end the work of the other.
         for_s = BESIDE_S if leads else math.inf
         for _ in range(BESIDE_ROUNDS):
             meet()
-            before_s, beside_s = self._blocks_s(block, lambda: True), list[float]()
-            exchanging(
+            blocks_s, beside_s = self._blocks_s(block, lambda: True), list[float]()
+            meet()
+            messages_s = exchanging(lambda _: time.sleep(BESIDE_S if leads else 0))
+            meet()
+            slowed_s = exchanging(
                 lambda moves, found=beside_s: found.extend(  # type: ignore[misc]
                     self._blocks_s(block, moves, for_s)
                 )
             )
-            if leads:
-                ratios.append(median(beside_s) / median(before_s))
+            if leads and messages_s and slowed_s:
+                times = median(beside_s) / median(blocks_s), median(slowed_s) / median(messages_s)
+                ratios.append(times)
         return ratios
 
     def _blocks_s(
@@ -326,10 +330,15 @@ def slowdowns(ratios: Mapping[int, float], ranks: int) -> tuple[float, ...]:
     return (1.0, *factors[1:])
 
 
-def slowed_by_messages(ratios: Sequence[float]) -> SlowedByMessages:
-    """Return the slow-down from the ratios of some rounds."""
+def beside(ratios: Sequence[tuple[float, float]]) -> Beside:
+    """Return the slow-down of computation and that of messages from the ratios of some rounds."""
+    computation, messages = zip(*ratios, strict=True)
+    return Beside(_slowed(computation), _slowed(messages))
+
+
+def _slowed(ratios: Sequence[float]) -> Slowed:
     lower, _, upper = quantiles(ratios, n=4, method="inclusive")
-    return SlowedByMessages(median(ratios), (upper - lower) / 2)
+    return Slowed(median(ratios), (upper - lower) / 2)
 
 
 def _digits(value: float) -> float:

@@ -162,20 +162,24 @@ class Probe:
 
     def exchange_while(
         self, peer: int, work: Callable[[Callable[[], bool]], None], *, leads: bool
-    ) -> None:
+    ) -> list[float]:
         """Exchange messages with a rank that does the same while both work.
 
         Args:
             peer: the other rank.
             work: is called meanwhile, with what says whether messages still move.
             leads: whether messages end with this rank's work; else its work should with them.
+
+        Returns:
+            Seconds of each exchange, a message there and one back at the same time, but for the
+            first and the last, in which there is not all of the work.
         """
-        done = Event()
+        done, moments = Event(), [time.perf_counter()]
 
         def exchange() -> None:
             with self._own_stream():
                 while not self._exchange_both_ways(peer, is_last=leads and done.is_set()):
-                    pass
+                    moments.append(time.perf_counter())
 
         whom = f"rank {peer}, with which it exchanges messages while it computes"
         with talking_to(whom), ThreadPoolExecutor(1) as pool:
@@ -185,12 +189,13 @@ class Probe:
             finally:
                 done.set()
             running.result()
+        return [b - a for a, b in pairwise(moments[1:])]
 
     def _exchange_both_ways(self, peer: int, *, is_last: bool) -> bool:
         """Send and receive a message of the same size, and whether it was the last for either."""
-        bytes_ = min(self._size(peer), self._most_bytes)
         (size,) = self._agreed_sizes([peer], [peer]).values()
-        sent, heard = self._empty(min(bytes_, size)), self._empty(min(bytes_, size))
+        bytes_ = _whole(min(self._size(peer), size, self._most_bytes) / 2)
+        sent, heard = self._empty(bytes_), self._empty(bytes_)
         said, told = self._word((int(is_last), 0)), self._word((0, 0))
         self._exchange([(sent, peer), (said, peer)], [(heard, peer), (told, peer)])
         return is_last or bool(told[0])

@@ -222,12 +222,12 @@ def _device_lines(found: Measurements) -> Iterator[str]:
                 "were measured; plans will use one rank there: measure again when nothing does"
             )
     yield from _beside_lines(found)
-    if found.slowdowns or found.beside_messages:
+    if found.slowdowns or found.beside:
         yield ""
 
 
 def _beside_lines(found: Measurements) -> Iterator[str]:
-    return (f"{name}: {row}" for name, row in found.beside_messages.items())
+    return (f"{name}: {row}" for name, row in found.beside.items())
 
 
 def shown_spread(spread: float) -> str:
@@ -390,7 +390,8 @@ def _device_data(options: MeasurementOptions, backend: str, found: Measurements)
         "devices": [asdict(member) for member in found.members],
         "device_types": {name: row.model_dump(mode="json") for name, row in found.types.items()},
         "slowdowns": {host: list(factors) for host, factors in found.slowdowns.items()},
-        "beside_messages": {name: asdict(row) for name, row in found.beside_messages.items()},
+        "beside_messages": {name: asdict(row.computation) for name, row in found.beside.items()},
+        "beside_computation": {name: asdict(row.messages) for name, row in found.beside.items()},
     }
 
 

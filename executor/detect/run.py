@@ -22,8 +22,8 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from executor.detect.compute import (
     Computation,
+    beside,
     slowdowns,
-    slowed_by_messages,
 )
 from executor.detect.interrupt import Interrupt, nothing_measured
 from executor.detect.options import MeasurementOptions
@@ -45,11 +45,11 @@ from planner.errors import PipeplanError
 from planner.model.tracing.torch_private import default_store
 from planner.topology.candidates import NETWORK
 from planner.topology.measurements import (
+    Beside,
     ConcurrentMessages,
     Ends,
     MeasuredRank,
     Measurements,
-    SlowedByMessages,
     TimedReduction,
 )
 from planner.topology.message_fit import OfEqual, OneWay, fit_one_way
@@ -83,7 +83,8 @@ class MeasurementRecord:
         self._reductions: list[TimedReduction] = []
         self._slower: defaultdict[str, dict[int, float]] = defaultdict(dict)
         self._alone_s: dict[str, float] = {}
-        self._ratios: defaultdict[str, list[float]] = defaultdict(list)
+        # By type, of each round how many times as long a block and messages take at once.
+        self._ratios: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
         self.notes: list[str] = [known.note for known in types.values() if known.note]
 
     @property
@@ -102,7 +103,7 @@ class MeasurementRecord:
                 for host, ratios in self._slower.items()
                 if ranks[host] in ratios
             },
-            self._slowdowns,
+            self._beside,
         )
 
     def add(self, turn: Turn, found: Found) -> str:
@@ -114,7 +115,7 @@ class MeasurementRecord:
         adders = {
             "compute": self._add_computation,
             "pair": self._add_pairs,
-            "beside": self._add_slowdown,
+            "beside": self._add_beside,
             "together": self._add_flows,
         }
         said = adders.get(turn.kind, self._add_sums)
@@ -146,23 +147,27 @@ class MeasurementRecord:
             f"times as long as alone ({min(ratios):.3f} to {max(ratios):.3f})"
         )
 
-    def _add_slowdown(self, turn: Turn, found: Found) -> str:
-        """Note a factor by type; of several hosts with devices of a type their rounds together."""
+    def _add_beside(self, turn: Turn, found: Found) -> str:
+        """Note factors by type; of several hosts with devices of a type their rounds together."""
         member = self.members[turn.group[0]]
-        self._ratios[member.type] += found[turn.group[0]]
-        return f"{member.name}: {slowed_by_messages(found[turn.group[0]])}"
+        ratios = [(block, message) for block, message in found[turn.group[0]]]
+        self._ratios[member.type] += ratios
+        return f"{member.name}: {beside(ratios)}"
 
     def _slowed(self, name: str) -> DeviceType:
-        """Return the figures of a type with the slow-down that was measured, if it was."""
-        figures, row = self.types[name].figures, self._slowdowns.get(name)
-        factor = None if row is None else row.factor
-        if factor is None:
+        """Return the figures of a type with the slow-downs that were measured, if they were."""
+        figures, row = self.types[name].figures, self._beside.get(name)
+        if row is None:
             return figures
-        return figures.model_copy(update={"compute_slowdown_while_communicating": factor})
+        factors = {
+            "compute_slowdown_while_communicating": row.computation.factor,
+            "communication_slowdown_while_computing": row.messages.factor,
+        }
+        return figures.model_copy(update={key: f for key, f in factors.items() if f is not None})
 
     @property
-    def _slowdowns(self) -> dict[str, SlowedByMessages]:
-        return {name: slowed_by_messages(ratios) for name, ratios in self._ratios.items()}
+    def _beside(self) -> dict[str, Beside]:
+        return {name: beside(ratios) for name, ratios in self._ratios.items()}
 
     def _set_type(self, measured: MeasuredRank, known: KnownType, alone_s: float) -> None:
         """Give a host's ranks the figures of one; other processors or speeds are another type."""
@@ -438,9 +443,9 @@ class _Parts:
         probe.answer(second)
         return {second: found}
 
-    def _beside(self, turn: Turn, meet: Callable[[], None]) -> list[float]:
-        """Return how many times as long this rank computes beside messages; nothing of its peer."""
+    def _beside(self, turn: Turn, meet: Callable[[], None]) -> list[tuple[float, float]]:
+        """Return what both take longer at once, by round, of this rank; nothing of its peer."""
         ((first, second),) = turn.flows
         leads = self.probe.rank == first
         exchanging = partial(self.probe.exchange_while, second if leads else first, leads=leads)
-        return self.computation.beside(exchanging, meet, leads=leads)
+        return self.computation.beside_messages(exchanging, meet, leads=leads)

@@ -85,7 +85,7 @@ def all_turns(
     else:
         turns += (Turn("pair", (pair,)) for pair in pairs_of_each_kind(hosts))
     if compute:
-        turns += beside_messages(hosts)
+        turns += computation_beside_messages(hosts)
     if together and count > 1:
         turns += flows_together(hosts)
     if reductions:
@@ -103,7 +103,7 @@ def compute_turns(hosts: Sequence[str], *, share_cores: bool) -> Iterator[Turn]:
             yield Turn("compute", group=tuple(ranks[:number]))
 
 
-def beside_messages(hosts: Sequence[str]) -> Iterator[Turn]:
+def computation_beside_messages(hosts: Sequence[str]) -> Iterator[Turn]:
     """The first rank of each host computes and exchanges messages with another, if there is one."""
     for host, ranks in members_of_hosts(hosts).items():
         others = [*ranks[1:], *(rank for rank, other in enumerate(hosts) if other != host)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -219,10 +219,16 @@ class Cluster(ShownInNotebooks, Record):
     @cached_property
     def slowed_by_communication(self) -> dict[str, float]:
         """Factors on the computation of devices that their own communication slows, by device."""
-        factors = {
-            device.name: self.device_types[device.type].compute_slowdown_while_communicating
-            for device in self.devices
-        }
+        return self._factors(lambda kind: kind.compute_slowdown_while_communicating)
+
+    @cached_property
+    def slows_communication(self) -> dict[str, float]:
+        """Factors on communication of devices whose computation slows it, by device."""
+        return self._factors(lambda kind: kind.communication_slowdown_while_computing)
+
+    def _factors(self, factor_of: Callable[[DeviceType], float]) -> dict[str, float]:
+        """Return the factors of devices' types that are not 1."""
+        factors = {device.name: factor_of(self.device_type(device.name)) for device in self.devices}
         return {name: factor for name, factor in factors.items() if factor > 1}
 
     @cached_property

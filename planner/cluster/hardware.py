@@ -115,6 +115,7 @@ _LATER = (
     "optimizer_efficiency",
     "host_link_gb_per_s",
     "compute_slowdown_while_communicating",
+    "communication_slowdown_while_computing",
     "source",
     "hardware",
     "price_per_hour",
@@ -149,6 +150,9 @@ class DeviceType(Record):
             for, in 10^9 bytes/s; null: they are there in time, or it is not known.
         compute_slowdown_while_communicating: Factor on the time of computation while the device
             sends, receives or reduces; 1 where it is not known.
+        communication_slowdown_while_computing: Factor on the time that the bytes of a message or
+            reduction take while a device that sends, receives or reduces them computes; 1 where it
+            is not known.
         reserved_gib: Memory used by driver and framework before the model.
         source: Source of the figures; with ``datasheet``, efficiencies and overheads still count as
             assumed.
@@ -173,6 +177,7 @@ class DeviceType(Record):
     host_link_gb_per_s: Positive | None = None
     loader_gb_per_s: Positive | None = None
     compute_slowdown_while_communicating: Factor = 1.0
+    communication_slowdown_while_computing: Factor = 1.0
     reserved_gib: NonNegative = 1.0
     source: Source = "datasheet"
     hardware: Annotated[str, Field(min_length=1, max_length=400)] | None = None

@@ -131,7 +131,7 @@ def _path_line(explanation: Explanation) -> str:
 
 def _slowdown_lines(explanation: Explanation) -> Iterator[str]:
     causes = {
-        "messages": "messages slow computation on their own devices",
+        "messages": "messages and computation of a device slow each other",
         "hosts": "devices of a host slow each other",
     }
     for row in explanation.slowdowns:

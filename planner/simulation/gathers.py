@@ -46,7 +46,10 @@ def gathered(
             number = heapq.heappop(heard)[1]
             flow = network.hear(number, now)
             if flow is not None:
-                found.append(SynchronisationEvent(syncs[number], flow.start_s, now, number, True))
+                span = flow.start_s, now
+                found.append(
+                    SynchronisationEvent(syncs[number], *span, number, True, flow.slowed_by)
+                )
         while ready and ready[0][0] == now:
             number = heapq.heappop(ready)[1]
             network.request(flow_of(number), now)

@@ -4,7 +4,8 @@ Whatever is sent first waits in line for all that serves one at a time: the link
 the plan's rules say ``in_turn``; else its pair of devices, a device with one stream, or the
 devices that reduce. Where links are shared fairly, its bytes then have max-min fair rates
 (Bertsekas and Gallager, Data Networks, 6.5.2): the rates of all rise together until a link is full,
-then those over other links continue to rise.
+then those over other links continue to rise. While a device that it concerns computes, its rate is
+at most a share of what it has alone, where the device's type says so.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Link = tuple[int, int]
 Key = Operation | int
 """A message by the operation that needs it, a reduction by its number."""
 Demand = tuple[tuple[Link, ...], float]
-"""The links of a flow and the rate that it has alone."""
+"""The links of a flow and the rate that it has at most."""
 LimitedDemand = tuple[tuple[Link, ...], float, tuple[float, ...]]
 """A demand, with the capacity of each of its links."""
 Share = tuple[float, Link | None]
@@ -139,6 +140,7 @@ class Flow(Progress):
         devices: that communicate meanwhile.
         demand: what it asks of its links.
         slowed_by: the link that gave it less than all its rate, the last time that one did.
+        most: share of its rate that it has at most, by what its devices compute.
         meets_others: whether it shares links, or has shared them.
     """
 
@@ -150,6 +152,7 @@ class Flow(Progress):
     devices: Collection[str]
     demand: LimitedDemand = ((), inf, ())
     slowed_by: Link | None = None
+    most: float = 1.0
     meets_others: bool = False
 
     @property
@@ -165,7 +168,7 @@ class Network:
         cluster: whose links.
         announce: told the key of a flow and a moment at which to call :meth:`hear`, or again
             another: an earlier announcement may no longer be right.
-        load: told which devices communicate.
+        load: told which devices communicate, and asked which compute.
     """
 
     def __init__(
@@ -178,12 +181,14 @@ class Network:
         self._lines: defaultdict[object, deque[Flow]] = defaultdict(deque)
         self._on: defaultdict[Link, dict[Key, Flow]] = defaultdict(dict)
         self._changed: dict[Link, None] = {}
+        # Flows under way that what their devices compute may slow.
+        self._slowed: dict[Key, Flow] = {}
         self._capacities: dict[tuple[Link, ...], tuple[float, ...]] = {}
 
     def request(self, flow: Flow, now: float) -> None:
         """Let a flow set off, or wait until it is first in all its lines."""
         self._flows[flow.key] = flow
-        flow.demand = flow.links, flow.gb_per_s, self._capacity(flow.links)
+        flow.demand = self._demand(flow)
         for resource in flow.waits_for:
             self._lines[resource].append(flow)
         self._start_first(flow, now)
@@ -198,6 +203,7 @@ class Network:
                 self._changed.update(dict.fromkeys(flow.links))
             return None
         del self._flows[key]
+        self._slowed.pop(key, None)
         self._load.communicate(flow.devices, -1)
         for link in dict.fromkeys(flow.links):
             del self._on[link][key]
@@ -212,6 +218,8 @@ class Network:
 
     def settle(self, now: float) -> None:
         """Divide the links anew, once all that begins or ends at a moment has done so."""
+        for flow in self._slowed.values():
+            self._slow(flow, now)
         if not self._changed:
             return
         flows = [flow for flow in self._reached(self._changed) if flow.first_s <= now]
@@ -220,9 +228,27 @@ class Network:
         for flow, (share, slowed_by) in zip(flows, shares, strict=True):
             if slowed_by is not None:
                 flow.slowed_by = slowed_by
-            if share != flow.share:
-                flow.take(share, now)
-                self._announce(flow.key, flow.end_s)
+            self._give(flow, share * flow.most, now)
+
+    def _slow(self, flow: Flow, now: float) -> None:
+        """Note by how much a flow is slowed from now on, once its first byte has set off."""
+        most = self._load.most_of_rate(flow.devices)
+        if flow.first_s > now or most == flow.most:
+            return
+        flow.most = most
+        flow.demand = self._demand(flow)
+        if flow.links:
+            self._changed.update(dict.fromkeys(flow.links))
+        else:
+            self._give(flow, most, now)
+
+    def _give(self, flow: Flow, share: float, now: float) -> None:
+        if share != flow.share:
+            flow.take(share, now)
+            self._announce(flow.key, flow.end_s)
+
+    def _demand(self, flow: Flow) -> LimitedDemand:
+        return flow.links, flow.gb_per_s * flow.most, self._capacity(flow.links)
 
     def _capacity(self, links: tuple[Link, ...]) -> tuple[float, ...]:
         if links not in self._capacities:
@@ -238,6 +264,10 @@ class Network:
         flow.begin(now)
         self._load.communicate(flow.devices, 1)
         self._announce(flow.key, flow.end_s)
+        if self._load.may_slow(flow.devices):
+            self._slowed[flow.key] = flow
+            if flow.first_s > now:
+                self._announce(flow.key, flow.first_s)
         if not flow.links:
             return
         meets = any(self._on[link] for link in flow.links)

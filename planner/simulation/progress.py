@@ -1,4 +1,4 @@
-"""What goes on at a share of its full rate: computation that is slowed, bytes on shared links."""
+"""What goes on at a share of its full rate: slowed computation, bytes that are slowed or share."""
 
 from __future__ import annotations
 
@@ -55,20 +55,22 @@ class Progress:
 
 
 class ComputeLoad:
-    """What devices compute that others of their hosts or their own communication slow.
+    """What devices compute that something slows, or that slows their own communication.
 
     While k devices of a host compute, each takes the host's ``slowdown[k - 1]`` times as long as
     alone, and one that also sends, receives or reduces its type's
-    ``compute_slowdown_while_communicating`` times as long again.
+    ``compute_slowdown_while_communicating`` times as long again. What it sends, receives or reduces
+    then takes ``communication_slowdown_while_computing`` times as long itself.
 
     Attributes:
-        devices: those that may be slowed.
+        devices: those that may be slowed, or slow their messages.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._host_of = cluster.host_of
         self._factors = cluster.slowed_by_communication
-        self.devices = frozenset((*self._host_of, *self._factors))
+        self._message_factors = cluster.slows_communication
+        self.devices = frozenset((*self._host_of, *self._factors, *self._message_factors))
         self._running: dict[str, Progress] = {}
         self._under_way = Counter[str]()
         self._changed = False
@@ -90,6 +92,15 @@ class ComputeLoad:
             if device in self._factors:
                 self._under_way[device] += change
                 self._changed = True
+
+    def may_slow(self, devices: Collection[str]) -> bool:
+        """Return whether something among devices may be slowed by what they compute."""
+        return bool(self._message_factors) and not self._message_factors.keys().isdisjoint(devices)
+
+    def most_of_rate(self, devices: Collection[str]) -> float:
+        """Return the share of its rate that something among devices has at most at present."""
+        busy = (name for name in devices if name in self._running)
+        return 1 / max((self._message_factors.get(name, 1.0) for name in busy), default=1.0)
 
     def settle(self, now: float) -> Iterator[tuple[str, Progress]]:
         """Give all their rates once what begins or ends at a moment has done so; yield the rest."""

@@ -23,7 +23,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from planner.costs.collectives import CollectiveLoad
 from planner.costs.placed_pipeline import PlacedPipeline, Transfer
 from planner.costs.placement import place_plan
 from planner.errors import DeadlockError
@@ -139,7 +138,7 @@ class Replay:
         self._being_made: dict[str, list[tuple[Made, float]]] = {}
         self._reducing: list[tuple[float, int]] = []
         self._ready_s: dict[int, float] = {}
-        self._reduced: dict[int, tuple[float, float]] = {}
+        self._reduced: dict[int, SynchronisationEvent] = {}
         self._is_fair = pipeline.problem.runtime.links == "fair"
         self._shared: dict[tuple[Link, ...], tuple[Link, ...]] = {}
 
@@ -355,20 +354,23 @@ class Replay:
     def _collective(self, number: int) -> Flow:
         """Return a reduction on its way; its all-gather, if it has one, asks for the same."""
         sync = self.pipeline.synchronisations[number]
-        load = self.pipeline.reduction_loads[number] if self._is_fair else CollectiveLoad()
+        load = self.pipeline.reduction_loads[number]
         return Flow(
             key=number,
             seconds=sync.seconds,
             waits_for=[(device,) for device in sync.devices],
             latency_s=load.latency_s,
             gb_per_s=load.gb_per_s,
-            links=self._shared_by(load.links),
+            links=self._shared_by(load.links) if self._is_fair else (),
             devices=sync.devices,
         )
 
     def _end_reduction(self, number: int, now: float) -> None:
         if (flow := self._network.hear(number, now)) is not None:
-            self._reduced[number] = flow.start_s, now
+            sync = self.pipeline.synchronisations[number]
+            self._reduced[number] = SynchronisationEvent(
+                sync, flow.start_s, now, number, slowed_by=flow.slowed_by
+            )
 
     def _transfer(self, consumer: Operation, source: str, target: str) -> Transfer:
         pipeline = self._of(consumer)
@@ -407,17 +409,16 @@ class Replay:
         if self._load.devices:
             operations = sorted(operations, key=lambda event: event.start_s)
         transfers = sorted(transfers, key=lambda event: (event.start_s, event.operation))
-        rows = sorted(
-            (start, self._ready_s[number], number, end)
-            for number, (start, end) in self._reduced.items()
+        reductions = sorted(
+            self._reduced.values(),
+            key=lambda event: (event.start_s, self._ready_s[event.number], event.number),
         )
-        syncs = self.pipeline.synchronisations
         end_s, steps_s = self._optimizer_steps()
         return Timeline(
             self.pipeline,
             tuple(operations),
             tuple(transfers),
-            tuple(SynchronisationEvent(syncs[n], start, end, n) for start, _, n, end in rows),
+            tuple(reductions),
             end_s,
             steps_s,
             self._gradients.made_s,
@@ -432,9 +433,9 @@ class Replay:
             done[event.device] = max(done[event.device], event.end_s)
         for transfer in self.transfers if self.pipeline.behaviour.send == "blocking" else ():
             done[transfer.source] = max(done[transfer.source], transfer.end_s)
-        for number, (_, reduced_s) in self._reduced.items():
-            for device in self.pipeline.synchronisations[number].devices:
-                done[device] = max(done[device], reduced_s)
+        for reduction in self._reduced.values():
+            for device in reduction.synchronisation.devices:
+                done[device] = max(done[device], reduction.end_s)
         alone_s = self.pipeline.optimizer_s
         end_s = computed_together(self.pipeline.problem.cluster, done, alone_s)
         # Differences of moments are rounded: where nothing slows a step it takes just its own time.

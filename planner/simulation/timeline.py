@@ -59,7 +59,8 @@ class TransferEvent:
 class SynchronisationEvent:
     """A reduction of gradients, or of a bucket of them; ``number`` is its place in the list.
 
-    ``is_gather`` says that it is the all-gather of parameters that follows a reduce-scatter.
+    ``is_gather`` says that it is the all-gather of parameters that follows a reduce-scatter;
+    ``slowed_by`` is a link that it got a share of only, if there was one.
     """
 
     synchronisation: GradientReduction
@@ -67,6 +68,7 @@ class SynchronisationEvent:
     end_s: float
     number: int = 0
     is_gather: bool = False
+    slowed_by: tuple[int, int] | None = None
 
     @property
     def kind(self) -> str:

@@ -67,11 +67,11 @@ class TimedReduction:
 
 
 @dataclass(frozen=True)
-class SlowedByMessages:
-    """How many times as long computation takes beside messages of its own device.
+class Slowed:
+    """How many times as long something takes beside something else.
 
     Attributes:
-        measured: median over rounds, each compared with computation alone just before.
+        measured: median over rounds, each compared with what it takes alone just before.
         spread: half of the range of the middle half of the rounds.
     """
 
@@ -87,14 +87,27 @@ class SlowedByMessages:
 
     def __str__(self) -> str:
         """Return the figure in words, with what it is not taken for."""
-        words = f"a block takes {self.measured:.3g} times as long beside messages of its device "
-        words += f"(spread {self.spread:.0%})"
+        words = f"{self.measured:.3g} times as long (spread {self.spread:.0%})"
         if self.factor is None:
             words += (
-                "; messages make nothing faster, so it is not taken: something else used the "
-                "machine, measure again when nothing does"
+                ", which is not taken, since neither makes the other faster: something else used "
+                "the machine, measure again when nothing does"
             )
         return words
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What a device's computation and its messages take longer at the same time than alone."""
+
+    computation: Slowed
+    messages: Slowed
+
+    def __str__(self) -> str:
+        """Return both figures in words."""
+        return (
+            f"at the same time a block takes {self.computation} and messages take {self.messages}"
+        )
 
 
 @dataclass(frozen=True)
@@ -130,8 +143,8 @@ class Measurements:
         reductions: all-reduces.
         slowdowns: by host, how many times as long computation takes while one, two, … all of its
             ranks compute; of hosts where that was measured.
-        beside_messages: by device type, how messages slow computation, where that was measured;
-            ``types`` have the factors.
+        beside: by device type, how messages and computation slow each other, where that was
+            measured; ``types`` have the factors.
     """
 
     members: tuple[MeasuredRank, ...]
@@ -140,7 +153,7 @@ class Measurements:
     together: tuple[ConcurrentMessages, ...] = ()
     reductions: tuple[TimedReduction, ...] = ()
     slowdowns: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    beside_messages: Mapping[str, SlowedByMessages] = field(default_factory=dict)
+    beside: Mapping[str, Beside] = field(default_factory=dict)
 
     @cached_property
     def hosts(self) -> dict[str, Host]:

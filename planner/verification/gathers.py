@@ -20,7 +20,7 @@ def gathering(plan: Plan, costs: PlanCosts, steps: Mapping[str, Step]) -> list[S
         costs: of the plan.
         steps: the optimizer step of each device.
     """
-    traffic, is_fair = Traffic(plan.cluster.links), plan.runtime.links == "fair"
+    traffic, is_fair = Traffic(plan.cluster), plan.runtime.links == "fair"
     rows = [(n, row) for n, row in enumerate(costs.reductions) if row.gathers]
     waiting = sorted((max(steps[d].end_s for d in row.devices), n) for n, row in rows)
     under_way: dict[CheckedSending, int] = {}

@@ -94,7 +94,7 @@ class _Replay:
         # The last step of each device and link, the message for each operation.
         self._ran: dict[str, Step] = {}
         self._operations: list[Step] = []
-        self._traffic = Traffic(plan.cluster.links)
+        self._traffic = Traffic(plan.cluster)
         # Messages on their way with what may have let them set off, and the last in each line.
         self._under_way: dict[CheckedSending, tuple[Message, list[Step | None]]] = {}
         self._carried: dict[Hashable, Step] = {}
@@ -125,7 +125,7 @@ class _Replay:
             for device in concerned:
                 self._start_next(device, now)
             self._sums.begin(now)
-            self._traffic.divide(now)
+            self._traffic.divide(now, self._speeds.computing)
             self._time_again(now)
             now = self._next_s(now)
             concerned = self._happen(now)

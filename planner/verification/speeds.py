@@ -32,15 +32,21 @@ class CheckedSpeeds:
     def __init__(self, plan: Plan) -> None:
         cluster = plan.cluster
         self._hosts = {name: host for host in cluster.hosts for name in host.devices}
-        self._factors = {
-            device.name: cluster.device_types[device.type].compute_slowdown_while_communicating
-            for device in cluster.devices
+        types = {device.name: cluster.device_types[device.type] for device in cluster.devices}
+        self._factors = {n: kind.compute_slowdown_while_communicating for n, kind in types.items()}
+        self._slowing = {
+            n for n, kind in types.items() if kind.communication_slowdown_while_computing != 1
         }
         self._running: dict[str, _Running] = {}
 
     def may_slow(self, device: str) -> bool:
-        """Return whether a device has a host, or a factor other than 1."""
-        return device in self._hosts or self._factors[device] != 1
+        """Return whether a device has a host, or a factor other than 1 either way."""
+        return device in self._hosts or self._factors[device] != 1 or device in self._slowing
+
+    @property
+    def computing(self) -> Collection[str]:
+        """The devices of these that compute."""
+        return self._running
 
     def begin(self, device: str, seconds: float, now: float) -> None:
         """Let a device compute what takes so many seconds alone."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from planner.cluster.cluster import Link
+from planner.cluster.cluster import Cluster
 from planner.verification.routes import Lane
 
 _ROUNDING = 1e-9
@@ -28,6 +28,7 @@ class CheckedSending:
         alone_s: when it would arrive if from now on it had no company.
         speed: share of its bytes a second that it moves, since ``since_s``.
         arrives_s: when it arrives if nothing changes.
+        most: share of ``bytes_per_s`` that it may have while devices that slow it compute.
     """
 
     lines: tuple[Hashable, ...]
@@ -41,6 +42,7 @@ class CheckedSending:
     speed: float = 1.0
     since_s: float = 0.0
     arrives_s: float = inf
+    most: float = 1.0
 
     @property
     def flows_from_s(self) -> float:
@@ -52,11 +54,13 @@ class Traffic:
     """All that waits or moves.
 
     Args:
-        links: of the cluster.
+        cluster: on whose links.
     """
 
-    def __init__(self, links: tuple[Link, ...]) -> None:
-        self._links = links
+    def __init__(self, cluster: Cluster) -> None:
+        self._links = cluster.links
+        types = ((row.name, cluster.device_types[row.type]) for row in cluster.devices)
+        self._slowness = {n: kind.communication_slowdown_while_computing for n, kind in types}
         self._waiting: list[CheckedSending] = []
         self._moving: list[CheckedSending] = []
 
@@ -71,7 +75,7 @@ class Traffic:
 
     def next_s(self, now: float) -> float:
         """Return the next moment, not before one, at which something arrives or begins to flow."""
-        flows = (row.flows_from_s for row in self._moving if row.crossings)
+        flows = (row.flows_from_s for row in self._moving)
         arrivals = (row.arrives_s for row in self._moving)
         return min([*arrivals, *(moment for moment in flows if moment > now)], default=inf)
 
@@ -96,12 +100,14 @@ class Traffic:
             taken.update(sending.lines)
         self._waiting = waiting
 
-    def divide(self, now: float) -> None:
-        """Give everything its speed from a moment on."""
-        flowing = [row for row in self._moving if row.crossings and row.flows_from_s <= now]
-        for sending, bytes_per_s in zip(flowing, self._filled(flowing), strict=True):
-            speed = bytes_per_s / sending.bytes_per_s
-            speed = 1.0 if speed >= 1 - _ROUNDING else speed
+    def divide(self, now: float, computing: Collection[str] = ()) -> None:
+        """Give everything its speed from a moment on, at which some devices compute."""
+        flowing = [row for row in self._moving if row.flows_from_s <= now]
+        for sending in flowing:
+            slowness = (self._slowness[name] for name in sending.devices if name in computing)
+            sending.most = 1 / max(slowness, default=1.0)
+        for sending, share in zip(flowing, self._shares(flowing), strict=True):
+            speed = share * sending.most
             if abs(speed - sending.speed) > _ROUNDING * speed:
                 sending.alone_s += (now - sending.since_s) * (1 - sending.speed)
                 sending.since_s, sending.speed = now, speed
@@ -109,16 +115,24 @@ class Traffic:
                 # 12 significant digits: sums of many terms may be off behind these.
                 sending.arrives_s = max(now, float(f"{now + left_s:.11e}"))
 
+    def _shares(self, flowing: list[CheckedSending]) -> Iterator[float]:
+        """Yield the share of what it may have that each gets of its lanes; without any, all."""
+        meeting = [row for row in flowing if row.crossings]
+        rates = iter(self._filled(meeting))
+        for row in flowing:
+            share = next(rates) / (row.bytes_per_s * row.most) if row.crossings else 1.0
+            yield 1.0 if share >= 1 - _ROUNDING else share
+
     def _filled(self, flowing: list[CheckedSending]) -> Iterator[float]:
         """Progressive filling: all rates rise together; those over a full lane rise no more."""
-        rates = [0.0] * len(flowing)
+        rates, most = [0.0] * len(flowing), [row.bytes_per_s * row.most for row in flowing]
         growing = set(range(len(flowing)))
         room = {lane: self._width(lane) for row in flowing for lane in row.crossings or ()}
         while growing:
             crossing = Counter[Lane]()
             for number in growing:
                 crossing.update(flowing[number].crossings or {})
-            rise = min(flowing[number].bytes_per_s - rates[number] for number in growing)
+            rise = min(most[number] - rates[number] for number in growing)
             rise = min([rise, *(room[lane] / count for lane, count in crossing.items())])
             for number in growing:
                 rates[number] += rise
@@ -128,7 +142,7 @@ class Traffic:
             growing = {
                 number
                 for number in growing
-                if rates[number] < flowing[number].bytes_per_s * (1 - _ROUNDING)
+                if rates[number] < most[number] * (1 - _ROUNDING)
                 and full.isdisjoint(flowing[number].crossings or {})
             }
         yield from rates

@@ -20,6 +20,7 @@ from builders import (
     star,
 )
 
+from planner.analysis.explain.explanation import explain
 from planner.cluster.cluster_file import Host
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import place
@@ -118,13 +119,52 @@ def test_messages_slow_the_computation_of_both_their_devices_by_hand() -> None:
     assert sum(step.seconds for step in critical_path(timeline)) == timeline.iteration_time_s == 12
 
 
-def test_a_bucket_slows_the_rest_of_its_backward_by_hand() -> None:
+def test_computation_slows_the_messages_of_its_device_by_hand() -> None:
+    """Factor 2 while either end computes; a message takes 1 s alone.
+
+    The first activations move half of their way beside 0F1, and the rest alone. The second ones
+    have 1F0 and 1B0 beside all of their way, the first gradients 1F1 and then 1B1, and the last
+    ones 0B0 for a second.
+    """
+    slow = {"unit": device_type(communication_slowdown_while_computing=2)}
+    machines = cluster(["d0", "d1"], [link("d0", "d1")], types=slow)
+    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
+    timeline = simulate(pipeline(graph([layer("a"), layer("b")]), machines, stages), ONE_F_ONE_B)
+    assert times(timeline) == {
+        "0F0": (0, 1),
+        "0F1": (1, 2),
+        "1F0": (2.5, 3.5),
+        "1B0": (3.5, 5.5),
+        "1F1": (5.5, 6.5),
+        "1B1": (6.5, 8.5),
+        "0B0": (7.5, 9.5),
+        "0B1": (10, 12),
+    }
+    assert moves(timeline) == {
+        "0F0": (1, 2.5),
+        "0F1": (2.5, 4.5),
+        "1B0": (5.5, 7.5),
+        "1B1": (8.5, 10),
+    }
+    parts = {part.name: part.seconds for part in explain(timeline).parts}
+    assert parts["slowed messages"] == 1
+    (cost,) = explain(timeline).slowdowns
+    assert (cost.cause, cost.without_s) == ("messages", 11)
+
+
+@pytest.mark.parametrize(("factor", "end_s"), [(1, 6), (2, 7)])
+def test_a_bucket_slows_the_rest_of_its_backward_by_hand(factor: float, end_s: float) -> None:
     """Two replicas: w's gradients are made in the middle of the backward, and reduced for 4 s.
 
     Of the backward of 2 s the last second, that of the first layer, takes 2 s beside the reduction
-    that begins as it does.
+    that begins as it does. If that is slowed by half in turn, a second's work of it is done by
+    then, in place of two.
     """
-    slow = {"unit": device_type(compute_slowdown_while_communicating=2)}
+    slow = {
+        "unit": device_type(
+            compute_slowdown_while_communicating=2, communication_slowdown_while_computing=factor
+        )
+    }
     machines = cluster(["d0", "d1"], [link("d0", "d1")], types=slow)
     rows = [layer("a", 0.5, 1), layer("b", 0.5, 1, parameters=["w"])]
     the_graph = graph(rows, parameters=[parameter("w", GIGA)])
@@ -132,7 +172,7 @@ def test_a_bucket_slows_the_rest_of_its_backward_by_hand() -> None:
     timeline = simulate(placed, orders(d0="0F0 0B0", d1="0F1 0B1"))
     assert times(timeline) == {name: (0, 1) if "F" in name else (1, 4) for name in times(timeline)}
     (reduction,) = timeline.synchronisations
-    assert (reduction.start_s, reduction.end_s) == (2, 6)
+    assert (reduction.start_s, reduction.end_s) == (2, end_s)
 
 
 def test_optimizer_steps_of_one_host_slow_each_other_by_hand() -> None:

@@ -63,7 +63,10 @@ def test_the_work_bound_counts_what_a_host_does_at_once() -> None:
 def _slowed(problem: Problem, factor: float, *, host: bool) -> Problem:
     """The same devices, slowed by communication, and where they are of one host by each other."""
     machines = problem.cluster
-    changed = {"compute_slowdown_while_communicating": factor}
+    changed = {
+        "compute_slowdown_while_communicating": factor,
+        "communication_slowdown_while_computing": 2 * factor,
+    }
     types = {name: row.model_copy(update=changed) for name, row in machines.device_types.items()}
     names = machines.device_names
     slowdown = tuple(1 + number / 4 for number in range(len(names)))

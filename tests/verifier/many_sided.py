@@ -62,6 +62,7 @@ def many_sided_plans() -> Iterator[Plan]:
     yield _plan(behind_shared, "bfloat16", "sgd", overlap=False, **late)
     yield _plan([(NAMES, "abd", [])], "float32", "adamw", seed=5, hosts=HOSTS)
     yield _plan(one_each, "float32", "adamw", seed=1, while_communicating=1.5)
+    yield _plan(one_each, "float32", "adamw", seed=1, while_computing=2.5)
     yield _plan(behind_shared, "bfloat16", "sgd", links="in_turn", **late)
     yield _plan(one_each, "float32", "adamw", seed=6, links="in_turn")
     yield _plan(replicas, "bfloat16", "adamw", split=0.5, seed=7, shards=True)
@@ -123,6 +124,7 @@ def _plan(
     rules: Mapping[str, object] | None = None,
     hosts: Sequence[Host] = (),
     while_communicating: float = 1.0,
+    while_computing: float = 1.0,
     links: Literal["fair", "in_turn"] = "fair",
     shards: bool = False,
     tied: Literal["at_once", "in_turn"] = "at_once",
@@ -140,7 +142,8 @@ def _plan(
     runtime = RuntimeRules(
         behaviour=behaviour, links=links, tied=tied, gradients="from_first_backward"
     )
-    machines = _cluster(slow_us, while_communicating).model_copy(update={"hosts": tuple(hosts)})
+    machines = _cluster(slow_us, while_communicating, while_computing)
+    machines = machines.model_copy(update={"hosts": tuple(hosts)})
     problem = Problem(_graph(precision), machines, job, runtime=runtime)
     pipeline = place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
     if seed is not None:
@@ -153,7 +156,7 @@ def _plan(
     return plan_by_hand(pipeline, dict(zip(ranks, rows, strict=True)))
 
 
-def _cluster(slow_us: int, while_communicating: float) -> Cluster:
+def _cluster(slow_us: int, while_communicating: float, while_computing: float) -> Cluster:
     """Two switches with a narrow half duplex link between, and another way round it."""
     fast = device_type(
         peak_tflop_per_s={"float32": 1, "tf32": 3, "bfloat16": 2},
@@ -166,11 +169,13 @@ def _cluster(slow_us: int, while_communicating: float) -> Cluster:
         tiles={"rows": 4, "columns": 4, "at_once": 3},
         by_class={"attention": {"efficiency": 0.3}, "memory": {"bandwidth_efficiency": 0.5}},
         compute_slowdown_while_communicating=while_communicating,
+        communication_slowdown_while_computing=while_computing,
     )
     slow = device_type(
         peak_tflop_per_s={"float32": 0.5, "bfloat16": 0.6},
         memory_bandwidth_gb_per_s=200,
         compute_slowdown_while_communicating=while_communicating,
+        communication_slowdown_while_computing=while_computing,
     )
     links = [
         link("a", "left", 2, latency_us=100_000),

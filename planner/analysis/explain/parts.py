@@ -31,6 +31,7 @@ PartName = Literal[
     "host time",
     "slowed computation",
     "messages",
+    "slowed messages",
     "reductions",
     "all-gathers of parameters",
     "waiting for shared links",
@@ -55,7 +56,7 @@ class IterationPart:
             it; ``loading the batch`` is the wait for the data loader; ``host time`` is the
             runtime's, in operations and messages; ``slowed computation`` is what operations and
             optimizer steps take longer than alone, ``waiting for shared links`` what messages and
-            reductions do.
+            reductions do, ``slowed messages`` where computation of their devices alone is why.
         seconds: on the path.
         share: of the iteration.
     """
@@ -112,8 +113,9 @@ class _StepParts:
 
     def beyond(self, step: PathStep) -> PartName:
         """Return what the rest of a step is spent on."""
-        is_sent = isinstance(step.event, (TransferEvent, SynchronisationEvent))
-        return "waiting for shared links" if is_sent else "slowed computation"
+        if not isinstance(step.event, (TransferEvent, SynchronisationEvent)):
+            return "slowed computation"
+        return "slowed messages" if step.event.slowed_by is None else "waiting for shared links"
 
     def _operation(self, stage: int, kind: str, device: str) -> Iterator[tuple[PartName, float]]:
         problem, spec = self._pipeline.problem, self._pipeline.stages[stage].spec
@@ -146,7 +148,8 @@ class SlowdownCost:
     """What it costs that something slows computation, in the same orders.
 
     Attributes:
-        cause: ``messages`` of the devices themselves, or the other devices of their ``hosts``.
+        cause: ``messages`` of the devices themselves, which computation may slow as well, or the
+            other devices of their ``hosts``.
         without_s: the iteration time if it did not.
     """
 
@@ -155,9 +158,9 @@ class SlowdownCost:
 
 
 def slowdown_costs(timeline: Timeline) -> tuple[SlowdownCost, ...]:
-    """Return what each cause of slow computation costs, of those that the cluster has."""
+    """Return what each cause of slowness costs, of those that the cluster has."""
     cluster, found = timeline.pipeline.problem.cluster, []
-    if cluster.slowed_by_communication:
+    if cluster.slowed_by_communication or cluster.slows_communication:
         found.append(SlowdownCost("messages", _time_s(timeline, _undisturbed(cluster))))
     if cluster.host_of:
         apart = cluster.model_copy(update={"hosts": ()})
@@ -166,8 +169,11 @@ def slowdown_costs(timeline: Timeline) -> tuple[SlowdownCost, ...]:
 
 
 def _undisturbed(cluster: Cluster) -> Cluster:
-    """Return a cluster whose devices compute as fast while they communicate."""
-    usual = {"compute_slowdown_while_communicating": 1.0}
+    """Return a cluster whose devices compute and communicate as fast at once as one by one."""
+    usual = {
+        "compute_slowdown_while_communicating": 1.0,
+        "communication_slowdown_while_computing": 1.0,
+    }
     types = {name: row.model_copy(update=usual) for name, row in cluster.device_types.items()}
     return cluster.model_copy(update={"device_types": types})
 

@@ -194,12 +194,15 @@ def _bytes(pipeline: PlacedPipeline) -> list[tuple[int, ...]]:
 
 
 def _speeds_hold(old: PlacedPipeline, new: PlacedPipeline) -> bool:
-    """Whether devices are slowed no more than before, by others of their host or by messages."""
+    """Whether devices and their messages are slowed no more than before by anything."""
     before, after = old.problem.cluster, new.problem.cluster
+    pairs = (
+        (before.slowed_by_communication, after.slowed_by_communication),
+        (before.slows_communication, after.slows_communication),
+    )
     return all(
         after.host_of.get(device) in (None, before.host_of.get(device))
-        and after.slowed_by_communication.get(device, 1.0)
-        <= before.slowed_by_communication.get(device, 1.0)
+        and all(factors.get(device, 1.0) <= known.get(device, 1.0) for known, factors in pairs)
         for device in old.devices
     )
 

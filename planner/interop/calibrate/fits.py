@@ -11,10 +11,12 @@ that of a long one as bandwidth (:func:`is_short`).
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from statistics import median
 from typing import NamedTuple
 
@@ -39,7 +41,8 @@ def transfer_samples(problem: Problem, measured: MeasuredTimeline) -> dict[Ends,
     Only the steps that count; of pairs with messages that had their links to themselves only
     these. Else it is what a message would have taken alone: by the rule of the plan's runtime it
     starts when the one before it has left their links, or has a max-min fair share of them beside
-    all that are on their way. Shares stay the same if all bandwidths are wrong by one factor.
+    all that are on their way, less where its devices compute and slow it. Shares stay the same if
+    all bandwidths are wrong by one factor.
     """
     cluster = problem.cluster
     alone: dict[Ends, TransferSamples] = {}
@@ -65,8 +68,10 @@ def _served(
         events = [event for event in measured.transfers if event.step == step]
         routes = [_resources(cluster, event) for event in events]
         crowded = _crowded(events, routes)
-        in_turn = rule == "in_turn"
-        times = _in_turn_s(events, routes) if in_turn else _shared_s(cluster, events, crowded)
+        if rule == "in_turn":
+            times: Iterable[float] = _in_turn_s(events, routes)
+        else:
+            times = _shared_s(cluster, events, crowded, _slowing_work(cluster, measured, step))
         for index, (event, seconds) in enumerate(zip(events, times, strict=True)):
             yield event, seconds, index not in crowded
 
@@ -89,13 +94,39 @@ def _in_turn_s(
             free_at[link] = max(free_at[link], event.end_s)
 
 
+def _slowing_work(
+    cluster: Cluster, measured: MeasuredTimeline, step: int
+) -> Mapping[str, Sequence[tuple[float, float]]]:
+    """Return when the devices compute whose computation slows their messages."""
+    work: dict[str, list[tuple[float, float]]] = {name: [] for name in cluster.slows_communication}
+    for event in measured.operations if work else ():
+        if event.step == step and event.device in work:
+            work[event.device].append((event.start_s, event.end_s))
+    return {name: sorted(rows) for name, rows in work.items()}
+
+
+def _is_within(spans: Sequence[tuple[float, float]], moment_s: float) -> bool:
+    """Return whether a moment is in one of some spans, which follow each other."""
+    before = bisect_right(spans, (moment_s, inf))
+    return before > 0 and moment_s < spans[before - 1][1]
+
+
 def _shared_s(
-    cluster: Cluster, events: Sequence[MeasuredTransfer], crowded: Collection[int]
+    cluster: Cluster,
+    events: Sequence[MeasuredTransfer],
+    crowded: Collection[int],
+    work: Mapping[str, Sequence[tuple[float, float]]],
 ) -> list[float]:
     """Return the time that each transfer would have taken with its links to itself.
 
     Those of one pair of devices follow each other. A moment counts by the share of its rate that a
     transfer has then, and as a whole before its first byte.
+
+    Args:
+        cluster: whose links.
+        events: all transfers of a step.
+        crowded: those that meet others on their links.
+        work: when devices compute whose computation slows what they send and receive.
     """
     times, spans = [event.end_s - event.start_s for event in events], []
     last_s: dict[tuple[str, str], float] = {}
@@ -105,16 +136,24 @@ def _shared_s(
         start_s = start_s if start_s < event.end_s else event.start_s
         last_s[pair] = event.end_s
         route = cluster.route(*pair)
-        if index in crowded and route is not None:
+        is_slowed = index in crowded or not work.keys().isdisjoint(pair)
+        if is_slowed and route is not None:
             first_s = min(start_s + route.latency_s, event.end_s)
             times[index] = first_s - start_s
-            spans.append(_Span(first_s, event.end_s, index, route))
-    for begin_s, end_s, together in _moments(spans):
-        flows = [(span.route.links, span.route.bandwidth_gb_per_s) for span in together]
+            spans.append(_Span(first_s, event.end_s, index, route, pair))
+    for begin_s, end_s, together in _moments(spans, work):
+        busy = {name for name, rows in work.items() if _is_within(rows, begin_s)}
+        flows = [(span.route.links, _most_gb_per_s(cluster, span, busy)) for span in together]
         used = {link: cluster.links[link[0]].bandwidth_gb_per_s for row, _ in flows for link in row}
-        for span, rate, (_, most) in zip(together, fair_rates(flows, used), flows, strict=True):
-            times[span.number] += (end_s - begin_s) * rate / most
+        for span, rate in zip(together, fair_rates(flows, used), strict=True):
+            times[span.number] += (end_s - begin_s) * rate / span.route.bandwidth_gb_per_s
     return times
+
+
+def _most_gb_per_s(cluster: Cluster, span: _Span, busy: Collection[str]) -> float:
+    """Return the rate that a transfer has at most while devices compute."""
+    factors = (cluster.slows_communication[name] for name in span.pair if name in busy)
+    return span.route.bandwidth_gb_per_s / max(factors, default=1.0)
 
 
 class _Span(NamedTuple):
@@ -124,13 +163,18 @@ class _Span(NamedTuple):
     end_s: float
     number: int
     route: Route
+    pair: tuple[str, str]
 
 
-def _moments(spans: Sequence[_Span]) -> Iterator[tuple[float, float, list[_Span]]]:
-    """Yield stretches of time with the transfers on their way throughout."""
+def _moments(
+    spans: Sequence[_Span], work: Mapping[str, Sequence[tuple[float, float]]]
+) -> Iterator[tuple[float, float, list[_Span]]]:
+    """Yield stretches of time with the transfers on their way and the work done throughout."""
     waiting = sorted(spans, reverse=True)
     together: list[_Span] = []
-    bounds = sorted({moment for span in spans for moment in (span.first_s, span.end_s)})
+    changes = {moment for span in spans for moment in (span.first_s, span.end_s)}
+    changes.update(moment for rows in work.values() for row in rows for moment in row)
+    bounds = sorted(changes)
     for begin_s, end_s in pairwise(bounds):
         while waiting and waiting[-1].first_s <= begin_s:
             together.append(waiting.pop())
