@@ -20,7 +20,7 @@ pipeplan plot demo/irregular.json -o demo/irregular.png
 pipeplan simulate demo/irregular.json --trace demo/irregular.trace.json >/dev/null
 
 say "2. Measure this machine for four CPU processes, and the model's layers on it (half a minute each)"
-pipeplan detect --ranks 4 --device cpu --no-together -o demo/this_machine.toml >demo/detect.log 2>&1 ||
+pipeplan detect --ranks 4 --device cpu -o demo/this_machine.toml >demo/detect.log 2>&1 ||
     { cat demo/detect.log; exit 1; }
 grep 'ranks compute\|^note: more ranks' demo/detect.log || true
 rm -f demo/costs.json

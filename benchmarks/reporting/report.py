@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
@@ -11,11 +12,13 @@ from pathlib import Path
 from planner import PipeplanError
 from planner.search.budget import DEFAULT_WORKERS
 
+_WRITTEN_TO = re.compile(r" --(output|keep)[ =]\S+")
 NO_DATA = "Not run: it takes `--data FOLDER` with the public instances.\n"
 
 
 def heading(title: str, command: str) -> str:
-    """Title, command, machine, date and versions."""
+    """Title, command without the paths that results go to, machine, date and versions."""
+    command = _WRITTEN_TO.sub("", command)
     packages = {name: metadata.version(name) for name in ("pipeplan", "torch", "ortools")}
     versions = {"Python": platform.python_version(), **packages}
     machine = f"{os.cpu_count()} cores, {platform.machine()}"
