@@ -48,6 +48,8 @@ _CPU_SIZES, _GPU_SIZES = (128, 384, 1024), (512, 2048, 8192)
 _CPU_ELEMENTS, _GPU_ELEMENTS = 4_000_000, 128_000_000
 BESIDE_ROUNDS, BESIDE_S = 15, 0.2
 """Rounds of computation alone, messages alone and both at once, and the seconds of each."""
+FEWEST_ROUNDS = 4
+"""Fewer rounds in which messages were whole tell no spread; very slow links may have none."""
 _DIGITS = 4
 
 BlocksWhile = Callable[[Callable[[], bool]], None]
@@ -238,6 +240,9 @@ class Computation:
             exchanging: exchanges messages while what it is given runs, and returns their times.
             meet: waits for the other rank.
             leads: whether this rank measures; the other one finds nothing.
+
+        Returns:
+            Both ratios of each round in which messages were over within it.
         """
         block, ratios = self._block(), list[tuple[float, float]]()
         for _ in range(3):

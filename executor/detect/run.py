@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from executor.detect.compute import (
+    BESIDE_S,
+    FEWEST_ROUNDS,
     Computation,
     beside,
     slowdowns,
@@ -151,6 +153,11 @@ class MeasurementRecord:
         """Note factors by type; of several hosts with devices of a type their rounds together."""
         member = self.members[turn.group[0]]
         ratios = [(block, message) for block, message in found[turn.group[0]]]
+        if len(ratios) < FEWEST_ROUNDS:
+            return (
+                f"{member.name}: what messages and computation slow each other by is not known; "
+                f"in a round of {BESIDE_S} s fewer than three exchanges were over"
+            )
         self._ratios[member.type] += ratios
         return f"{member.name}: {beside(ratios)}"
 

@@ -161,6 +161,15 @@ def test_messages_and_computation_slow_each_other_or_are_not_believed(
         assert kind.communication_slowdown_while_computing == (factors[1] or 1.0)
 
 
+def test_messages_that_take_longer_than_a_round_tell_nothing() -> None:
+    record = MeasurementRecord(*members_of([about("here"), about("here")]))
+    said = record.add(Turn("beside", ((0, 1),), (0,)), {0: [[1.5, 2.0]] * 3, 1: []})
+    assert "is not known" in said
+    assert record.measurements.beside == {}
+    kind = record.measurements.types["CPU-core"]
+    assert kind.communication_slowdown_while_computing == 1.0
+
+
 def test_hosts_of_other_speed_have_a_type_of_their_own() -> None:
     members, types = members_of([about("fast"), about("slow"), about("like-fast"), about("fast")])
     record = MeasurementRecord(members, types)
