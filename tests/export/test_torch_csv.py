@@ -75,6 +75,9 @@ def lowered(text: str, folder: Path, stages: int, ranks: int, microbatches: int)
     runtime.pipeline_order, runtime._stages = {}, []
     runtime.pp_group_size, runtime._num_stages = ranks, stages
     runtime._n_microbatches, runtime._defer_pp_recv = microbatches, False
+    # Defaults of torch 2.15, which older versions do not read.
+    runtime._unshard_lookahead, runtime._max_active_stages = "full", 3
+    runtime._defer_reduce_grad_wait, runtime._max_outstanding_sends = False, None
     runtime._load_csv(str(path), format="compute_only")
     return runtime.pipeline_order_with_comms
 
