@@ -35,7 +35,7 @@ def test_a_value_is_the_replays_or_better_and_no_better_than_its_bound(
     assert found.base_s <= found.plan_s
     for row in found.values:
         altered = alter(unaltered(plan), parse_change(row.change))
-        replayed = simulate(place(altered.problem, altered.stages), altered.orders)
+        replayed = simulate(place(altered.problem, altered.stages, altered.sync), altered.orders)
         assert row.replay_s == replayed.iteration_time_s
         assert row.iteration_time_s <= row.replay_s
         assert row.stages_bound_s <= row.iteration_time_s * (1 + 1e-9)
