@@ -232,8 +232,10 @@ class Network:
 
     def _slow(self, flow: Flow, now: float) -> None:
         """Note by how much a flow is slowed from now on, once its first byte has set off."""
+        if flow.first_s > now:
+            return
         most = self._load.most_of_rate(flow.devices)
-        if flow.first_s > now or most == flow.most:
+        if most == flow.most:
             return
         flow.most = most
         flow.demand = self._demand(flow)

@@ -96,16 +96,21 @@ def test_devices_of_one_host_slow_each_other_by_hand() -> None:
     assert ran == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]
 
 
+def of_slowed_devices(**factor: float) -> Timeline:
+    """Two stages in 1F1B; a message takes a second alone."""
+    slow = {"unit": device_type(**factor)}
+    machines = cluster(["d0", "d1"], [link("d0", "d1")], types=slow)
+    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
+    return simulate(pipeline(graph([layer("a"), layer("b")]), machines, stages), ONE_F_ONE_B)
+
+
 def test_messages_slow_the_computation_of_both_their_devices_by_hand() -> None:
     """Factor 2 while a message moves, which takes 1 s: half a second's work is done beside each.
 
     0F1 begins with the first activations, 1F0 ends with the second, and 1F1 begins with the
     gradients of 1B0.
     """
-    slow = {"unit": device_type(compute_slowdown_while_communicating=2)}
-    machines = cluster(["d0", "d1"], [link("d0", "d1")], types=slow)
-    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
-    timeline = simulate(pipeline(graph([layer("a"), layer("b")]), machines, stages), ONE_F_ONE_B)
+    timeline = of_slowed_devices(compute_slowdown_while_communicating=2)
     assert times(timeline) == {
         "0F0": (0, 1),
         "0F1": (1, 2.5),
@@ -126,10 +131,7 @@ def test_computation_slows_the_messages_of_its_device_by_hand() -> None:
     have 1F0 and 1B0 beside all of their way, the first gradients 1F1 and then 1B1, and the last
     ones 0B0 for a second.
     """
-    slow = {"unit": device_type(communication_slowdown_while_computing=2)}
-    machines = cluster(["d0", "d1"], [link("d0", "d1")], types=slow)
-    stages = [(["a"], ["d0"]), (["b"], ["d1"])]
-    timeline = simulate(pipeline(graph([layer("a"), layer("b")]), machines, stages), ONE_F_ONE_B)
+    timeline = of_slowed_devices(communication_slowdown_while_computing=2)
     assert times(timeline) == {
         "0F0": (0, 1),
         "0F1": (1, 2),
