@@ -45,15 +45,16 @@ ABOUT = """\
 A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
 without each pipeline's first steps and without what follows the first pipeline's last step; of
 all-reduce it is pipelines times steps a second. The time to the loss is from the first step until
-the smoothed training loss (simulated: the held-out loss of the mean model) is what overlapped
-all-reduce has after half of its work; ratios above 1 are faster. Ratios are taken seed by seed and
-told as mean (min..max); "best" and "worst" claims name the regime they were found in.
+the held-out loss of the pipelines' mean model is what overlapped all-reduce has after half of its
+work; real ones are looked at after as many steps as there are pipelines. Ratios above 1 are faster.
+Ratios are taken seed by seed and told as mean (min..max); "best" and "worst" claims name the regime
+they were found in.
 
 What is faster is reached only at an equal held-out loss: after equal work it is at most 1 % above
-the rival's, or, simulated, the time and the iterations are those to one held-out loss. Without
---short every real strategy has the best of three learning rates, tried with a seed that does not
-count, and every simulated server, and every strategy that the choice is compared with, the best of
-five in each setting; elsewhere all have the same one.
+the rival's, or the time and the iterations are those to one held-out loss. Without --short every
+real strategy has the best of five learning rates, tried with a seed that does not count, and every
+simulated server, and every strategy that the choice is compared with, the best of five in each
+setting; elsewhere all have the same one.
 Asynchronous servers divide it by the pipelines themselves. All-reduces over shaped links have
 buckets of 0.1 MiB, so that there is something to overlap; on loopback one bucket of the whole model
 is faster, and is the rival. With 30 or 100 iterations the pauses that a seed happens to draw move

@@ -77,21 +77,43 @@ class Outcome:
         claims: in order.
         columns, rows: of its table, below the claims.
         lines: for ``--json``.
+        note: below the tables.
     """
 
     claims: Sequence[Claim] = ()
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     lines: Sequence[Mapping[str, Any]] = field(default=())
+    note: str = ""
 
     def markdown(self) -> str:
-        """Both tables."""
+        """Both tables and the note."""
         parts = []
         if self.claims:
             parts.append(table(CLAIM_COLUMNS, [claim.row() for claim in self.claims]))
         if self.rows:
             parts.append(table(self.columns, self.rows))
+        if self.note:
+            parts.append(f"{self.note}\n")
         return "\n".join(parts)
+
+
+def rates_note(trained: Mapping[str, Mapping[str, float]], tried: Sequence[float]) -> str:
+    """Return the sentence that tells learning rates.
+
+    Args:
+        trained: the chosen ones by strategy, by what they were chosen in.
+        tried: all of them.
+    """
+    told = []
+    for where, rates in trained.items():
+        by_rate: dict[float, list[str]] = {}
+        for strategy, rate in rates.items():
+            by_rate.setdefault(rate, []).append(f"`{strategy}`")
+        groups = [f"{rate:g}: {', '.join(names)}" for rate, names in sorted(by_rate.items())]
+        told.append(f"{where}, {'; '.join(groups)}.")
+    of = ", ".join(f"{rate:g}" for rate in tried)
+    return f"Learning rates, of {of}: {' '.join(told)}"
 
 
 def run_rows(setting: str, runs: Runs) -> list[list[str]]:

@@ -9,8 +9,6 @@ from typing import Any
 
 WARM_UP = 5
 """Steps of each pipeline that do not count."""
-SMOOTHED_STEPS = 8
-"""Steps of every pipeline that the training loss is a mean over."""
 TARGET_SHARE = 0.5
 """The target is the loss that all-reduce has reached after this share of its work."""
 
@@ -21,12 +19,10 @@ class Step:
 
     Attributes:
         end_s: on one clock for all pipelines.
-        loss: mean over its samples.
         seconds: that it took.
     """
 
     end_s: float
-    loss: float
     seconds: float
 
 
@@ -37,7 +33,7 @@ class Look:
     Attributes:
         at_s: since its beginning.
         shares: that are done.
-        loss: smoothed training loss; simulated: of the mean model on all samples.
+        loss: held-out loss of the mean model.
     """
 
     at_s: float
@@ -112,38 +108,24 @@ def steady_rate(pipelines: Sequence[Sequence[float]], warm_up: int = WARM_UP) ->
     return sum(rates)
 
 
-def smoothed(losses: Sequence[float], window: int) -> list[float]:
-    """The mean of each and up to ``window - 1`` before it."""
-    found, total = [], 0.0
-    for place, loss in enumerate(losses):
-        total += loss - (losses[place - window] if place >= window else 0.0)
-        found.append(total / min(place + 1, window))
-    return found
-
-
 def measured(
-    pipelines: Sequence[Sequence[Step]], shares_per_step: int, final_loss: float
+    pipelines: Sequence[Sequence[Step]],
+    shares_per_step: int,
+    looks: Sequence[Look],
+    final_loss: float,
 ) -> Measured:
     """A real training's figures.
 
     Args:
         pipelines: the steps of each; one row where all run in step.
         shares_per_step: that a step of a row is: 1, or all pipelines' where they run in step.
+        looks: on the clock of the steps, with the steps of all rows in place of shares.
         final_loss: of the mean model.
     """
     begin_s = min(steps[0].end_s - steps[0].seconds for steps in pipelines)
-    steps = sorted((step for row in pipelines for step in row), key=lambda step: step.end_s)
-    events = [step for step in steps for _ in range(shares_per_step)]
-    shares = shares_per_step * len(pipelines)
-    window = SMOOTHED_STEPS * shares
-    losses = smoothed([step.loss for step in events], window)
-    looks = [
-        Look(step.end_s - begin_s, done, loss)
-        for done, (step, loss) in enumerate(zip(events, losses, strict=True), 1)
-        if done >= window or done == len(events)
-    ]
+    mine = [Look(look.at_s - begin_s, shares_per_step * look.shares, look.loss) for look in looks]
     rate = shares_per_step * steady_rate([[step.end_s for step in row] for row in pipelines])
-    return Measured(rate, looks, final_loss)
+    return Measured(rate, mine, final_loss)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome, against_all, run_lines, run_rows
+from benchmarks.sync.claims import (
+    RUN_COLUMNS,
+    Claim,
+    Outcome,
+    against_all,
+    rates_note,
+    run_lines,
+    run_rows,
+)
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.real import BUCKETS, LEARNING_RATE, RATES
 from benchmarks.sync.settings import (
@@ -59,18 +67,20 @@ def pipelines_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
         2: {"slow_node": Setting(f"{_regime(2)}; one node {SLOW_FACTOR:g}x slow", slow)},
     }
     claims: list[Claim] = []
-    rows, lines = [], []
+    rows, lines, rates = [], [], {}
     for pipelines, settings in grids.items():
         grid = _grid(pipelines, settings, seeds, steps, short=short)
         with Testbed(grid.plan.cluster) as testbed:
-            found = grid.train(testbed).runs
-        for setting, runs in found.items():
+            found = grid.train(testbed)
+        rates[f"{pipelines} x {PLACES}"] = found.rates
+        for setting, runs in found.runs.items():
             for ours in (SEMI_BEHIND, SEMI):
                 claims += against_all(runs, ours, settings[setting].regime, is_real=True)
             name = f"real_{pipelines}x{PLACES}_{setting}"
             rows += run_rows(name, runs)
             lines += run_lines(name, runs, is_real=True)
-    return Outcome(claims, RUN_COLUMNS, rows, lines)
+    note = rates_note(rates, (LEARNING_RATE,) if short else RATES)
+    return Outcome(claims, RUN_COLUMNS, rows, lines, note)
 
 
 def _grid(

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from benchmarks import ROOT
-from benchmarks.sync.figures import Measured, Step, measured
+from benchmarks.sync.figures import Look, Measured, Step, measured
 from benchmarks.testbed.network import Testbed
 from planner.errors import PipeplanError
 from planner.measured.sync_trace import SyncTrace
@@ -21,8 +21,8 @@ from planner.plan.plan import Plan
 from planner.sync.strategies import SYNCHRONOUS, parse_sync
 
 LEARNING_RATE = 0.05
-RATES = (0.025, LEARNING_RATE, 0.1)
-"""Every strategy has its best of these, or all have the one in the middle."""
+RATES = (0.025, LEARNING_RATE, 0.1, 0.2, 0.4)
+"""Every strategy has its best of these, or all have :data:`LEARNING_RATE`."""
 BUCKETS = {
     "all_reduce": "all_reduce:bucket_mib=0.1",
     "fused": "fused:fusion_mib=0.1",
@@ -64,6 +64,11 @@ class Training:
     sync_trace: bool = False
     pipelining: Literal["flush", "async"] = "flush"
 
+    @property
+    def in_step(self) -> bool:
+        """Whether all pipelines step together."""
+        return parse_sync(self.sync).strategy in SYNCHRONOUS
+
 
 @dataclass(frozen=True)
 class Found:
@@ -95,7 +100,7 @@ def train_all(
         folder = Path(name)
         for key, plan in plans.items():
             plan.save(folder / f"{key}.json")
-        jobs = [asdict(training) for training in trainings]
+        jobs = [{**asdict(training), "in_step": training.in_step} for training in trainings]
         (folder / "jobs.json").write_text(json.dumps(jobs))
         _launch(folder, next(iter(plans.values())), testbed)
         runs = {t.name: _read(folder, plans[t.plan], t) for t in trainings}
@@ -123,10 +128,11 @@ def _launch(folder: Path, plan: Plan, testbed: Testbed | None) -> None:
 def _read(folder: Path, plan: Plan, training: Training) -> Measured:
     files = [folder / f"{training.name}.{rank}.json" for rank in range(len(plan.ranks))]
     rows = [json.loads(path.read_text()) for path in files]
-    together = parse_sync(training.sync).strategy in SYNCHRONOUS
     stages = len(plan.stages)
     pipelines = len(plan.ranks) // stages
     # All ranks of a pipeline tell of the same steps.
-    telling = rows[:1] if together else rows[::stages]
+    telling = rows[:1] if training.in_step else rows[::stages]
     steps = [[Step(*step) for step in row["rows"]] for row in telling]
-    return measured(steps, pipelines if together else 1, rows[0]["held_out_loss"])
+    looks = [Look(*look) for look in rows[0]["looks"]]
+    shares = pipelines if training.in_step else 1
+    return measured(steps, shares, looks, rows[0]["held_out_loss"])

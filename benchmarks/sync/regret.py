@@ -113,10 +113,8 @@ def choice_section(seeds: int, only: Sequence[str] | None = None, report: Path =
         for name, runs in found.items()
     ]
     lines = [row.line() for row in rows]
-    losses = _measured(report, "held-out loss, over overlapped's")
-    real = Spread(tuple(losses[r.setting][r.chosen] for r in rows if r.measured is not None))
     cells = [row.row(rates[row.setting]) for row in rows]
-    return Outcome(_claims(rows, real), COLUMNS, cells, lines)
+    return Outcome(_claims(rows), COLUMNS, cells, lines)
 
 
 def _rates(
@@ -181,8 +179,7 @@ def regret_of(
     return Regret(setting, chosen, *against(gains), *real)
 
 
-def _claims(rows: Sequence[Regret], losses: Spread) -> list[Claim]:
-    """Return the claims; losses are held-out ones of the chosen strategies in real rows."""
+def _claims(rows: Sequence[Regret]) -> list[Claim]:
     simulated = [(row.simulated, row.setting) for row in rows]
     real = [(row.measured, row.setting) for row in rows if row.measured is not None]
     kinds = [
@@ -199,10 +196,8 @@ def _claims(rows: Sequence[Regret], losses: Spread) -> list[Claim]:
             (f"mean regret {told}", MEAN, mean, ""),
             (f"largest regret {told}", WORST, worst, f"({where})"),
         ):
-            claim, loss = (text, regime, is_real, bar, Spread((value,))), None
-            if is_real:
-                loss = losses  # Their times are to a training loss.
-            claims.append(Claim(*claim, at_most=True, note=note, loss=loss))
+            found_value = Spread((value,))
+            claims.append(Claim(text, regime, is_real, bar, found_value, at_most=True, note=note))
     return claims
 
 

@@ -12,8 +12,8 @@ from benchmarks.testbed.network import Testbed
 from executor.emulation.pace import Pace
 from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Plan
-from planner.sync.simulation.comparison import ALL_STRATEGIES
-from planner.sync.strategies import sync_name
+from planner.sync.simulation.comparison import ALL_STRATEGIES, learner_of
+from planner.sync.strategies import parse_sync, sync_name
 
 PLAIN, OVERLAPPED = "all_reduce:overlap=false", "all_reduce"
 STATIC, DRAWN = "partial_all_reduce:schedule=static", "partial_all_reduce"
@@ -67,10 +67,12 @@ class Trained:
     Attributes:
         runs: by setting.
         traces: by setting, of the first seed; none if no strategy is traced.
+        rates: learning rates by strategy.
     """
 
     runs: Mapping[str, Runs]
     traces: Mapping[str, SyncTrace]
+    rates: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Grid:
         syncs: by strategy, what it is if that is not its name.
         traced: the strategy that writes traces, if any.
         rates: learning rates, of which each strategy has its best: that of the least held-out loss
-            in the first setting, with a seed that does not count.
+            in the first setting, with a seed that does not count. Strategies that compute the same
+            weights have the same.
     """
 
     plan: Plan
@@ -143,25 +146,27 @@ class Grid:
             for (setting, _, seed), training in trainings.items()
             if training.sync_trace and seed == 0
         }
-        return Trained(runs, traces)
+        return Trained(runs, traces, rates)
 
     def _tuned(self, testbed: Testbed | None) -> dict[str, float]:
         """Return the learning rate of each strategy."""
         if len(self.rates) == 1:
             return dict.fromkeys(self.strategies, self.rates[0])
+        learners = {name: sync_name(learner_of(parse_sync(name))) for name in self.strategies}
         tried = {
-            (strategy, rate): replace(
-                self._training(next(iter(self.settings)), strategy, self.seeds),
-                name=f"tuning.{self.strategies.index(strategy)}.{place}",
+            (learner, rate): replace(
+                self._training(next(iter(self.settings)), learner, self.seeds),
+                name=f"tuning.{self.strategies.index(learner)}.{place}",
                 learning_rate=rate,
                 sync_trace=False,
             )
-            for strategy in self.strategies
+            for learner in dict.fromkeys(learners.values())
             for place, rate in enumerate(self.rates)
         }
         runs = train_all({"plan": self.plan}, list(tried.values()), testbed).runs
         losses = {name: runs[training.name].final_loss for name, training in tried.items()}
-        return best_rates(losses)
+        best = best_rates(losses)
+        return {name: best[learner] for name, learner in learners.items()}
 
 
 def best_rates(losses: Mapping[tuple[str, float], float]) -> dict[str, float]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
-from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome, run_lines, run_rows
+from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome, rates_note, run_lines, run_rows
 from benchmarks.sync.figures import Runs, Spread, compare
 from benchmarks.sync.loopback import ITERATION_S, PIPELINES
 from benchmarks.sync.plans import pipelines_plan
@@ -25,6 +26,7 @@ from benchmarks.sync.settings import (
     STATIC,
     Grid,
     Setting,
+    Trained,
 )
 from benchmarks.testbed.network import Testbed, why_not
 from planner.plan.plan import Plan
@@ -123,24 +125,28 @@ def shaped_section(seeds: int, steps: int | None, *, short: bool) -> Outcome:
     if reason is not None:
         print(f"shaped: left out: {reason}", file=sys.stderr)
         return Outcome()
-    claims, rows, lines = [], [], []
+    claims, rows, lines, rates = [], [], [], {}
+    tried = (LEARNING_RATE,) if short else RATES
     for gb_per_s in BETWEEN_GB_PER_S[:1] if short else BETWEEN_GB_PER_S:
-        runs = _train(gb_per_s, seeds, steps or (STEPS // 4 if short else STEPS), short=short)
-        name = setting_of(gb_per_s)
+        length = steps or (STEPS // 4 if short else STEPS)
+        strategies = SHORT_STRATEGIES if short else STRATEGIES
+        trained = _train(gb_per_s, strategies, seeds, length, tried)
+        name, runs = setting_of(gb_per_s), trained.runs["shaped"]
+        rates[name] = trained.rates
         claims += _claims(runs, gb_per_s)
         rows += run_rows(name, runs)
         lines += run_lines(name, runs, is_real=True)
-    return Outcome(claims, RUN_COLUMNS, rows, lines)
+    return Outcome(claims, RUN_COLUMNS, rows, lines, rates_note(rates, tried))
 
 
-def _train(gb_per_s: float, seeds: int, steps: int, *, short: bool) -> Runs:
+def _train(
+    gb_per_s: float, strategies: Sequence[str], seeds: int, steps: int, rates: Sequence[float]
+) -> Trained:
     plan = shaped_plan(gb_per_s)
-    strategies = SHORT_STRATEGIES if short else STRATEGIES
-    rates = (LEARNING_RATE,) if short else RATES
     equal = {"shaped": Setting("equal")}
     grid = Grid(plan, equal, strategies, seeds, steps, syncs=BUCKETS, rates=rates)
     with Testbed(plan.cluster) as testbed:
-        return grid.train(testbed).runs["shaped"]
+        return grid.train(testbed)
 
 
 def _claims(runs: Runs, gb_per_s: float) -> list[Claim]:
@@ -154,9 +160,7 @@ def _claims(runs: Runs, gb_per_s: float) -> list[Claim]:
             if rival in runs:
                 told = f"time to the loss, static partial all-reduce over `{rival}`"
                 found = compare(runs, STATIC, rival)
-                claims.append(
-                    Claim(told, regime, True, bar, found.time_to_loss, loss=found.final_loss)
-                )
+                claims.append(Claim(told, regime, True, bar, found.time_to_loss))
     for strategy in HIDDEN:
         if strategy in runs:
             found = compare(runs, strategy, OVERLAPPED)

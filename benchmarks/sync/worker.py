@@ -1,8 +1,9 @@
 """One rank of many trainings, one after the other: ``torchrun -m benchmarks.sync.worker FOLDER``.
 
 The folder holds ``jobs.json``, a list of :class:`benchmarks.sync.real.Training` as dictionaries,
-and their plans. Each rank writes ``NAME.RANK.json`` with the ends and losses of its steps; the
-first one adds the held-out loss of the model that the training led to.
+and their plans. Each rank writes ``NAME.RANK.json`` with the ends of its steps; the first one adds
+the held-out losses of the pipelines' mean model while they trained, and of the model that the
+training led to.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.sync.model import held_out_loss
+from benchmarks.sync.weights import Watched, mean_losses
 from executor.checkpoint.read import Checkpoint
 from executor.emulation.pace import Pace
 from executor.launch.config import TrainingConfig
@@ -53,29 +56,37 @@ def _train(folder: Path, job: dict[str, Any], rank: int) -> dict[str, Any]:
         "checkpoint": {"folder": str(folder / f"{job['name']}.saved"), "every": _LAST_ONLY},
     }
     config = TrainingConfig.parse(data, job["name"])
+    watched = Watched()
     slow = {int(name): factor for name, factor in job["slow"].items()}
     run = RunSettings(
         model=plan.model.factory,
         sync=job["sync"],
         pace=Pace(slow, job["sleep_probability"], job["sleep_s"], job["seed"]),
         pipelining=job["pipelining"],
+        optimizer=watched.optimizer,
         sync_trace=str(folder / f"{job['name']}.trace") if job["sync_trace"] else None,
     )
-    rows: list[tuple[float, float, float]] = []
+    rows: list[tuple[float, float]] = []
 
     def report(metrics: StepMetrics) -> None:
-        rows.append((time.time(), metrics.loss, metrics.step_time_s))
+        end_s = time.time()
+        rows.append((end_s, metrics.step_time_s))
+        watched.look(end_s)
 
     run_training(plan, config, run, report)
+    watched.save(folder, job["name"], rank)
     found: dict[str, Any] = {"rows": rows}
     if rank == 0:
-        found["held_out_loss"] = _loss_of(plan, folder / f"{job['name']}.saved")
+        assert plan.model.factory is not None
+        model = import_factory(plan.model.factory)(**plan.model.arguments)
+        pipelines = 1 if job["in_step"] else len(plan.ranks) // len(plan.stages)
+        size = len(plan.ranks), len(plan.stages)
+        found["looks"] = mean_losses(folder, job["name"], model, size, pipelines)
+        found["held_out_loss"] = _loss_of(model, folder / f"{job['name']}.saved")
     return found
 
 
-def _loss_of(plan: Plan, folder: Path) -> float:
-    assert plan.model.factory is not None
-    model = import_factory(plan.model.factory)(**plan.model.arguments)
+def _loss_of(model: nn.Module, folder: Path) -> float:
     checkpoint = Checkpoint.open(folder)
     targets = {f"parameters/{name}": p.data for name, p in model.named_parameters()}
     checkpoint.read_into(targets)

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from benchmarks.catalogue import ROOM
 from benchmarks.sync import __main__ as sync
@@ -18,10 +20,10 @@ from benchmarks.sync.figures import (
     json_line,
     measured,
     ratio,
-    smoothed,
     steady_rate,
 )
 from benchmarks.sync.loopback import SETTINGS
+from benchmarks.sync.model import held_out_loss, student
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import CALIBRATING, Host, host_of, measured_rows, predicted
 from benchmarks.sync.regret import regret_of, settings_of
@@ -37,6 +39,7 @@ from benchmarks.sync.settings import (
 from benchmarks.sync.shaped import LEGS, shaped_plan
 from benchmarks.sync.short import claim_of
 from benchmarks.sync.simulated import Simulated, flat_world, measured_of, pipeline_world
+from benchmarks.sync.weights import Watched, mean_losses
 from planner.errors import PipeplanError
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.simulation.comparison import ALL_STRATEGIES
@@ -68,20 +71,48 @@ def test_a_window_that_cuts_a_long_step_changes_nothing() -> None:
     assert steady_rate([quick, slow], warm_up=1) == pytest.approx(11)
 
 
-def test_losses_are_smoothed_over_those_before() -> None:
-    assert smoothed([4.0, 2.0, 0.0, 0.0], 2) == pytest.approx([4.0, 3.0, 1.0, 0.0])
-
-
 def test_pipelines_in_step_and_apart_count_the_same_shares() -> None:
     ends = [0.5 * step for step in range(1, 41)]
-    steps = [Step(end, 1.0, 0.5) for end in ends]
-    together = measured([steps], 4, 1.0)
-    apart = measured([steps] * 4, 1, 1.0)
+    steps = [Step(end, 0.5) for end in ends]
+    together = measured([steps], 4, [Look(20.0, 40, 1.0)], 1.0)
+    apart = measured([steps] * 4, 1, [Look(20.0, 160, 1.0)], 1.0)
     assert together.shares_per_s == apart.shares_per_s == pytest.approx(8)
-    assert together.looks[-1].shares == apart.looks[-1].shares == 160
-    assert together.looks == apart.looks
-    # Eight steps of each are in the first mean; the time begins with the first step.
-    assert apart.looks[0] == Look(pytest.approx(4.0), 32, 1.0)
+    assert together.looks == apart.looks == [Look(20.0, 160, 1.0)]
+
+
+def test_held_out_losses_are_of_the_mean_of_what_each_pipeline_has(tmp_path: Path) -> None:
+    """Two pipelines of two places, the second of which steps half as often."""
+    model = student(depth=1, width=8)
+    names = [name for name, _ in model.named_parameters()]
+    places = [names[:3], names[3:]]
+    draw = torch.Generator().manual_seed(0)
+    states: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+    for pipeline, ends_s in enumerate(([1.0, 2.0, 3.0, 4.0], [2.5, 4.5])):
+        for place, mine in enumerate(places):
+            held = {
+                name: nn.Parameter(torch.zeros(model.get_parameter(name).shape)) for name in mine
+            }
+            watched = Watched()
+            watched.optimizer(held.items(), 0.1)
+            served = {"another": nn.Parameter(torch.ones(1))}
+            watched.optimizer(served.items(), 0.1)
+            for step, end_s in enumerate(ends_s, 1):
+                for name, parameter in held.items():
+                    parameter.data = torch.randn(parameter.shape, generator=draw)
+                    states.setdefault((pipeline, step), {})[name] = parameter.detach().clone()
+                watched.look(end_s)
+            watched.save(tmp_path, "run", 2 * pipeline + place)
+    looks = mean_losses(tmp_path, "run", student(depth=1, width=8), (4, 2), 2)
+    # The ends in order: 1, 2, 2.5, 3, 4, 4.5 s.
+    seen = {2.0: (2, 0), 3.0: (3, 1), 4.5: (4, 2)}
+    assert [(at_s, steps) for at_s, steps, _ in looks] == [(2.0, 2), (3.0, 4), (4.5, 6)]
+    for at_s, _, loss in looks:
+        first, second = (states.get((p, step)) for p, step in enumerate(seen[at_s]))
+        for name, parameter in model.named_parameters():
+            other = torch.zeros_like(parameter) if second is None else second[name]
+            parameter.data = (first[name] + other) / 2
+        assert loss == pytest.approx(held_out_loss(model), rel=1e-6)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_time_to_a_loss_is_between_two_looks() -> None:
