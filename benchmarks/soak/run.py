@@ -20,6 +20,7 @@ from planner.sync.strategies import parse_sync
 
 STRATEGIES = (
     "partial_all_reduce",
+    "partial_all_reduce:group_size=2,overlap=true",
     "partial_all_reduce:schedule=static",
     "semi_decentralized",
     "semi_decentralized:overlap=true",

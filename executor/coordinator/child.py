@@ -35,6 +35,7 @@ from planner.sync.strategies import (
     SemiDecentralizedOptions,
     WaveSynchronousOptions,
     options_of,
+    overlaps_averages,
 )
 
 _PATIENT_S = 1e6
@@ -61,9 +62,7 @@ def coordinator_for(
     """
     options = options_of(sync)
     scheduler = _scheduler(options, pipelines, places, pipelines_per_node)
-    overlaps = isinstance(options, WaveSynchronousOptions) or (
-        isinstance(options, SemiDecentralizedOptions) and options.overlap
-    )
+    overlaps = isinstance(options, WaveSynchronousOptions) or overlaps_averages(options)
     ledger = WorkUnitLedger(shares)
     return Coordinator(pipelines, places, ledger, scheduler, overlapped_averages=overlaps)
 

@@ -1,10 +1,13 @@
 """Decentralized strategies that average weights: over groups, or with a partner at any time.
 
-- Partial all-reduce: groups by a static schedule or drawn by a generator. Ripples (Luo et al.
-  2019), published as Prague (ASPLOS 2020). How groups form: see :mod:`planner.sync.groups`.
-- Semi-decentralised synchronisation: at each place of the pipelines, the replicas that are ready
-  average. SDPipe (Miao et al., VLDB 2023). How groups form: see
+- Partial all-reduce: groups by a static schedule or drawn by a generator; the whole pipeline is in
+  the same group at all its places. Ripples (Luo et al. 2019), published as Prague (ASPLOS 2020).
+  How groups form: see :mod:`planner.sync.groups`.
+- Semi-decentralised synchronisation: at each place of the pipelines by itself, the replicas that
+  are ready average. SDPipe (Miao et al., VLDB 2023). How groups form: see
   :mod:`planner.sync.groups.readiness`.
+
+  Both wait for the average, as in the papers, or overlap it with the next iteration.
 - Asynchronous decentralised parallel SGD (Lian et al. 2018): averages of two, at any time.
 """
 
@@ -39,6 +42,7 @@ from planner.sync.strategies import (
     PartialAllReduceOptions,
     SemiDecentralizedOptions,
     WaveSynchronousOptions,
+    overlaps_averages,
 )
 
 
@@ -158,18 +162,6 @@ class OverlappedAverage:
             weights.put_back()
 
 
-class PartialAllReduce(GroupAverage):
-    """Averages over scheduled groups; the whole pipeline is in the same group at all its places."""
-
-
-class SemiDecentralized(GroupAverage):
-    """Averages over groups of those who are ready, at each place of the pipelines by itself."""
-
-
-class OverlappedSemiDecentralized(OverlappedAverage):
-    """The same, overlapped with the next iteration; the paper's pipelines wait instead."""
-
-
 class AdPsgd:
     """While a pipeline computes, its weights are averaged with a partner's.
 
@@ -286,12 +278,9 @@ def decentralized_strategy_of(
             return AdPsgd(neighbours, seed)
         case AdPsgdOptions():
             return GroupAverage(neighbours)
-        case PartialAllReduceOptions():
-            return PartialAllReduce(neighbours)
-        case SemiDecentralizedOptions(overlap=True):
-            return OverlappedSemiDecentralized(neighbours)
-        case SemiDecentralizedOptions():
-            return SemiDecentralized(neighbours)
+        case PartialAllReduceOptions() | SemiDecentralizedOptions():
+            is_overlapped = overlaps_averages(options)
+            return OverlappedAverage(neighbours) if is_overlapped else GroupAverage(neighbours)
     raise AssertionError(f"{options!r} is no decentralized strategy")
 
 

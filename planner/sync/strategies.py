@@ -178,6 +178,9 @@ class PartialAllReduceOptions(Record):
             behind; None: no filter.
         filter_between: pipelines that the filter keeps apart in a division: ``all`` that are drawn
             together; or the ``initiator`` and those it draws, as in Ripples.
+        overlap: overlap the average with the next iteration, whose gradient is then computed with
+            weights from before the average. Nobody waits for a group, unless it takes longer than
+            an iteration. Ripples itself waits for it.
         seed: seed of the draws.
     """
 
@@ -189,11 +192,12 @@ class PartialAllReduceOptions(Record):
     inter_intra: bool = False
     slowdown_filter: Annotated[int, Field(ge=1, le=10**6)] | None = 4
     filter_between: Literal["all", "initiator"] = "all"
+    overlap: bool = False
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
     def _fits_together(self) -> PartialAllReduceOptions:
-        extra = sorted(self.model_fields_set - {"schedule", "pipelines_per_node"})
+        extra = sorted(self.model_fields_set - {"schedule", "pipelines_per_node", "overlap"})
         if self.schedule == "static" and extra:
             raise ValueError(
                 f"{', '.join(extra)} with schedule = 'static', which draws no groups; remove "
@@ -301,6 +305,13 @@ _OF_COMMANDS = {
     ),
 }
 """Words that commands accept instead of a strategy, with these commands."""
+
+
+def overlaps_averages(options: Options) -> bool:
+    """Return whether pipelines average their weights while they compute the next iteration."""
+    return (
+        isinstance(options, PartialAllReduceOptions | SemiDecentralizedOptions) and options.overlap
+    )
 
 
 def options_of(sync: Sync, source: str = "sync") -> Options:

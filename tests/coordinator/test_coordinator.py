@@ -20,6 +20,7 @@ STRATEGIES = [
     "semi_decentralized:overlap=true",
     "semi_decentralized:overlap=true,guarantee_period=1",
     "partial_all_reduce",
+    "partial_all_reduce:overlap=true",
     "partial_all_reduce:schedule=static",
     "partial_all_reduce:group_division=false",
     "parameter_server",

@@ -39,6 +39,7 @@ LOOSE = {
     "static": ("partial_all_reduce:schedule=static", "adamw"),
     "semi": ("semi_decentralized", "adamw"),
     "behind": ("semi_decentralized:overlap=true", "adamw"),
+    "drawn_behind": ("partial_all_reduce:group_size=2,overlap=true", "sgd"),
 }
 
 

@@ -22,6 +22,7 @@ GROUPED = [
     "ad_psgd",
     "ad_psgd:pairs=matching",
     "partial_all_reduce",
+    "partial_all_reduce:overlap=true",
     "partial_all_reduce:schedule=static",
     "semi_decentralized",
     "semi_decentralized:overlap=true",

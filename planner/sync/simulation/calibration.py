@@ -81,7 +81,7 @@ def _require_measurable(options: Options, name: str) -> None:
     match options:
         case AllReduceOptions(overlap=False) | AdPsgdOptions(pairs="matching"):
             return
-        case PartialAllReduceOptions() | SemiDecentralizedOptions(overlap=False):
+        case PartialAllReduceOptions(overlap=False) | SemiDecentralizedOptions(overlap=False):
             return
     raise PipeplanError(
         f"sync.strategy: a trace of {name} does not show how long its communication takes, which "

@@ -32,6 +32,7 @@ ALL_STRATEGIES: tuple[Sync, ...] = (
             "ad_psgd:pairs=matching",
             "partial_all_reduce:schedule=static",
             "partial_all_reduce",
+            "partial_all_reduce:group_size=2,overlap=true",
             "semi_decentralized",
             "semi_decentralized:overlap=true",
         ),

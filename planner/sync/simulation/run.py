@@ -48,9 +48,9 @@ from planner.sync.strategies import (
     FusedOptions,
     Options,
     ParameterServerOptions,
-    SemiDecentralizedOptions,
     WaveSynchronousOptions,
     options_of,
+    overlaps_averages,
     require_fit,
 )
 
@@ -279,6 +279,6 @@ def _behaviour(options: Options, scenario: Scenario) -> Callable[[EventLoop], Be
     if isinstance(options, WaveSynchronousOptions):
         distance, servers = options.distance, options.servers or 1
         return lambda engine: WaveServer(engine, scheduler, distance, servers)
-    if isinstance(options, SemiDecentralizedOptions) and options.overlap:
+    if overlaps_averages(options):
         return lambda engine: OverlappedGroupAveraging(engine, scheduler)
     return lambda engine: GroupAveraging(engine, scheduler)
