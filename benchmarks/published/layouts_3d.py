@@ -8,9 +8,11 @@ tensor-parallel group, messages, and reductions among the replicas.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from benchmarks.published.megatron_gpt import ELEMENT, PRECISION, Gpt
@@ -93,10 +95,18 @@ class Machine:
             }
         )
 
-    def cluster(self, gpus: int, figures: Figures) -> Cluster:
+    def cluster(self, gpus: int, figures: Figures, rings: Sequence[Sequence[int]] = ()) -> Cluster:
         """Return single GPUs; each has its share of its node's network cards.
 
-        All tensor ranks of a node send at once, so that none has more.
+        All tensor ranks of a node send at once, so that none has more. A ring with several GPUs on
+        a node has the cards of all of them: NCCL divides its bytes among as many rings, each of
+        which leaves the node over another card (its manual, NCCL_CROSS_NIC). Its neighbours on two
+        nodes have a link of that bandwidth, which no message between stages takes.
+
+        Args:
+            gpus: their number.
+            figures: of each.
+            rings: the GPUs of each ring of replicas, in order.
         """
         names = [f"n{index // GPUS_PER_NODE}/g{index % GPUS_PER_NODE}" for index in range(gpus)]
         inner = {"bandwidth_gb_per_s": NVLINK_GB_PER_S, "latency_us": LINKS["NVLink3"].latency_us}
@@ -109,6 +119,14 @@ class Machine:
         for name in names:
             links.append({"between": [name, name.split("/")[0]], **inner})
             links.append({"between": [name, "network"], **outer})
+        for ring in rings:
+            cards = max(Counter(gpu // GPUS_PER_NODE for gpu in ring).values())
+            width = {"bandwidth_gb_per_s": cards * outer["bandwidth_gb_per_s"]}
+            path = {**width, "latency_us": 2 * outer["latency_us"]}
+            edges = {frozenset(edge) for edge in pairwise([*ring, ring[0]])}
+            for first, second in sorted(map(sorted, edges)):
+                if cards > 1 and first // GPUS_PER_NODE != second // GPUS_PER_NODE:
+                    links.append({"between": [names[first], names[second]], **path})
         return Cluster.parse(
             {
                 "format": "pipeplan-cluster/1",
@@ -213,10 +231,15 @@ class Layout:
         return simulate(pipeline, WHOLE[schedule](pipeline, balanced_assignment(pipeline)))
 
     def _cluster(self, figures: Figures) -> Cluster:
-        single = self.machine.cluster(self.gpus, figures)
-        if self.gpt.degree == 1:
+        size, count = self.gpt.degree, self.replicas
+        rings = [
+            [(stage * count + replica) * size + rank for replica in range(count)]
+            for stage in range(self.stages)
+            for rank in range(size)
+        ]
+        single = self.machine.cluster(self.gpus, figures, rings if count > 1 else ())
+        if size == 1:
             return single
-        size = self.gpt.degree
         names = single.device_names
         groups = (names[i : i + size] for i in range(0, len(names), size))
         return grouped(
