@@ -22,7 +22,7 @@ from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import REPORT, Host, host_of, measured_cells, measured_rows
 from benchmarks.sync.servers import RATES
-from benchmarks.sync.settings import ASYNC, EAGER, OVERLAPPED, WAVES, strategies_of
+from benchmarks.sync.settings import OVERLAPPED, strategies_of
 from benchmarks.sync.shaped import (
     BETWEEN_GB_PER_S,
     LEGS,
@@ -46,9 +46,6 @@ from planner.sync.strategies import parse_sync, sync_name
 MEAN, WORST = 0.03, 0.1
 AFTER_CHOICE = SEEDS + 1
 """The first seed that no choice has seen, for its times or its learning rates."""
-ASYNCHRONOUS = (ASYNC, EAGER, WAVES)
-"""Servers that pipelines do not wait for. In the real rows of these settings their learning rate
-was divided by the pipelines twice."""
 COLUMNS = (
     *("setting", "chosen, at its learning rate", "fastest, at its own", "regret"),
     "by measured rows, against their fastest",
@@ -64,7 +61,7 @@ class Regret:
         chosen: strategy.
         fastest: of all.
         simulated: against that one.
-        measured_fastest: of real rows, but for asynchronous servers; None: there are none.
+        measured_fastest: of real rows; None: there are none.
         measured: against that one, by these rows.
     """
 
@@ -166,16 +163,14 @@ def regret_of(
         chosen: strategy.
         gains: by strategy, how much sooner than overlapped all-reduce it comes to the loss; 0:
             never.
-        measured: the same of real rows, if there are any; those of asynchronous servers do not
-            count.
+        measured: the same of real rows, if there are any.
     """
 
     def against(gains: Mapping[str, float]) -> tuple[str, float]:
         fastest = max(gains, key=lambda name: gains[name])
         return fastest, gains[fastest] / gains[chosen] - 1 if gains[chosen] else math.inf
 
-    known = {name: gain for name, gain in measured.items() if name not in ASYNCHRONOUS}
-    real = against(known) if chosen in known else (None, None)
+    real = against(measured) if chosen in measured else (None, None)
     return Regret(setting, chosen, *against(gains), *real)
 
 
@@ -184,7 +179,7 @@ def _claims(rows: Sequence[Regret]) -> list[Claim]:
     real = [(row.measured, row.setting) for row in rows if row.measured is not None]
     kinds = [
         ("against the fastest", False, simulated),
-        ("by measured rows, against the fastest but asynchronous servers", True, real),
+        ("by measured rows, against the fastest", True, real),
     ]
     claims = []
     for told, is_real, found in kinds:
