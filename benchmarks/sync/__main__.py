@@ -177,8 +177,8 @@ def _simulated_sections(
             "seeds, against the fastest of every strategy in 400 iterations with others. The "
             "regret is by how much more time the chosen one needs to the held-out loss that "
             "overlapped all-reduce has after half of its work, each strategy at its best of five "
-            "learning rates, tuned with one more seed. Real rows of the same settings tell it again, "
-            "each strategy at its best rate among equal pipelines; those of slow legs have "
+            "learning rates, tuned with one more seed. Real rows of the same settings tell it "
+            "again, each strategy at its best rate among equal pipelines; those of slow legs have "
             "throughput alone.",
             lambda: sync_regret.choice_section(seeds, only),
         ),
