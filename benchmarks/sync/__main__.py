@@ -9,9 +9,9 @@ Usage:
 Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
 the clock, whatever the machine, and the model learns for real. The rows ``shaped``, ``legs`` and
 ``pipelines`` need root on Linux and are told as skipped elsewhere; --short leaves these,
-``predicted``, ``asynchronous`` and ``choice`` out unless --rows names them. ``predicted`` compares
-the simulator with the measured rows in benchmarks/SYNC.md and needs no real run, nor does
-``choice``. Progress goes to standard error.
+``predicted``, ``modulations``, ``asynchronous`` and ``choice`` out unless --rows names them.
+``predicted`` compares the simulator with the measured rows in benchmarks/SYNC.md and needs no real
+run, nor does ``choice``. Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from benchmarks.sync.loopback import SETTINGS, Loopback, accuracy_section, loopb
 from planner import PipeplanError
 
 SHORT_STEPS, STEPS = 30, 100
-ONLY_LONG = ("shaped", "legs", "predicted", "pipelines", "asynchronous", "choice")
+ONLY_LONG = ("shaped", "legs", "predicted", "pipelines", "modulations", "asynchronous", "choice")
 ABOUT = """\
 A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
 without each pipeline's first steps and without what follows the first pipeline's last step; of
@@ -124,6 +124,14 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
             "node. These pipelines flush after each work unit, all strategies' alike; SDPipe's own "
             "do not (1F1B with weight stashing), so that its figures are of another pipeline.",
             lambda: sync_pipelines.pipelines_section(seeds, options.given_steps, short=short),
+        ),
+        "modulations": Section(
+            "PS+ against parameter servers, really",
+            "Real processes as in the first section: PS+ with its three modulations where "
+            "gradients are of different ages, each strategy at its best of five learning rates in "
+            "each setting. The held-out loss is what the synchronous server has after half of its "
+            "work.",
+            lambda: sync_servers.real_servers_section(seeds, options.given_steps),
         ),
         "asynchronous": Section(
             "A pipeline that does not flush",

@@ -160,6 +160,8 @@ def extremes(
     rows: Sequence[tuple[str, Spread | None, Spread | None]],
     bar: float,
     least: float = 0.0,
+    *,
+    is_real: bool = False,
 ) -> list[Claim]:
     """Return the best regime against the bar, and the worst against ``least``.
 
@@ -169,17 +171,18 @@ def extremes(
             equal work over the rival's (None: the figure compares trainings up to one loss).
         bar: what the best has to reach.
         least: what the worst has to reach.
+        is_real: whether processes ran; otherwise the simulator did.
     """
     known = [(found, regime, loss) for regime, found, loss in rows if found is not None]
     if not known:
-        return [Claim(text, "all of them", False, bar, None)]
+        return [Claim(text, "all of them", is_real, bar, None)]
     high = max(known, key=lambda pair: pair[0].mean)
     low = min(known, key=lambda pair: pair[0].mean)
     missing = len(rows) - len(known)
     note = f"({missing} more where no run got there)" if missing else ""
     return [
-        Claim(f"{text}: best", high[1], False, bar, high[0], loss=high[2]),
-        Claim(f"{text}: worst", low[1], False, least, low[0], note=note, loss=low[2]),
+        Claim(f"{text}: best", high[1], is_real, bar, high[0], loss=high[2]),
+        Claim(f"{text}: worst", low[1], is_real, least, low[0], note=note, loss=low[2]),
     ]
 
 

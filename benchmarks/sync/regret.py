@@ -21,7 +21,7 @@ from benchmarks.sync.figures import Runs, Spread, compare
 from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import REPORT, Host, host_of, measured_cells, measured_rows
-from benchmarks.sync.servers import RATES
+from benchmarks.sync.real import RATES
 from benchmarks.sync.settings import OVERLAPPED, strategies_of
 from benchmarks.sync.shaped import (
     BETWEEN_GB_PER_S,

@@ -1,12 +1,15 @@
-"""PS+ against both parameter servers, simulated."""
+"""PS+ against both parameter servers, simulated and really."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from benchmarks.sync.claims import Outcome, extremes
+from benchmarks.sync.claims import Claim, Outcome, extremes
 from benchmarks.sync.figures import TARGET_SHARE, Measured, Runs, Spread, compare, ratio
-from benchmarks.sync.settings import ASYNC, EAGER, SERVER
+from benchmarks.sync.loopback import ITERATION_S, PIPELINES, REGIME, SETTINGS
+from benchmarks.sync.plans import pipelines_plan
+from benchmarks.sync.real import RATES
+from benchmarks.sync.settings import ASYNC, EAGER, SERVER, Grid
 from benchmarks.sync.simulated import (
     LATENCY_S,
     Simulated,
@@ -17,32 +20,65 @@ from benchmarks.sync.simulated import (
 
 FEWER_TIME, FEWER_ITERATIONS = 0.54, 0.37
 """The gains of Jin's thesis: less time an iteration, and fewer iterations."""
-RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
-"""Every strategy has its best of these in every setting."""
 MODULATIONS = (EAGER, f"{EAGER}:modulation=exponential", f"{EAGER}:modulation=constant")
+STRATEGIES = (SERVER, ASYNC, *MODULATIONS)
+REAL = ("one_5x_slow", "random_sleeps")
+"""Settings in which gradients are of different ages."""
+REAL_STEPS = 60
+COLUMNS = (
+    *("setting", "strategy", "learning rate", "shares/s"),
+    *("shares to the held-out loss", "seconds to it"),
+)
 
 
 def servers_section(seeds: int, *, short: bool) -> Outcome:
     """Return PS+ with each modulation against both parameter servers, each tuned alike."""
     settings = list(_settings(short=short))
-    strategies = (SERVER, ASYNC, *MODULATIONS)
-    rates = tuned_rates(settings, strategies, RATES, seeds)
-    found = simulate_all(settings, strategies, seeds, rates=rates)
+    rates = tuned_rates(settings, STRATEGIES, RATES, seeds)
+    found = simulate_all(settings, STRATEGIES, seeds, rates=rates)
+    claims = _claims({s.name: s.regime for s in settings}, found, is_real=False)
+    return Outcome(claims, COLUMNS, _rows(found, rates), _server_lines(found, "simulated"))
+
+
+def real_servers_section(seeds: int, steps: int | None) -> Outcome:
+    """Return the same of real processes where gradients are of different ages.
+
+    Args:
+        seeds: how many.
+        steps: of each training; None: 60.
+    """
+    plan = pipelines_plan(PIPELINES, ITERATION_S)
+    found: dict[str, Runs] = {}
+    rates: dict[str, Mapping[str, float]] = {}
+    for name in REAL:
+        setting = {name: SETTINGS[name]}
+        # A setting at a time: each strategy has its best rate there.
+        trained = Grid(plan, setting, STRATEGIES, seeds, steps or REAL_STEPS, rates=RATES).train()
+        found |= trained.runs
+        rates[name] = trained.rates
+    claims = _claims({name: REGIME + SETTINGS[name].regime for name in REAL}, found, is_real=True)
+    return Outcome(claims, COLUMNS, _rows(found, rates), _server_lines(found, "real"))
+
+
+def _claims(regimes: Mapping[str, str], found: Mapping[str, Runs], *, is_real: bool) -> list[Claim]:
     claims = []
     for rival in (SERVER, ASYNC):
         told = f"share of the time of an iteration that PS+ saves against `{rival}`"
-        claims += extremes(
-            told, [_less_time(s.regime, found[s.name], rival) for s in settings], FEWER_TIME
-        )
+        less = [_less_time(regime, found[name], rival) for name, regime in regimes.items()]
+        claims += extremes(told, less, FEWER_TIME, is_real=is_real)
         for ours in MODULATIONS:
             told = f"share of the iterations to a held-out loss that `{ours}` saves against "
-            fewer = [(s.regime, _fewer(found[s.name], ours, rival), None) for s in settings]
-            claims += extremes(f"{told}`{rival}`", fewer, FEWER_ITERATIONS)
-    columns = (
-        *("setting", "strategy", "learning rate", "shares/s"),
-        *("shares to the held-out loss", "seconds to it"),
-    )
-    rows = []
+            fewer = [
+                (regime, _fewer(found[name], ours, rival), None) for name, regime in regimes.items()
+            ]
+            claims += extremes(f"{told}`{rival}`", fewer, FEWER_ITERATIONS, is_real=is_real)
+    return claims
+
+
+def _rows(
+    found: Mapping[str, Runs], rates: Mapping[str, Mapping[str, float]]
+) -> list[Sequence[str]]:
+    rows: list[Sequence[str]] = []
     for name, runs in found.items():
         targets = _targets(runs[SERVER])
         for strategy, mine in runs.items():
@@ -51,7 +87,7 @@ def servers_section(seeds: int, *, short: bool) -> Outcome:
             speed = Spread(tuple(r.shares_per_s for r in mine))
             rate = f"{rates[name][strategy]:g}"
             rows.append([name, f"`{strategy}`", rate, str(speed), _told(shares), _told(times)])
-    return Outcome(claims, columns, rows, _server_lines(found))
+    return rows
 
 
 def _settings(*, short: bool) -> Iterator[Simulated]:
@@ -74,7 +110,7 @@ def _settings(*, short: bool) -> Iterator[Simulated]:
                 )
 
 
-def _server_lines(found: dict[str, Runs]) -> list[dict[str, object]]:
+def _server_lines(found: Mapping[str, Runs], kind: str) -> list[dict[str, object]]:
     lines = []
     for name, runs in found.items():
         for strategy in runs:
@@ -87,7 +123,7 @@ def _server_lines(found: dict[str, Runs]) -> list[dict[str, object]]:
                     "time_to_loss_ratio": None if to_loss is None else round(to_loss.mean, 4),
                     "seeds": len(over.throughput.values),
                     "spread": [round(over.throughput.least, 4), round(over.throughput.most, 4)],
-                    "runs": "simulated",
+                    "runs": kind,
                 }
             )
     return lines

@@ -17,6 +17,7 @@ from planner.sync.strategies import parse_sync, sync_name
 
 PLAIN, OVERLAPPED = "all_reduce:overlap=false", "all_reduce"
 STATIC, DRAWN = "partial_all_reduce:schedule=static", "partial_all_reduce"
+DRAWN_BEHIND = "partial_all_reduce:group_size=2,overlap=true"
 SEMI, SEMI_BEHIND = "semi_decentralized", "semi_decentralized:overlap=true"
 PAIRS, MATCHING = "ad_psgd", "ad_psgd:pairs=matching"
 SERVER, ASYNC, EAGER = (
@@ -25,7 +26,7 @@ SERVER, ASYNC, EAGER = (
     "eager_parameter_server",
 )
 WAVES = "wave_synchronous"
-PARTIAL = (DRAWN, SEMI, SEMI_BEHIND)
+PARTIAL = (DRAWN, DRAWN_BEHIND, SEMI, SEMI_BEHIND)
 """Averages over groups; AD-PSGD's pairs are no partial all-reduce."""
 WAITING = (OVERLAPPED, SERVER, MATCHING, DRAWN)
 """One strategy of each kind whose workers wait for each other. Which form of AD-PSGD SDPipe's

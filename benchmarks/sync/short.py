@@ -23,6 +23,7 @@ SOURCES = {
     "legs": SIMULATOR,
     "predicted": SIMULATOR,
     "pipelines": SDPIPE,
+    "modulations": SERVERS,
     "asynchronous": "PipeDream: pipelines that do not flush; our own bar",
     "rivals": "HetPipe: waves and a bound on the distance; Ripples: its filter; our own bars",
     "links": LINKS,
