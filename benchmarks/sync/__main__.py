@@ -37,6 +37,7 @@ from benchmarks.sync import shaped as sync_shaped
 from benchmarks.sync import short as claims
 from benchmarks.sync.claims import Outcome
 from benchmarks.sync.loopback import SETTINGS, Loopback, accuracy_section, loopback_section
+from benchmarks.sync.settings import strategies_of
 from planner import PipeplanError
 
 SHORT_STEPS, STEPS = 30, 100
@@ -86,7 +87,13 @@ def sections_of(options: argparse.Namespace) -> dict[str, Section]:
 def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
     """Return the sections of real runs, and of the simulator against them."""
     short, seeds = options.short, options.seeds
-    loopback = Loopback(1 if short else seeds, options.steps, short=short, only=options.settings)
+    loopback = Loopback(
+        1 if short else seeds,
+        options.steps,
+        short=short,
+        only=options.settings,
+        strategies=options.strategies,
+    )
     return {
         "loopback": Section(
             "Eight real pipelines on loopback",
@@ -221,6 +228,13 @@ def parser() -> argparse.ArgumentParser:
         choices=sorted(SETTINGS),
         help="only these, of loopback",
     )
+    found.add_argument(
+        "--strategies",
+        nargs="+",
+        metavar="NAME",
+        choices=strategies_of(short=False),
+        help="only these and their rivals, of loopback",
+    )
     found.add_argument("--seeds", type=int, metavar="N", help="default 3, with --short 1")
     found.add_argument("--steps", type=int, metavar="N", help="of each real training")
     found.add_argument("--short", action="store_true", help="fewer of everything: ten minutes")
@@ -251,7 +265,9 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     given = [f" --{word}" for word in ("short", "json") if getattr(options, word)]
     rows = f" --rows {' '.join(options.rows)}" if options.rows else ""
-    rows += f" --settings {' '.join(options.settings)}" if options.settings else ""
+    for name in ("settings", "strategies"):
+        chosen = getattr(options, name)
+        rows += f" --{name} {' '.join(chosen)}" if chosen else ""
     steps = f" --steps {options.given_steps}" if options.given_steps else ""
     command = f"python -m benchmarks.sync{rows} --seeds {options.seeds}{steps}{''.join(given)}"
     parts = [heading("Synchronisation between pipelines", command), ABOUT]

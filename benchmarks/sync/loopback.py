@@ -85,6 +85,8 @@ SETTINGS = {
     "one_5x_slow": Setting("one 5x slow", {"0": 5.0}),
     "random_sleeps": Setting("10% of iterations +0.3 s", {}, 0.1, 0.3),
 }
+RIVALS = (PLAIN, OVERLAPPED, SERVER, STATIC, DRAWN)
+"""Strategies that claims need, the one that is traced among them."""
 SHORT_SETTINGS = tuple(SYNC_LOOPBACK_BARS)
 REGIME = "8 pipelines of one place, 85k parameters, 100 ms of emulated compute, loopback; "
 
@@ -97,13 +99,22 @@ class Loopback:
         steps: of each pipeline on average.
         short: fewer strategies and settings.
         only: names of settings; None: all, or those of the short form.
+        strategies: beside those that claims compare with; None: all, or those of the short form.
     """
 
     def __init__(
-        self, seeds: int, steps: int, *, short: bool, only: Sequence[str] | None = None
+        self,
+        seeds: int,
+        steps: int,
+        *,
+        short: bool,
+        only: Sequence[str] | None = None,
+        strategies: Sequence[str] | None = None,
     ) -> None:
         self.seeds, self.steps = seeds, steps
-        self._strategies = strategies_of(short=short)
+        wanted = None if strategies is None else {*RIVALS, *strategies}
+        known = strategies_of(short=short)
+        self._strategies = tuple(s for s in known if wanted is None or s in wanted)
         self.tried_rates = (LEARNING_RATE,) if short else RATES
         names = only or (SHORT_SETTINGS if short else tuple(SETTINGS))
         self._settings = {name: SETTINGS[name] for name in names}
