@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -172,6 +172,46 @@ def fitting(rows: Sequence[Row]) -> str:
     )
 
 
+FIRST, LEAST_LAYOUTS = 3, 4
+"""So many of the layouts that are predicted to be fastest are tried, if there are more of them."""
+
+
+def choices(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield, for every model and batch with several layouts, what trying our first three costs.
+
+    Those that are predicted to run out of memory are not tried.
+    """
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        gpt, batch = row.layout.gpt, row.layout.batch
+        if row.is_timed:
+            name = f"{gpt.blocks} x {gpt.hidden}, {gpt.heads} heads, batch {batch}"
+            groups.setdefault(name, []).append(row)
+    for name, of in groups.items():
+        if len(of) < LEAST_LAYOUTS:
+            continue
+        best = min(_measured_s(row) for row in of)
+        told = [f"{_first(of, lambda row: row.seconds) / best - 1:.1%} with nothing calibrated"]
+        if all(row.calibrated_s is not None for row in of):
+            again = _first(of, lambda row: row.calibrated_s or 0.0)
+            told.append(f"{again / best - 1:.1%} calibrated")
+        yield (
+            f"The best of our first {FIRST} of {len(of)} layouts of {name} takes longer than the "
+            f"best of all by {', '.join(told)} (bar 3%).\n"
+        )
+
+
+def _first(rows: Sequence[Row], predicted_s: Callable[[Row], float]) -> float:
+    """Return the least measured seconds of those that are predicted to be fastest."""
+    tried = sorted((row for row in rows if row.fits), key=predicted_s)
+    return min(_measured_s(row) for row in tried[:FIRST])
+
+
+def _measured_s(row: Row) -> float:
+    assert row.layout.measured_s is not None
+    return row.layout.measured_s
+
+
 def report(
     by_source: Sequence[tuple[Sequence[Row], Calibrated | None]], command: str, *, own: bool
 ) -> str:
@@ -202,6 +242,7 @@ def report(
             parts.append(_calibrated(found))
         if any(row.is_timed for row in rows):
             parts.append(table(SUMMARY, summary(rows)))
+        parts += choices(rows)
         parts.append(table(COLUMNS, [row.cells for row in rows]))
     return "\n".join(parts)
 

@@ -145,6 +145,39 @@ def test_a_layout_takes_as_long_as_its_stages_and_the_bubble_say() -> None:
     assert found == pytest.approx(9 / 8 * stage.predicted_s(), rel=0.03)
 
 
+@pytest.mark.parametrize(("degree", "members"), [(1, 8), (2, 4), (4, 2), (8, 1)])
+def test_a_ring_has_the_cards_of_all_its_devices_on_a_node(degree: int, members: int) -> None:
+    """Two nodes of 8 reduce what a device has; on a node that is on all wires at once."""
+    gpt = Gpt(2, 4096, 32, 2048, 1024, 1, degree)
+    slow = replace(layout_rows.SELENE, node_gb_per_s=8.0)
+    quick = replace(layout_rows.SELENE, node_gb_per_s=1e6)
+    count = 16 // degree
+    layouts = [Layout(of, "by hand", gpt, count, 1, count, None) for of in (slow, quick)]
+    longer_s = layouts[0].predicted_s() - layouts[1].predicted_s()
+    bytes_ = sum(p.bytes for p in gpt.graph().parameters.values()) / degree
+    ring_s = 2 * (count - 1) / count * bytes_ / (members * 1e9)
+    assert longer_s == pytest.approx(ring_s, rel=0.02)
+
+
+def test_the_choice_of_three_layouts_is_told_by_the_best_of_them() -> None:
+    gpt = Gpt(4, 4096, 32, 2048, 1024, 1, 1)
+    times = [(1.0, 2.0), (1.1, 1.1), (1.2, 1.5), (1.3, 1.0), (1.4, 1.6)]
+    rows = [
+        layouts_report.Row(
+            Layout(layout_rows.SELENE, "by hand", gpt, 1, 2, 8, measured_s),
+            predicted_s,
+            None,
+            1.0,
+            gives=False,
+        )
+        for predicted_s, measured_s in times
+    ]
+    (told,) = layouts_report.choices(rows)
+    assert "first 3 of 5 layouts" in told
+    assert "10.0% with nothing calibrated" in told
+    assert not [*layouts_report.choices(rows[:3])]
+
+
 def test_rows_give_the_figures_they_were_made_with(tmp_path: Path) -> None:
     made = Figures(0.6, 25.0)
     path = tmp_path / "rows.csv"
