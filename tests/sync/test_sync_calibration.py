@@ -58,12 +58,29 @@ def test_a_trace_tells_computation_and_slow_workers() -> None:
     assert world.ranks[0].parameter_bytes == 10_000_000
 
 
-def test_groups_of_two_sizes_tell_latency_from_bandwidth() -> None:
+@pytest.mark.parametrize("gb_per_s", [0.3, 3.0, 10.0])
+def test_groups_of_two_sizes_tell_latency_from_bandwidth(gb_per_s: float) -> None:
+    """Both are a millisecond and 1 GB/s, whatever the file says within a factor of ten."""
     trace = traced("partial_all_reduce:schedule=static")
-    guess = replace(GUESS, collective_overhead_s=1e-3)
-    world = calibrated(guess, trace)
+    guess = uniform_world(8, 0.03, 1000, LinkCost(1e-4, gb_per_s))
+    world = calibrated(replace(guess, collective_overhead_s=1e-3), trace)
     assert world.between.bandwidth_gb_per_s == pytest.approx(1.0, rel=0.15)
+    assert world.between.latency_s == pytest.approx(1e-3, rel=0.15)
     assert world.scheduler_round_trip_s == pytest.approx(1e-3, rel=0.01)
+
+
+def test_what_a_host_adds_to_messages_is_not_taken_from_the_bandwidth() -> None:
+    """On loopback a message takes four times as long as planned before its first byte."""
+    planned = uniform_world(8, 0.1, 340_000, LinkCost(1e-4, 1.0))
+    real = planned.at_links(planned.within, LinkCost(4e-4, 1.0))
+    real = replace(real, scheduler_round_trip_s=4e-3)
+    trace = trace_sync(Scenario(real, 60), parse_sync("partial_all_reduce:schedule=static"))[1]
+    world = calibrated(planned, trace)
+    assert world.between.bandwidth_gb_per_s == pytest.approx(1.0, rel=0.01)
+    assert world.between.latency_s == pytest.approx(4e-4, rel=0.05)
+    sync = parse_sync("parameter_server:mode=async")
+    rates = [simulate_sync(Scenario(w, 60), sync).iterations_per_s for w in (real, world)]
+    assert rates[1] == pytest.approx(rates[0], rel=0.01)
 
 
 @pytest.mark.parametrize("strategy", ["all_reduce", "cross_iteration", "parameter_server"])

@@ -2,8 +2,8 @@
 
 For each group, the trace has the last member's arrival and the time at which all continued. Between
 them are the scheduler's round trip, the collective's overhead, its latency and its bytes. Groups of
-one have only the round trip; groups of several sizes separate the rest by non-negative linear least
-squares.
+one have only the round trip; groups of several sizes separate the rest, as far as they can, by
+non-negative linear least squares with the least change of what the cluster file says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from statistics import median
 from typing import Any
 
@@ -34,6 +34,12 @@ WARM_UP = 1
 """Iterations of each worker that are left out."""
 FEWEST = 5
 """Least number of collectives of a shape that count, if some shape has this many."""
+USUAL_ERROR, USUAL_CHANGE = 0.01, float(np.log(3))
+"""Of a shape's seconds, as a share of them; and of a figure of a link, as its logarithm."""
+BYTES, LATENCY, OVERHEAD = range(3)
+"""Places of the figures of a link: seconds a byte, of a step, and of a collective."""
+SMALL = np.array([1e-15, 1e-6, 1e-4])
+"""Seconds a byte, of latency and of overhead below which a figure counts as so much."""
 Shape = tuple[int, int, bool]
 """A shape of collective: its bytes, its members, and whether these are on several nodes."""
 
@@ -61,7 +67,8 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
     scaled = _with_compute_times(world, trace, steps_inside=has_scheduler)
     found = durations(scaled, trace)
     if not has_scheduler:
-        return _with_links(_with_latency(scaled, trace), found, 0.0, median)
+        # Its latency is measured by itself.
+        return _with_links(_with_latency(scaled, trace), found, 0.0, median, (BYTES, OVERHEAD))
     if isinstance(options, SemiDecentralizedOptions):
         # A group may stay open after its last member has come: the quickest ones did not.
         return _with_links(scaled, found, scaled.scheduler_round_trip_s, _tenth_percentile)
@@ -243,6 +250,7 @@ def _with_links(
     found: Mapping[Shape, Sequence[float]],
     round_trip_s: float,
     usual: Callable[[Sequence[float]], float],
+    open_figures: Sequence[int] = (BYTES, LATENCY, OVERHEAD),
 ) -> World:
     frequent = {shape: rows for shape, rows in found.items() if len(rows) >= FEWEST}
     found = frequent or found
@@ -255,7 +263,8 @@ def _with_links(
         }
         if rows:
             link = world.between if crosses else world.within
-            fits[crosses] = _fitted(rows, link, world.collective_overhead_s)
+            given = (1e-9 / link.bandwidth_gb_per_s, link.latency_s, world.collective_overhead_s)
+            fits[crosses] = _fitted(rows, given, round_trip_s, open_figures)
     if not fits:
         return world
     overhead_s = median(fit.overhead_s for fit in fits.values())
@@ -268,34 +277,64 @@ def _with_links(
     return replace(world.at_links(links[False], links[True]), collective_overhead_s=overhead_s)
 
 
-def _fitted(rows: Mapping[Shape, float], link: LinkCost, overhead_s: float) -> _Fit:
-    """Fit the ring's seconds as a linear function of overhead, steps and bytes moved.
+def _fitted(
+    rows: Mapping[Shape, float],
+    given: Sequence[float],
+    round_trip_s: float,
+    open_figures: Sequence[int],
+) -> _Fit:
+    """Fit the ring's seconds as a linear function of bytes moved, steps and overhead.
 
-    As many of these three are fitted as there are different shapes: bytes first, then latency. The
-    others stay as they were.
+    A trace has few shapes, which several combinations of the three figures explain: of a group that
+    takes longer than expected, the link may be narrower, or each message may take longer before its
+    first byte. Every subset of them that is no larger than the number of shapes is fitted, while
+    the others stay as they were. The subset counts that explains the shapes with the least change:
+    least squares of errors and of changes, in units of :data:`USUAL_ERROR` and
+    :data:`USUAL_CHANGE`.
+
+    Args:
+        rows: seconds by shape, without the scheduler's round trip.
+        given: seconds a byte, of latency and of overhead before.
+        round_trip_s: what was taken off.
+        open_figures: places of those that may change.
     """
     steps = np.array([2.0 * (count - 1) for _, count, _ in rows])
     moved = np.array([2.0 * (count - 1) / count * bytes_ for bytes_, count, _ in rows])
-    columns = [moved, steps, np.ones(len(rows))]
-    given = [1e-9 / link.bandwidth_gb_per_s, link.latency_s, overhead_s]
-    free = min(len(rows), 3)
-    target = np.array(list(rows.values()))
-    for column, value in zip(columns[free:], given[free:], strict=True):
-        target = target - column * value
-    values = _not_negative(np.stack(columns[:free], axis=1), target)
-    s_per_byte, latency_s, fixed_s = [*map(float, values), *given[free:]]
-    return _Fit(fixed_s, latency_s, s_per_byte)
+    columns = np.stack([moved, steps, np.ones(len(rows))], axis=1)
+    before, target = np.array(given), np.array(list(rows.values()))
+    found = []
+    for size in range(1, min(len(rows), len(open_figures)) + 1):
+        for free in map(list, combinations(open_figures, size)):
+            values = before.copy()
+            values[free] = 0.0
+            rest = target - columns @ values
+            values[free] = _not_negative(columns[:, free], rest, target)
+            errors = (columns @ values - target) / (target + round_trip_s)
+            found.append((_cost(errors, values, before), tuple(values)))
+    _, (s_per_byte, latency_s, fixed_s) = min(found)
+    return _Fit(float(fixed_s), float(latency_s), float(s_per_byte))
 
 
-def _not_negative(columns: FloatArray, target: FloatArray) -> FloatArray:
-    """Return the least squares of the relative error, without terms that would be negative."""
+def _cost(errors: FloatArray, values: FloatArray, given: FloatArray) -> float:
+    changes = np.log(np.maximum(values, SMALL) / np.maximum(given, SMALL)) / USUAL_CHANGE
+    return float(np.sum((errors / USUAL_ERROR) ** 2) + np.sum(changes**2))
+
+
+def _not_negative(columns: FloatArray, rest: FloatArray, target: FloatArray) -> FloatArray:
+    """Return the least squares of the relative error, without terms that would be negative.
+
+    Args:
+        columns: of the terms, by rows.
+        rest: what they are to explain of each row.
+        target: which errors are relative to.
+    """
     weights = 1 / np.maximum(target, 1e-9)
     scale = np.abs(columns).max(axis=0) + 1e-300
     kept = list(range(columns.shape[1]))
     values = np.zeros(columns.shape[1])
     while kept:
         rows = (columns / scale)[:, kept] * weights[:, None]
-        solved = np.linalg.lstsq(rows, target * weights, rcond=None)[0]
+        solved = np.linalg.lstsq(rows, rest * weights, rcond=None)[0]
         if (solved >= 0).all():
             values[kept] = solved / scale[kept]
             return values
