@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.catalogue import GROUPS_UNEVEN_BAR
 from benchmarks.groups.against_grid import PairRow, measured, read_rows
 from benchmarks.groups.cases import EVEN, MODELS, UNEVEN, Graphs, pairs
-from benchmarks.groups.gaps import CASES, GAP_COLUMNS, GapRow, gap_rows
+from benchmarks.groups.gaps import CASES, GAP_COLUMNS, GAP_LIMIT_S, GapRow, gap_rows
 from benchmarks.reporting.claims import (
     Claim,
     Entry,
@@ -175,8 +175,8 @@ def _gap_section(rows: Sequence[GapRow]) -> Iterator[str]:
     yield "## Gaps\n"
     yield (
         "Iteration time / bound - 1 of `plan --tensor-parallel any`; the bound covers plans with "
-        "one size of groups, packed as the search packs them. One thread, 30 deterministic "
-        "seconds.\n"
+        "one size of groups, packed as the search packs them. One thread, "
+        f"{GAP_LIMIT_S:g} deterministic seconds.\n"
     )
     yield _told(gap_claims(rows))
     yield table(GAP_COLUMNS, [row.cells for row in rows])

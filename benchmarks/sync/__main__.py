@@ -36,7 +36,13 @@ from benchmarks.sync import servers as sync_servers
 from benchmarks.sync import shaped as sync_shaped
 from benchmarks.sync import short as claims
 from benchmarks.sync.claims import Outcome
-from benchmarks.sync.loopback import SETTINGS, Loopback, accuracy_section, loopback_section
+from benchmarks.sync.loopback import (
+    SETTINGS,
+    TRACE,
+    Loopback,
+    accuracy_section,
+    loopback_section,
+)
 from benchmarks.sync.settings import strategies_of
 from planner import PipeplanError
 
@@ -87,6 +93,7 @@ def sections_of(options: argparse.Namespace) -> dict[str, Section]:
 def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
     """Return the sections of real runs, and of the simulator against them."""
     short, seeds = options.short, options.seeds
+    is_part = short or options.settings or options.strategies
     loopback = Loopback(
         1 if short else seeds,
         options.steps,
@@ -99,7 +106,8 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
             "Eight real pipelines on loopback",
             "8 processes under one torchrun, an MLP of 85,002 parameters on a teacher's labels, "
             "100 ms of emulated compute an iteration.",
-            lambda: loopback_section(loopback),
+            # A trace calibrates rows of its day: a part of these keeps the one that is there.
+            lambda: loopback_section(loopback, None if is_part else TRACE),
         ),
         "accuracy": Section(
             "The simulator against reality",
@@ -120,9 +128,10 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
         "predicted": Section(
             "The simulator against measured rows",
             "The rows above, predicted without running anything. What the machine adds is of the "
-            "same days: where one leg is slow one trace tells it, of groups on two nodes with 2 "
-            "MB/s between them; elsewhere four rows of equal workers on loopback. Bandwidths are "
-            "those of the cluster files.",
+            "same days: one trace of `partial_all_reduce:schedule=static` tells it on loopback and "
+            "shaped links, of equal workers on loopback, and another one where one leg is slow, of "
+            "groups on two nodes with 2 MB/s between them. Bandwidths are those of the cluster "
+            "files.",
             lambda: sync_predicted.predicted_section(seeds),
         ),
         "pipelines": Section(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 
@@ -50,6 +51,8 @@ from planner.sync.strategies import parse_sync
 PIPELINES, ITERATION_S = 8, 0.1
 TRACED = STATIC
 """The strategy whose trace the simulator is calibrated from: its groups have several sizes."""
+TRACE = Path(__file__).parent / "loopback.trace.json"
+"""Of :data:`TRACED` among equal pipelines, of the day of the published rows."""
 
 
 @dataclass(frozen=True)
@@ -154,9 +157,16 @@ class Loopback:
         return grid.train()
 
 
-def loopback_section(loopback: Loopback) -> Outcome:
-    """Every strategy in every setting, against both forms of all-reduce."""
+def loopback_section(loopback: Loopback, trace: Path | None = None) -> Outcome:
+    """Every strategy in every setting, against both forms of all-reduce.
+
+    Args:
+        loopback: runs them.
+        trace: file for a trace that calibrates the simulator; None: none is written.
+    """
     rows, lines = [], []
+    if trace is not None:
+        loopback.trace.save(trace)
     for setting, runs in loopback.runs.items():
         rows += run_rows(setting, runs)
         lines += run_lines(setting, runs, is_real=True)

@@ -1,9 +1,8 @@
 """The simulator against throughputs that earlier runs measured, on loopback and shaped links.
 
 Nothing runs but the simulator. Measured rows are read from the report. What the machine adds to a
-plan's costs depends on its load, so that it is taken from the same days: of the rows with one slow
-leg from one trace, of the others, of which no trace was kept, from four rows of equal workers on
-loopback, which are not scored. Bandwidths are those of the cluster files.
+plan's costs depends on its load, so that it is taken from traces of the same days: one of the rows
+with one slow leg, and one of all others. Bandwidths are those of the cluster files.
 """
 
 from __future__ import annotations
@@ -18,20 +17,18 @@ import numpy as np
 from benchmarks import ROOT
 from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome
 from benchmarks.sync.figures import Spread, steady_rate
-from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS, SamePauses
+from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS, TRACE, SamePauses
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.real import BUCKETS
-from benchmarks.sync.settings import ASYNC, PAIRS, PLAIN, STATIC
 from benchmarks.sync.shaped import (
     BETWEEN_GB_PER_S,
     LEGS,
+    LEGS_TRACE,
     THROUGHPUT_COLUMNS,
-    TRACE,
     leg_plan,
     setting_of,
     shaped_plan,
 )
-from planner.errors import PipeplanError
 from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Plan
 from planner.sync.simulation.calibration import calibrated, durations
@@ -42,12 +39,8 @@ from planner.sync.simulation.world import LinkCost, World
 from planner.sync.strategies import parse_sync
 
 REPORT = ROOT / "benchmarks" / "SYNC.md"
-CALIBRATING = tuple(("homogeneous", strategy) for strategy in (PAIRS, ASYNC, PLAIN, STATIC))
 MEDIAN, WORST = 0.07, 0.15
 STEPS = 25
-
-LARGEST_OF_EIGHT = 1.4236
-"""Expected largest of eight draws from a normal distribution, in standard deviations."""
 
 Rows = Mapping[tuple[str, str], float]
 """Measured shares a second by setting and strategy."""
@@ -108,19 +101,16 @@ class Host:
 
 
 def measured_rows(report: Path = REPORT) -> Rows:
-    """Return the measured rows of a report.
+    """Return the measured rows of a report."""
+    return {row: float(cells[2]) for row, cells in measured_cells(report).items()}
 
-    Raises:
-        PipeplanError: if one of those that calibrate is missing.
-    """
-    found = {row: float(cells[2]) for row, cells in measured_cells(report).items()}
-    for setting, strategy in CALIBRATING:
-        if (setting, strategy) not in found:
-            raise PipeplanError(
-                f"{report}: no row of {strategy} in the setting {setting}, which calibrates the "
-                "prediction; run `python -m benchmarks.sync --rows loopback --report` first"
-            )
-    return found
+
+def host_of(trace: Path) -> Host:
+    """Return what the machine adds to a plan's costs, by one of the traces that are kept."""
+    plan = pipelines_plan(PIPELINES, ITERATION_S)
+    if trace == LEGS_TRACE:
+        plan = shaped_plan(BETWEEN_GB_PER_S[0])
+    return Host.of(SyncTrace.load(trace), plan)
 
 
 def measured_cells(report: Path = REPORT) -> dict[tuple[str, str], list[str]]:
@@ -138,23 +128,6 @@ def measured_cells(report: Path = REPORT) -> dict[tuple[str, str], list[str]]:
     }
 
 
-def host_of(rows: Rows, seeds: int = 3) -> Host:
-    """Derive the machine's costs from four measured rows, one figure from each."""
-    cycle_s = {name: PIPELINES / rows["homogeneous", name] for _, name in CALIBRATING}
-    plan = pipelines_plan(PIPELINES, ITERATION_S)
-    world = from_plan(plan)
-    moving_s = world.between.moving_s(world.parameter_bytes)
-    alone_s = cycle_s[PAIRS]
-    message_s = max(0.0, (cycle_s[ASYNC] - alone_s) / 2 - moving_s)
-    steps = 2 * (PIPELINES - 1)
-    # The ring, and the losses that ranks in step tell each other.
-    ring_s = steps * (message_s + moving_s / PIPELINES) + (PIPELINES - 1) * message_s
-    jitter_s = max(0.0, cycle_s[PLAIN] - alone_s - ring_s) / LARGEST_OF_EIGHT
-    host = Host(alone_s, message_s, jitter_s, 0.0)
-    without_s = PIPELINES / predicted(host.world(plan), STATIC, Steady(), seeds)
-    return replace(host, round_trip_s=max(0.0, cycle_s[STATIC] - without_s))
-
-
 def predicted(world: World, sync: str, trace: Trace, seeds: int) -> float:
     """Return the shares a second that the simulator predicts, as real ones are counted."""
     rates = []
@@ -168,12 +141,8 @@ def predicted(world: World, sync: str, trace: Trace, seeds: int) -> float:
 def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
     """Return predicted and measured throughputs of every measured setting and strategy."""
     measured = measured_rows(report)
-    host = host_of(measured, seeds)
-    hosts = {
-        "loopback": host,
-        "shaped links": host,
-        "one slow leg": Host.of(SyncTrace.load(TRACE), shaped_plan(BETWEEN_GB_PER_S[0])),
-    }
+    host = host_of(TRACE)
+    hosts = {"loopback": host, "shaped links": host, "one slow leg": host_of(LEGS_TRACE)}
     loopback = host.world(pipelines_plan(PIPELINES, ITERATION_S))
     shaped = {setting_of(rate): host.world(shaped_plan(rate)) for rate in BETWEEN_GB_PER_S}
     legs = {name: hosts["one slow leg"].world(leg_plan(name)) for name in LEGS}
@@ -185,10 +154,9 @@ def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
         sync = strategy if on_loopback else BUCKETS.get(strategy, strategy)
         trace = SamePauses(SETTINGS[setting].pace) if on_loopback else Steady()
         rate = predicted({**shaped, **legs}.get(setting, loopback), sync, trace, seeds)
-        error, told = rate / real - 1, "calibrates"
-        if (setting, strategy) not in CALIBRATING:
-            errors.setdefault(where, []).append((abs(error), f"{strategy}, {setting}"))
-            told = f"{100 * error:+.1f}%" + ("" if abs(error) <= WORST else " **beyond**")
+        error = rate / real - 1
+        errors.setdefault(where, []).append((abs(error), f"{strategy}, {setting}"))
+        told = f"{100 * error:+.1f}%" + ("" if abs(error) <= WORST else " **beyond**")
         rows.append([setting, f"`{strategy}`", f"{real:.1f}", f"{rate:.1f}", told])
         lines.append(
             {
@@ -203,7 +171,7 @@ def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
 
 def _claims(errors: Sequence[tuple[float, str]], where: str, host: Host) -> list[Claim]:
     regime = (
-        f"{len(errors)} rows on {where} that do not calibrate; an iteration takes "
+        f"{len(errors)} rows on {where}; an iteration takes "
         f"{1000 * host.iteration_s:.1f} ms, a message {1000 * host.message_s:.2f} ms before its "
         f"bytes, jitter {1000 * host.jitter_s:.1f} ms, a request {1000 * host.round_trip_s:.1f} ms"
     )

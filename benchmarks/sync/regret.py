@@ -18,15 +18,15 @@ from typing import Any
 
 from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome
 from benchmarks.sync.figures import Runs, Spread, compare
-from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS
+from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS, TRACE
 from benchmarks.sync.plans import pipelines_plan
-from benchmarks.sync.predicted import REPORT, Host, host_of, measured_cells, measured_rows
+from benchmarks.sync.predicted import REPORT, host_of, measured_cells
 from benchmarks.sync.real import RATES
 from benchmarks.sync.settings import OVERLAPPED, strategies_of
 from benchmarks.sync.shaped import (
     BETWEEN_GB_PER_S,
     LEGS,
-    TRACE,
+    LEGS_TRACE,
     leg_plan,
     setting_of,
     shaped_plan,
@@ -38,7 +38,6 @@ from benchmarks.sync.simulated import (
     simulate_all,
     tuned_rates,
 )
-from planner.measured.sync_trace import SyncTrace
 from planner.sync.choice import HORIZON, SEEDS, choose
 from planner.sync.simulation.comparison import learner_of
 from planner.sync.strategies import parse_sync, sync_name
@@ -98,7 +97,7 @@ def choice_section(seeds: int, only: Sequence[str] | None = None, report: Path =
         only: names of settings; None: all.
         report: whose measured rows count too.
     """
-    settings = [row for row in settings_of(report) if only is None or row.name in only]
+    settings = [row for row in settings_of() if only is None or row.name in only]
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         chosen = dict(zip([s.name for s in settings], pool.map(_chosen, settings), strict=True))
     strategies = strategies_of(short=False)
@@ -196,16 +195,9 @@ def _claims(rows: Sequence[Regret]) -> list[Claim]:
     return claims
 
 
-def settings_of(report: Path = REPORT, seeds: int = 1) -> list[Simulated]:
-    """Return the settings; those with measured rows have their names.
-
-    Args:
-        report: whose rows tell what the machine adds to a plan's costs.
-        seeds: with which the simulator takes it from them.
-    """
-    rows = measured_rows(report)
-    host = host_of(rows, seeds)
-    legs = Host.of(SyncTrace.load(TRACE), shaped_plan(BETWEEN_GB_PER_S[0]))
+def settings_of() -> list[Simulated]:
+    """Return the settings; those with measured rows have their names."""
+    host, legs = host_of(TRACE), host_of(LEGS_TRACE)
     loopback = host.world(pipelines_plan(PIPELINES, ITERATION_S))
     return [
         *(Simulated(name, row.regime, loopback, _slowness(name)) for name, row in SETTINGS.items()),

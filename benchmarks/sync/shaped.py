@@ -49,7 +49,7 @@ LEGS = {
     "slow_leg_4": (4, 1, 6.0, 1.5),
 }
 """Nodes of which the last one has a link that is four times as slow as the others'."""
-TRACE = Path(__file__).parent / "calibration.trace.json"
+LEGS_TRACE = Path(__file__).parent / "legs.trace.json"
 """Of :data:`STATIC` among two nodes with the smaller bandwidth."""
 THROUGHPUT_COLUMNS = ("setting", "strategy", "shares/s, median", "min..max")
 
@@ -98,7 +98,7 @@ def legs_section(seeds: int, steps: int | None) -> Outcome:
     plan = shaped_plan(BETWEEN_GB_PER_S[0])
     with Testbed(plan.cluster) as testbed:
         traced = Grid(plan, equal, (STATIC,), 1, steps, traced=STATIC).train(testbed)
-    traced.traces["equal"].save(TRACE)
+    traced.traces["equal"].save(LEGS_TRACE)
     rows, lines = [], []
     for name in LEGS:
         plan = leg_plan(name)
