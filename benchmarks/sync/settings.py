@@ -106,16 +106,18 @@ class Grid:
     def trainings(self) -> dict[tuple[str, str, int], Training]:
         """Return the trainings by setting, strategy and seed."""
         return {
-            (setting, strategy, seed): self._training(setting, strategy, seed)
+            (setting, strategy, seed): self._training(
+                f"{setting}.{self.strategies.index(strategy)}.{seed}", setting, strategy, seed
+            )
             for seed in range(self.seeds)
             for setting in self.settings
             for strategy in self.strategies
         }
 
-    def _training(self, setting: str, strategy: str, seed: int) -> Training:
+    def _training(self, name: str, setting: str, strategy: str, seed: int) -> Training:
         paced = self.settings[setting]
         return Training(
-            name=f"{setting}.{self.strategies.index(strategy)}.{seed}",
+            name=name,
             plan="plan",
             sync=self.syncs.get(strategy, strategy),
             steps=self.steps,
@@ -154,14 +156,14 @@ class Grid:
         if len(self.rates) == 1:
             return dict.fromkeys(self.strategies, self.rates[0])
         learners = {name: sync_name(learner_of(parse_sync(name))) for name in self.strategies}
+        first = next(iter(self.settings))
         tried = {
             (learner, rate): replace(
-                self._training(next(iter(self.settings)), learner, self.seeds),
-                name=f"tuning.{self.strategies.index(learner)}.{place}",
+                self._training(f"tuning.{number}.{place}", first, learner, self.seeds),
                 learning_rate=rate,
                 sync_trace=False,
             )
-            for learner in dict.fromkeys(learners.values())
+            for number, learner in enumerate(dict.fromkeys(learners.values()))
             for place, rate in enumerate(self.rates)
         }
         runs = train_all({"plan": self.plan}, list(tried.values()), testbed).runs

@@ -17,6 +17,7 @@ from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.search.budget import Clock
+from planner.search.certification import Certifier
 from planner.search.finished import OPTIMALITY_TOLERANCE
 from planner.search.mixed_groups import mixed_packings
 from planner.search.partition.bounds.partition import work_bound_s
@@ -30,6 +31,8 @@ _NO_TIME_S = 0.05
 """A search that begins after the limit still gives the plan that it tries first."""
 FIRST_SHARE = 0.5
 """Share of the time for all sizes in turn; what they leave is for the sizes that count then."""
+PROOF_SHARE = 0.5
+"""Share of that for certificates, which say of a size that no plan of it is as fast as the best."""
 
 
 class SolveOne(Protocol):
@@ -76,8 +79,9 @@ def solve_on_groups(
 ) -> Result:
     """Find the fastest plan over the sizes of groups that a job allows.
 
-    All sizes share one half of the time, and the size of the fastest plan then and that of the
-    least bound the other. The bound is the least of theirs, so it covers plans with one size of
+    All sizes share one half of the time. Then the least of their bounds are raised by certificates,
+    as far as the fastest plan of all, and the size of that plan and that of the least bound share
+    what is left. The bound is the least of theirs, so it covers plans with one size of
     groups, packed as :func:`planner.cluster.group_packing.packed` does, and plans on the packings
     of several sizes that were searched (:mod:`planner.search.mixed_groups`).
 
@@ -200,10 +204,35 @@ class _Search:
         """Search every size and return the fastest plan with the bound over all."""
         later_s = (1 - FIRST_SHARE) * self.clock.left_s
         self._try_in_turn(range(len(self.variants)), solve_one, later_s)
+        self._prove((1 - PROOF_SHARE) * self.clock.left_s)
         self._try_in_turn(self._open(), solve_one)
         if not self.found:
             raise InfeasibleError(reason for rows in self.reasons.values() for reason in rows)
         return self._result()
+
+    def _prove(self, later_s: float) -> None:
+        """Raise the least bounds while there is more time left than is kept for later.
+
+        A bound beyond the fastest plan of all sizes is of no use, so that the checker is asked for
+        that one first: where it confirms it, no other search of that size is needed.
+        """
+        raised: set[int] = set()
+        while self.found and self.clock.left_s > later_s and not self._is_proved:
+            weakest = min(range(len(self.bounds)), key=self.bounds.__getitem__)
+            if weakest in raised:
+                return
+            raised.add(weakest)
+            variant, best_s = self.variants[weakest], self.best_s
+            certifier = Certifier(Chain(variant.problem), self.clock)
+            try:
+                certifier.certify(best_s, best_s, lambda: self.clock.left_s > later_s)
+            except KeyboardInterrupt:
+                self.clock.stop()
+            if certifier.bound_s > self.bounds[weakest]:
+                self.bounds[weakest] = certifier.bound_s
+                event = f"{variant.words}: bound: certificate"
+                bound_s = min(*self.bounds, best_s)
+                self._record(HistoryRow(self.clock.elapsed_s, best_s, bound_s, event))
 
     def _open(self) -> list[int]:
         """Return the sizes to search again.

@@ -134,9 +134,9 @@ def test_a_plan_of_groups_starts_the_search_for_another(tmp_path: Path) -> None:
 class Watched:
     """The search of one size, which notes what it is asked for and proves little."""
 
-    def __init__(self, *, finds: bool = True) -> None:
+    def __init__(self, *, finds: bool = True, proves: float = 0.9) -> None:
         self.asked: list[tuple[int, float, int]] = []
-        self.finds = finds
+        self.finds, self.proves = finds, proves
 
     def __call__(
         self,
@@ -152,7 +152,7 @@ class Watched:
         if not self.finds:
             raise InfeasibleError("nothing fits")
         found = solve(problem, time_limit_s=0.05, deterministic=True, warm_starts=known)
-        weak_s = 0.9 * found.lower_bound_s
+        weak_s = self.proves * found.lower_bound_s
         return replace(found, search_s=time_limit_s / 2, lower_bound_s=weak_s)
 
 
@@ -165,10 +165,20 @@ def test_what_sizes_leave_is_for_the_fastest_and_for_the_weakest_bound() -> None
     assert {degree for degree, _, _ in first} <= {1, 2, 4}
     assert sum(limit_s for _, limit_s, _ in first) / 2 <= 8.0 / 2
     assert again[0][0] == found.plan.degree
-    # One that is searched again may use all that is left, two have half of it each.
+    # One that is searched again may use all that certificates leave, two have half of it each.
     left_s = 8.0 - sum(limit_s for _, limit_s, _ in first) / 2
-    assert again[0][1] == pytest.approx(left_s / len(again))
+    assert again[0][1] == pytest.approx(left_s / len(again), rel=0.01)
     assert len(again) in (1, 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_certificates_raise_bounds_that_searches_leave_weak(seed: int) -> None:
+    problem = with_degree(tiny_problem(seed, layers=2, **job(replication=seed == 0)), "any")
+    best_s = min(brute_force(of_groups(problem, n)).time_s for n in (1, 2))
+    search = Watched(proves=0.0)
+    found = solve_on_groups(problem, search, Clock(8.0, deterministic=True), None)
+    assert 0.5 * best_s < found.lower_bound_s <= best_s * (1 + 1e-9)
+    assert [row.event for row in found.history if row.event.endswith("bound: certificate")]
 
 
 def test_where_nothing_was_found_all_sizes_are_searched_again() -> None:
