@@ -31,8 +31,9 @@ _NO_TIME_S = 0.05
 """A search that begins after the limit still gives the plan that it tries first."""
 FIRST_SHARE = 0.5
 """Share of the time for all sizes in turn; what they leave is for the sizes that count then."""
-PROOF_SHARE = 0.5
-"""Share of that for certificates, which say of a size that no plan of it is as fast as the best."""
+PROOF_SHARE, LEAST_PROOF_SHARE = 0.5, 0.05
+"""Shares for certificates, which say of a size that no plan of it is as fast as the best: of what
+is left after that, and of the whole time where less is left; first plans may take all of it."""
 
 
 class SolveOne(Protocol):
@@ -204,20 +205,25 @@ class _Search:
         """Search every size and return the fastest plan with the bound over all."""
         later_s = (1 - FIRST_SHARE) * self.clock.left_s
         self._try_in_turn(range(len(self.variants)), solve_one, later_s)
-        self._prove((1 - PROOF_SHARE) * self.clock.left_s)
+        self._prove(max(PROOF_SHARE * self.clock.left_s, LEAST_PROOF_SHARE * self.clock.limit_s))
         self._try_in_turn(self._open(), solve_one)
         if not self.found:
             raise InfeasibleError(reason for rows in self.reasons.values() for reason in rows)
         return self._result()
 
-    def _prove(self, later_s: float) -> None:
-        """Raise the least bounds while there is more time left than is kept for later.
+    def _prove(self, limit_s: float) -> None:
+        """Raise the least bounds within a limit.
 
         A bound beyond the fastest plan of all sizes is of no use, so that the checker is asked for
         that one first: where it confirms it, no other search of that size is needed.
         """
+        end_s = self.clock.elapsed_s + limit_s
+
+        def has_time() -> bool:
+            return self.clock.elapsed_s < end_s and not self.clock.is_stopped
+
         raised: set[int] = set()
-        while self.found and self.clock.left_s > later_s and not self._is_proved:
+        while self.found and has_time() and not self._is_proved:
             weakest = min(range(len(self.bounds)), key=self.bounds.__getitem__)
             if weakest in raised:
                 return
@@ -225,7 +231,7 @@ class _Search:
             variant, best_s = self.variants[weakest], self.best_s
             certifier = Certifier(Chain(variant.problem), self.clock)
             try:
-                certifier.certify(best_s, best_s, lambda: self.clock.left_s > later_s)
+                certifier.certify(best_s, best_s, has_time)
             except KeyboardInterrupt:
                 self.clock.stop()
             if certifier.bound_s > self.bounds[weakest]:
