@@ -66,7 +66,7 @@ def test_every_strategy_has_a_row(replicas_path: Path) -> None:
     made = pipeplan("simulate", replicas_path, "--sync", "all", *OPTIONS, "--workers", 4, "--json")
     report = json.loads(made.stdout)
     names = [row["sync"]["strategy"] for row in report["strategies"]]
-    assert len(names) == 15
+    assert len(names) == 16
     assert len(set(names)) == 10
     assert (report["workers"], report["iterations"], report["seeds"]) == (4, 20, 1)
     assert report["strategies"][1]["overlapped_ratio"] == 1

@@ -79,10 +79,12 @@ def test_every_strategy_has_the_learning_rate_of_its_least_loss() -> None:
     assert compare_syncs(scenario, syncs).results[0].learning_rate == Learning().learning_rate
 
 
+@pytest.mark.extensive
 def test_a_loose_strategy_must_gain_as_much_as_asked() -> None:
     assert choose(quick_network(), SlowWorker(((3, 2.1),)), least_gain=5).sync in EXACT
 
 
+@pytest.mark.extensive
 def test_a_slow_network_is_overlapped() -> None:
     place = replace(small_world().ranks[0], parameter_bytes=60_000_000)
     choice = chosen(small_world(ranks=(place,)))
