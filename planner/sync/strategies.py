@@ -179,8 +179,8 @@ class PartialAllReduceOptions(Record):
         filter_between: pipelines that the filter keeps apart in a division: ``all`` that are drawn
             together; or the ``initiator`` and those it draws, as in Ripples.
         overlap: overlap the average with the next iteration, whose gradient is then computed with
-            weights from before the average. Nobody waits for a group, unless it takes longer than
-            an iteration. Ripples itself waits for it.
+            weights from before the average. A group still begins when its slowest member is there;
+            who has computed an iteration meanwhile waits for it then. Ripples itself waits at once.
         seed: seed of the draws.
     """
 
