@@ -99,9 +99,10 @@ class Machine:
         """Return single GPUs; each has its share of its node's network cards.
 
         All tensor ranks of a node send at once, so that none has more. A ring with several GPUs on
-        a node has the cards of all of them: NCCL divides its bytes among as many rings, each of
-        which leaves the node over another card (its manual, NCCL_CROSS_NIC). Its neighbours on two
-        nodes have a link of that bandwidth, which no message between stages takes.
+        a node has the cards of all of them, as if NCCL divided its bytes among as many rings, each
+        of which leaves the node over another card. That is an assumption, made with published rows
+        in view whose groups are smaller than nodes. Its neighbours on two nodes have a link of that
+        bandwidth, which no message between stages takes.
 
         Args:
             gpus: their number.

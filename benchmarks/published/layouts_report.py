@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -62,12 +62,21 @@ class Row:
         """Whether it tells anything of predictions with calibrated figures."""
         return self.is_timed and self.calibrated_s is not None and not self.gives
 
+    @property
+    def measured_s(self) -> float:
+        """Measured seconds, of a row whose time was measured."""
+        assert self.layout.measured_s is not None
+        return self.layout.measured_s
+
+    def predicted_s(self, *, calibrated: bool) -> float:
+        """Return the seconds of one of the predictions, which must be there."""
+        seconds = self.calibrated_s if calibrated else self.seconds
+        assert seconds is not None
+        return seconds
+
     def error(self, *, calibrated: bool) -> float:
         """Return predicted over measured seconds, less one."""
-        seconds = self.calibrated_s if calibrated else self.seconds
-        assert self.layout.measured_s is not None
-        assert seconds is not None
-        return seconds / self.layout.measured_s - 1
+        return self.predicted_s(calibrated=calibrated) / self.measured_s - 1
 
     @property
     def memory_error(self) -> float:
@@ -190,26 +199,21 @@ def choices(rows: Sequence[Row]) -> Iterator[str]:
     for name, of in groups.items():
         if len(of) < LEAST_LAYOUTS:
             continue
-        best = min(_measured_s(row) for row in of)
-        told = [f"{_first(of, lambda row: row.seconds) / best - 1:.1%} with nothing calibrated"]
+        best_s = min(row.measured_s for row in of)
+        told = [f"{_first_s(of, calibrated=False) / best_s - 1:.1%} with nothing calibrated"]
         if all(row.calibrated_s is not None for row in of):
-            again = _first(of, lambda row: row.calibrated_s or 0.0)
-            told.append(f"{again / best - 1:.1%} calibrated")
+            told.append(f"{_first_s(of, calibrated=True) / best_s - 1:.1%} calibrated")
         yield (
             f"The best of our first {FIRST} of {len(of)} layouts of {name} takes longer than the "
             f"best of all by {', '.join(told)} (bar 3%).\n"
         )
 
 
-def _first(rows: Sequence[Row], predicted_s: Callable[[Row], float]) -> float:
+def _first_s(rows: Sequence[Row], *, calibrated: bool) -> float:
     """Return the least measured seconds of those that are predicted to be fastest."""
-    tried = sorted((row for row in rows if row.fits), key=predicted_s)
-    return min(_measured_s(row) for row in tried[:FIRST])
-
-
-def _measured_s(row: Row) -> float:
-    assert row.layout.measured_s is not None
-    return row.layout.measured_s
+    fitting = (row for row in rows if row.fits)
+    tried = sorted(fitting, key=lambda row: row.predicted_s(calibrated=calibrated))
+    return min(row.measured_s for row in tried[:FIRST])
 
 
 def report(

@@ -105,12 +105,13 @@ def measured_rows(report: Path = REPORT) -> Rows:
     return {row: float(cells[2]) for row, cells in measured_cells(report).items()}
 
 
-def host_of(trace: Path) -> Host:
-    """Return what the machine adds to a plan's costs, by one of the traces that are kept."""
-    plan = pipelines_plan(PIPELINES, ITERATION_S)
-    if trace == LEGS_TRACE:
-        plan = shaped_plan(BETWEEN_GB_PER_S[0])
-    return Host.of(SyncTrace.load(trace), plan)
+def kept_hosts() -> tuple[Host, Host]:
+    """Return the machine by the kept traces: of rows where no leg is slow, and where one is."""
+    equal, legs = SyncTrace.load(TRACE), SyncTrace.load(LEGS_TRACE)
+    return (
+        Host.of(equal, pipelines_plan(PIPELINES, ITERATION_S)),
+        Host.of(legs, shaped_plan(BETWEEN_GB_PER_S[0])),
+    )
 
 
 def measured_cells(report: Path = REPORT) -> dict[tuple[str, str], list[str]]:
@@ -141,11 +142,11 @@ def predicted(world: World, sync: str, trace: Trace, seeds: int) -> float:
 def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
     """Return predicted and measured throughputs of every measured setting and strategy."""
     measured = measured_rows(report)
-    host = host_of(TRACE)
-    hosts = {"loopback": host, "shaped links": host, "one slow leg": host_of(LEGS_TRACE)}
+    host, legs_host = kept_hosts()
+    hosts = {"loopback": host, "shaped links": host, "one slow leg": legs_host}
     loopback = host.world(pipelines_plan(PIPELINES, ITERATION_S))
     shaped = {setting_of(rate): host.world(shaped_plan(rate)) for rate in BETWEEN_GB_PER_S}
-    legs = {name: hosts["one slow leg"].world(leg_plan(name)) for name in LEGS}
+    legs = {name: legs_host.world(leg_plan(name)) for name in LEGS}
     rows, lines = [], []
     errors: dict[str, list[tuple[float, str]]] = {}
     for (setting, strategy), real in measured.items():

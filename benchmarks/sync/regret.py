@@ -18,15 +18,14 @@ from typing import Any
 
 from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome
 from benchmarks.sync.figures import Runs, Spread, compare
-from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS, TRACE
+from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS
 from benchmarks.sync.plans import pipelines_plan
-from benchmarks.sync.predicted import REPORT, host_of, measured_cells
+from benchmarks.sync.predicted import REPORT, kept_hosts, measured_cells
 from benchmarks.sync.real import RATES
-from benchmarks.sync.settings import OVERLAPPED, strategies_of
+from benchmarks.sync.settings import OVERLAPPED, learners_of, strategies_of
 from benchmarks.sync.shaped import (
     BETWEEN_GB_PER_S,
     LEGS,
-    LEGS_TRACE,
     leg_plan,
     setting_of,
     shaped_plan,
@@ -39,8 +38,7 @@ from benchmarks.sync.simulated import (
     tuned_rates,
 )
 from planner.sync.choice import HORIZON, SEEDS, choose
-from planner.sync.simulation.comparison import learner_of
-from planner.sync.strategies import parse_sync, sync_name
+from planner.sync.strategies import sync_name
 
 MEAN, WORST = 0.03, 0.1
 AFTER_CHOICE = SEEDS + 1
@@ -103,7 +101,7 @@ def choice_section(seeds: int, only: Sequence[str] | None = None, report: Path =
     strategies = strategies_of(short=False)
     rates = _rates(settings, strategies, AFTER_CHOICE + seeds)
     found = simulate_all(settings, strategies, seeds, first_seed=AFTER_CHOICE, rates=rates)
-    measured = _measured(report, "to the loss, against overlapped")
+    measured = _measured_gains(report)
     rows = [
         regret_of(name, chosen[name], _simulated_gains(runs), measured.get(name, {}))
         for name, runs in found.items()
@@ -117,7 +115,7 @@ def _rates(
     settings: Sequence[Simulated], strategies: Sequence[str], seed: int
 ) -> dict[str, dict[str, float]]:
     """Return the best learning rate by setting and strategy; the exact ones have one together."""
-    learners = {name: sync_name(learner_of(parse_sync(name))) for name in strategies}
+    learners = learners_of(strategies)
     found = tuned_rates(settings, list(dict.fromkeys(learners.values())), RATES, seed)
     return {
         setting: {name: row[learner] for name, learner in learners.items()}
@@ -136,14 +134,12 @@ def _simulated_gains(runs: Runs) -> dict[str, float]:
     return {name: 0.0 if gain is None else gain.mean for name, gain in found.items()}
 
 
-def _measured(report: Path, name: str) -> dict[str, dict[str, float]]:
-    """Return a column of real rows, by setting and strategy; those of throughput alone have none.
+def _measured_gains(report: Path) -> dict[str, dict[str, float]]:
+    """Return by setting and strategy how much sooner real runs came to the loss; 0: they did not.
 
-    Args:
-        report: whose rows.
-        name: of the column; a loss that was not there is a gain of 0.
+    Rows of throughput alone have no gain.
     """
-    column = RUN_COLUMNS.index(name)
+    column = RUN_COLUMNS.index("to the loss, against overlapped")
     found: dict[str, dict[str, float]] = {}
     for (setting, strategy), cells in measured_cells(report).items():
         if len(cells) == len(RUN_COLUMNS):
@@ -197,7 +193,7 @@ def _claims(rows: Sequence[Regret]) -> list[Claim]:
 
 def settings_of() -> list[Simulated]:
     """Return the settings; those with measured rows have their names."""
-    host, legs = host_of(TRACE), host_of(LEGS_TRACE)
+    host, legs = kept_hosts()
     loopback = host.world(pipelines_plan(PIPELINES, ITERATION_S))
     return [
         *(Simulated(name, row.regime, loopback, _slowness(name)) for name, row in SETTINGS.items()),

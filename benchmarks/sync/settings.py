@@ -155,7 +155,7 @@ class Grid:
         """Return the learning rate of each strategy."""
         if len(self.rates) == 1:
             return dict.fromkeys(self.strategies, self.rates[0])
-        learners = {name: sync_name(learner_of(parse_sync(name))) for name in self.strategies}
+        learners = learners_of(self.strategies)
         first = next(iter(self.settings))
         tried = {
             (learner, rate): replace(
@@ -170,6 +170,11 @@ class Grid:
         losses = {name: runs[training.name].final_loss for name, training in tried.items()}
         best = best_rates(losses)
         return {name: best[learner] for name, learner in learners.items()}
+
+
+def learners_of(strategies: Sequence[str]) -> dict[str, str]:
+    """Return by strategy the one whose learning rate it takes: that which has the same weights."""
+    return {name: sync_name(learner_of(parse_sync(name))) for name in strategies}
 
 
 def best_rates(losses: Mapping[tuple[str, float], float]) -> dict[str, float]:

@@ -78,17 +78,17 @@ def mean_losses(
         path.unlink()
     ends_s = sorted(end_s for row in rows[::places] for end_s in row["ends_s"][1:])
     shapes = dict(model.named_parameters())
+    held = [[shapes[str(key)] for key in row["names"]] for row in rows]
     looks = []
     for steps in range(pipelines, len(ends_s) + 1, pipelines):
         at_s = ends_s[steps - 1]
         for parameter in shapes.values():
             parameter.data.zero_()
-        for row in rows:
+        for row, parameters in zip(rows, held, strict=True):
             flat = torch.from_numpy(row["weights"][bisect_right(row["ends_s"], at_s) - 1])
-            names = [str(key) for key in row["names"]]
-            parts = flat.split([shapes[key].numel() for key in names])
-            for key, part in zip(names, parts, strict=True):
-                shapes[key].data.add_(part.view_as(shapes[key]), alpha=1 / pipelines)
+            parts = flat.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.data.add_(part.view_as(parameter), alpha=1 / pipelines)
         looks.append((at_s, steps, held_out_loss(model)))
     return looks
 

@@ -35,7 +35,8 @@ WARM_UP = 1
 FEWEST = 5
 """Least number of collectives of a shape that count, if some shape has this many."""
 USUAL_ERROR, USUAL_CHANGE = 0.01, float(np.log(3))
-"""Of a shape's seconds, as a share of them; and of a figure of a link, as its logarithm."""
+"""The usual error of a shape's seconds, as a share of them, and change of a link's figure, as its
+logarithm: what fits weigh errors and changes by."""
 BYTES, LATENCY, OVERHEAD = range(3)
 """Places of the figures of a link: seconds a byte, of a step, and of a collective."""
 SMALL = np.array([1e-15, 1e-6, 1e-4])
