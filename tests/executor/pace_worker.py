@@ -1,7 +1,7 @@
 """One rank of emulated and paced runs: ``torchrun pace_worker.py PLAN OUTPUT``.
 
-The first rank writes, by kind of run and strategy, the times of the steps, and when the first
-reduction began before its last backward ended.
+The first rank writes, by kind of run and strategy, the times of the steps, and what share of its
+last backward was left when the first reduction of each began.
 """
 
 import json
@@ -52,14 +52,15 @@ def trainer(plan: Plan, pace: Pace) -> Trainer:
 
 
 def run(stepper: Trainer) -> dict:
-    times, lead_s = [], []
+    times, shares = [], []
     for step in range(1, STEPS + 1):
         times.append(stepper.step(step).step_time_s)
         starts = [span.start_s for span in stepper.record.reductions]
-        end_s = max(span.end_s for span in stepper.record.operations)
-        lead_s.append(end_s - min(starts) if starts else None)
+        last = max(stepper.record.operations, key=lambda span: span.end_s)
+        if starts:
+            shares.append((last.end_s - min(starts)) / (last.end_s - last.start_s))
     stepper.close()
-    return {"times_s": times, "lead_s": lead_s[-1]}
+    return {"times_s": times, "shares_left": shares}
 
 
 if __name__ == "__main__":
