@@ -31,7 +31,7 @@ STRATEGIES = (
     "eager_parameter_server",
     "wave_synchronous",
 )
-ITERATION_S = 0.04
+ITERATION_S = 0.08
 MEMBERS_BAR_S = GROUP_TIMEOUT_S + SOAK_LEAST_BAR_S
 SHORT = (
     6,
@@ -40,7 +40,7 @@ SHORT = (
 )
 """Events, strategies and shapes of the short form."""
 TORCHRUN_STRATEGY = "semi_decentralized"
-STEPS_PER_EVENT = 70
+STEPS_PER_EVENT = 40
 LONGEST = 3
 """Gaps of each strategy that are told of, if no more are over the bar."""
 STEPS_PER_TORCHRUN_EVENT = 400

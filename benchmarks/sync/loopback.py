@@ -57,13 +57,19 @@ TRACE = Path(__file__).parent / "loopback.trace.json"
 
 @dataclass(frozen=True)
 class SamePauses:
-    """The slowness of real trainings, with the very pauses that they draw."""
+    """The slowness of real trainings, with the very pauses that they draw.
+
+    Attributes:
+        pace: of them.
+        seeds: how many there were; further ones have the same pauses again.
+    """
 
     pace: Pace
+    seeds: int
 
     def blocks(self, world: World, seed: int) -> Iterator[Block]:
         """Iterations of real trainings count from 1 too."""
-        pace = replace(self.pace, seed=seed)
+        pace = replace(self.pace, seed=seed % self.seeds)
         workers = range(world.workers)
         factors = np.array([[pace.slow.get(worker, 1.0)] * BLOCK for worker in workers])
         for first in count(1, BLOCK):
@@ -229,7 +235,7 @@ def accuracy_section(loopback: Loopback) -> Outcome:
     world = calibrated(from_plan(loopback.plan), loopback.trace)
     rows, lines, errors = [], [], []
     for setting, runs in loopback.runs.items():
-        trace = SamePauses(SETTINGS[setting].pace)
+        trace = SamePauses(SETTINGS[setting].pace, loopback.seeds)
         for strategy, mine in runs.items():
             rates = [
                 simulate_sync(

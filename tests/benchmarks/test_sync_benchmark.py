@@ -226,12 +226,13 @@ def test_the_report_has_the_rows_that_are_predicted() -> None:
 def test_a_host_is_derived_from_a_trace_of_groups() -> None:
     """A trace that the simulator makes of a host leads back to it."""
     plan = shaped_plan(0.002)
-    host = Host(0.105, 2e-3, 5e-3, 8e-3)
+    host = Host(0.105, 2e-3, 5e-3, 3e-3, 8e-3)
     _, trace = trace_sync(Scenario(host.world(plan), 60), parse_sync(STATIC))
     found = Host.of(trace, plan)
     assert found.iteration_s == pytest.approx(host.iteration_s, rel=0.02)
     assert found.message_s == pytest.approx(host.message_s, rel=0.3)
     assert found.jitter_s == pytest.approx(host.jitter_s, rel=0.3)
+    assert found.lateness_s == pytest.approx(host.lateness_s, rel=0.3)
     assert found.round_trip_s == pytest.approx(host.round_trip_s, rel=0.3)
 
 

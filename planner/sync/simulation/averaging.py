@@ -132,7 +132,7 @@ class GroupAveraging:
         rows = [worker for worker in self._present(group) if worker in done]
         self._engine.at(now_s + self._half_s, self._finished, group, rows)
         for worker in rows:
-            self._engine.free(worker, group.key, now_s, group.members)
+            self._engine.free_late(worker, group.key, now_s, group.members)
 
     def _present(self, group: Group) -> list[int]:
         """Return members that have not left since their request."""

@@ -1,14 +1,14 @@
 """Calibration of a simulated world: compute times, links and overheads from a measured trace.
 
-For each group, the trace has the last member's arrival and the time at which all continued. Between
-them are the scheduler's round trip, the collective's overhead, its latency and its bytes. Groups of
-one have only the round trip; groups of several sizes separate the rest, as far as they can, by
-non-negative linear least squares with the least change of what the cluster file says.
+For each group, the trace has the last member's arrival and the times at which members continued.
+Between them are the scheduler's round trip, the collective's overhead, its latency and its bytes,
+and how late members notice that it is over. Groups of one have only the round trip; groups of
+several sizes separate the rest, as far as they can, by non-negative linear least squares with the
+least change of what the cluster file says.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -20,6 +20,7 @@ import numpy as np
 from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.measured.sync_trace import SyncStep, SyncTrace
+from planner.sync.simulation.meetings import WARM_UP, Shape, durations, lateness_s, meetings_of
 from planner.sync.simulation.world import LinkCost, World
 from planner.sync.strategies import (
     AdPsgdOptions,
@@ -30,8 +31,6 @@ from planner.sync.strategies import (
     options_of,
 )
 
-WARM_UP = 1
-"""Iterations of each worker that are left out."""
 FEWEST = 5
 """Least number of collectives of a shape that count, if some shape has this many."""
 USUAL_ERROR, USUAL_CHANGE = 0.01, float(np.log(3))
@@ -41,8 +40,6 @@ BYTES, LATENCY, OVERHEAD = range(3)
 """Places of the figures of a link: seconds a byte, of a step, and of a collective."""
 SMALL = np.array([1e-15, 1e-6, 1e-4])
 """Seconds a byte, of latency and of overhead below which a figure counts as so much."""
-Shape = tuple[int, int, bool]
-"""A shape of collective: its bytes, its members, and whether these are on several nodes."""
 
 
 def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
@@ -66,7 +63,9 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
     _require_same_ranks(world, trace)
     has_scheduler = not isinstance(options, AllReduceOptions)
     scaled = _with_compute_times(world, trace, steps_inside=has_scheduler)
-    found = durations(scaled, trace)
+    meetings = meetings_of(trace)
+    scaled = replace(scaled, lateness_s=lateness_s(scaled, meetings))
+    found = durations(scaled, meetings)
     if not has_scheduler:
         # Its latency is measured by itself.
         return _with_links(_with_latency(scaled, trace), found, 0.0, median, (BYTES, OVERHEAD))
@@ -173,68 +172,6 @@ def _with_latency(world: World, trace: SyncTrace) -> World:
         for its, link in ((False, world.within), (True, world.between))
     )
     return world.at_links(within, between)
-
-
-_Meeting = tuple[int, tuple[int, ...], float]
-"""Pipeline rank, members, and the moment at which they went on, to 10 ms."""
-
-
-def _require_one_clock(meetings: Mapping[_Meeting, Sequence[SyncStep]]) -> None:
-    """Refuse a trace in which most groups do not go on at one moment, as their members did."""
-    groups = {key: met for key, met in meetings.items() if len(key[1]) > 1}
-    # On busy hosts members go on some milliseconds apart, which may round to neighbours.
-    apart = {
-        (rank, members, moment_s): met
-        for (rank, members, moment_s), met in groups.items()
-        if len(met) < len(members)
-        and not any((rank, members, round(moment_s + s, 2)) in groups for s in (-0.01, 0.01))
-    }
-    rows = sum(map(len, groups.values()))
-    if 2 * sum(map(len, apart.values())) <= rows:
-        return
-    (key, members, moment_s), met = next(iter(apart.items()))
-    others_s = sorted(
-        (other for rank, who, other in apart if (rank, who) == (key, members)),
-        key=lambda other: abs(other - moment_s),
-    )
-    nearest = "no other row of theirs ends at all"
-    if len(others_s) > 1:
-        nearest = f"the nearest other row of theirs ends at {others_s[1]:.2f} s"
-    raise PipeplanError(
-        f"workers: most groups of workers do not go on at one moment, as they did: iteration "
-        f"{met[0].iteration} of pipeline rank {key} among workers {', '.join(map(str, members))} "
-        f"ends at {moment_s:.2f} s, and {nearest}: the hosts' clocks differ or drift, or rows are "
-        "missing; synchronise the clocks and measure again"
-    )
-
-
-def durations(world: World, trace: SyncTrace) -> dict[Shape, list[float]]:
-    """Return the seconds from the last member's request to the end, by shape of the collective.
-
-    A shape is its bytes, its members, and whether these are on several nodes.
-
-    Args:
-        world: of the pipelines that were measured.
-        trace: what was measured.
-
-    Raises:
-        PipeplanError: if most groups do not go on at one moment.
-    """
-    meetings: dict[_Meeting, list[SyncStep]] = defaultdict(list)
-    for rows in trace.workers:
-        for row in rows:
-            if row.iteration > WARM_UP:
-                # Members go on at one moment; real clocks agree to about a millisecond.
-                meetings[row.pipeline_rank, row.members, round(row.end_s, 2)].append(row)
-    _require_one_clock(meetings)
-    found: dict[Shape, list[float]] = defaultdict(list)
-    for (key, members, _), met in meetings.items():
-        if len(met) == len(members):
-            asked_s = max(row.asked_s for row in met)
-            bytes_, crosses = world.ranks[key].parameter_bytes, world.crosses(members)
-            shape = (bytes_, len(members), crosses)
-            found[shape].append(max(row.end_s for row in met) - asked_s)
-    return found
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,20 @@ class EventLoop:
             self.total += 1
             self._begin(worker)
 
+    def free_late(self, worker: int, key: int, now_s: float, members: tuple[int, ...]) -> None:
+        """Do so once the worker has noticed that its group's average is there."""
+        late_s = self.lateness_s()
+        if late_s:
+            what = (key, self.iteration[worker], members)
+            self.at(now_s + late_s, self._notices, worker, what)
+        else:
+            self.free(worker, key, now_s, members)
+
+    def _notices(self, now_s: float, worker: int, what: tuple[int, int, tuple[int, ...]]) -> None:
+        key, iteration, members = what
+        if self.iteration[worker] == iteration:
+            self.free(worker, key, now_s, members)
+
     def _begin(self, worker: int) -> None:
         self.iteration[worker] = iteration = self.iteration[worker] + 1
         slowdown = self._slowdowns.at(worker, iteration)
@@ -190,7 +204,7 @@ class EventLoop:
         self._await_transfers()
 
     def lateness_s(self) -> float:
-        """Return how late a worker notices what it waits for."""
+        """Return how late a worker notices that its group's average is there."""
         return self._slowdowns.lateness_s()
 
     def living(self) -> FloatArray:

@@ -186,9 +186,9 @@ class Slowdowns:
         return self._columns[block][:, rank]
 
     def lateness_s(self) -> float:
-        """Draw how late a worker notices what it waits for; never where iterations are exact."""
-        jitter_s = self._world.jitter_s
-        return abs(self._late.normal(0.0, jitter_s)) if jitter_s else 0.0
+        """Draw how late a worker notices that its group's average is there."""
+        scale_s = self._world.lateness_s
+        return abs(self._late.normal(0.0, scale_s)) if scale_s else 0.0
 
     def _extend(self) -> None:
         factors, extra_s = next(self._source)

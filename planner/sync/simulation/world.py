@@ -138,6 +138,8 @@ class World:
         collective_overhead_s: overhead of every collective, whatever its size.
         scheduler_round_trip_s: time from a request until the answer, if nothing else delays it.
         jitter_s: standard deviation of an iteration's time, whatever else slows it down.
+        lateness_s: how late a member notices that its group's average is there: the scale of a
+            half-normal distribution, whose mean is 0.8 of it.
         slots: consecutive forwards and backwards in an iteration.
         slowdown: factors of the pipelines' iteration times over those of ``ranks``; empty: 1.
 
@@ -153,6 +155,7 @@ class World:
     collective_overhead_s: float = 0.0
     scheduler_round_trip_s: float = 2e-4
     jitter_s: float = 0.0
+    lateness_s: float = 0.0
     slots: int = 2
     slowdown: tuple[float, ...] = ()
     links: WorkerLinks | None = None
