@@ -271,6 +271,15 @@ def test_jitter_makes_all_wait_for_the_last() -> None:
     assert 4 / found == pytest.approx(COMPUTE_S + 6 / 4 * BETWEEN_S + 0.0103, rel=0.01)
 
 
+def test_members_notice_their_average_late() -> None:
+    """The largest of four half-normal draws is 1.464 times their scale, on average."""
+    equal = uniform_world(4, COMPUTE_S, BYTES, LinkCost(0.0, 1.0))
+    sync = "partial_all_reduce:group_size=4"
+    exact = run_of(sync, equal, iterations=400).iterations_per_s
+    found = run_of(sync, replace(equal, lateness_s=0.01), iterations=400).iterations_per_s
+    assert 4 / found == pytest.approx(4 / exact + 0.01464, rel=0.01)
+
+
 def test_a_trace_tells_the_links_and_the_jitter() -> None:
     world = linked_world(jitter_s=0.005)
     sync = parse_sync("all_reduce:overlap=false")

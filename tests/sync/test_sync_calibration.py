@@ -9,6 +9,7 @@ from small_worlds import small_world
 from planner.errors import PipeplanError
 from planner.measured.sync_trace import SyncTrace
 from planner.sync.simulation.calibration import calibrated
+from planner.sync.simulation.meetings import durations, lateness_s, meetings_of
 from planner.sync.simulation.run import Scenario, simulate_sync, trace_sync
 from planner.sync.simulation.slowness import parse_slowness
 from planner.sync.simulation.world import LinkCost, World, uniform_world
@@ -81,6 +82,41 @@ def test_what_a_host_adds_to_messages_is_not_taken_from_the_bandwidth() -> None:
     sync = parse_sync("parameter_server:mode=async")
     rates = [simulate_sync(Scenario(w, 60), sync).iterations_per_s for w in (real, world)]
     assert rates[1] == pytest.approx(rates[0], rel=0.01)
+
+
+@pytest.mark.parametrize("strategy", ["partial_all_reduce:schedule=static", "semi_decentralized"])
+def test_a_trace_tells_how_late_members_notice_their_average(strategy: str) -> None:
+    """They go on up to 15 ms apart; the links are the same as without."""
+    real, sync = replace(real_world(), lateness_s=5e-3), parse_sync(strategy)
+    run, trace = trace_sync(Scenario(real, 120), sync)
+    world = calibrated(real_world(), trace)
+    assert world.lateness_s == pytest.approx(5e-3, rel=0.15)
+    assert simulate_sync(Scenario(world, 120), sync).iterations_per_s == pytest.approx(
+        run.iterations_per_s, rel=0.05
+    )
+
+
+def test_members_that_go_on_apart_are_still_one_meeting() -> None:
+    """Workers 0 and 1 meet three times, and go on 8 ms apart; 2 goes on by itself."""
+    row = {"compute_s": 0.1, "sync_wait_s": 0.01, "pipeline_rank": 0}
+    starts_s = (0.0, 0.2, 0.4, 0.6)
+    data = traced("partial_all_reduce").model_dump(mode="json")
+    data["workers"] = [
+        [
+            {**row, "iteration": n, "start_s": start_s + late_s, "members": members}
+            for n, start_s in enumerate(starts_s, 1)
+        ]
+        for members, late_s in (([0, 1], 0.0), ([0, 1], 0.008), ([2], 0.0))
+    ]
+    world = replace(real_world(), workers=3)
+    meetings = meetings_of(SyncTrace.parse(data))
+    assert [m.members for m in meetings] == [(0, 1)] * 3 + [(2,)] * 3
+    assert all(meeting.is_whole for meeting in meetings)
+    assert lateness_s(world, meetings) == pytest.approx(0.008 / 0.661, rel=1e-3)
+    # The last of them asks 8 ms late; both go on in the middle, 14 ms after the first one asked.
+    (pair_s, *_), (alone_s, *_) = durations(world, meetings).values()
+    assert pair_s == pytest.approx(0.006)
+    assert alone_s == pytest.approx(0.01)
 
 
 @pytest.mark.parametrize("strategy", ["all_reduce", "cross_iteration", "parameter_server"])
