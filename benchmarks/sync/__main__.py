@@ -144,8 +144,8 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
         "modulations": Section(
             "PS+ against parameter servers, really",
             "Real processes as in the first section: PS+ with its three modulations where "
-            "gradients are of different ages, each strategy at its best of five learning rates in "
-            "each setting. The held-out loss is what the synchronous server has after half of its "
+            "gradients are of different ages, each strategy at its best of seven learning rates "
+            "in each setting. The held-out loss is what the synchronous server has after half of its "
             "work.",
             lambda: sync_servers.real_servers_section(seeds, options.given_steps),
         ),
@@ -153,7 +153,7 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
             "A pipeline that does not flush",
             "One real pipeline of four places on loopback, 200 ms of emulated compute a step: as "
             "all others here, and with `--pipelining async`, as SDPipe's and HetPipe's are. Each "
-            "at the best of three learning rates, that of the asynchronous one over the "
+            "at the best of five learning rates, that of the asynchronous one over the "
             "microbatches of a step, each of which it steps on.",
             lambda: sync_asynchronous.asynchronous_section(seeds, options.given_steps),
         ),
