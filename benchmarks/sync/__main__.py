@@ -145,8 +145,8 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
             "PS+ against parameter servers, really",
             "Real processes as in the first section: PS+ with its three modulations where "
             "gradients are of different ages, each strategy at its best of seven learning rates "
-            "in each setting. The held-out loss is what the synchronous server has after half of its "
-            "work.",
+            "in each setting. The held-out loss is what the synchronous server has after half of "
+            "its work.",
             lambda: sync_servers.real_servers_section(seeds, options.given_steps),
         ),
         "asynchronous": Section(
