@@ -17,7 +17,14 @@ import numpy as np
 from benchmarks import ROOT
 from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome
 from benchmarks.sync.figures import Spread, steady_rate
-from benchmarks.sync.loopback import ITERATION_S, PIPELINES, SETTINGS, TRACE, SamePauses
+from benchmarks.sync.loopback import (
+    ITERATION_S,
+    PIPELINES,
+    SETTINGS,
+    SIMULATED,
+    TRACE,
+    SamePauses,
+)
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.real import BUCKETS
 from benchmarks.sync.shaped import (
@@ -42,9 +49,6 @@ from planner.sync.strategies import parse_sync
 REPORT = ROOT / "benchmarks" / "SYNC.md"
 MEDIAN, WORST = 0.07, 0.15
 STEPS = 25
-SIMULATED = 3
-"""Simulated runs for each measured one: where groups depend on who comes when, single runs of so
-few steps differ by up to a third."""
 
 Rows = Mapping[tuple[str, str], float]
 """Measured shares a second by setting and strategy."""

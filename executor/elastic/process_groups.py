@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
+from threading import Thread
 from typing import Any
 
 from torch import Tensor
@@ -29,10 +32,11 @@ class DynamicGroups:
     A group that failed is never used again: a collective that timed out leaves its connections in
     no known state. So each set of members has its own, and the pipelines' messages have others.
     A member that the coordinator has given up is not waited for: whoever waited for it would keep
-    others waiting in turn.
+    others waiting in turn. That holds while connections are made too, which gloo itself goes on
+    trying for up to 10 s where a member has ended in the middle of it.
 
     Args:
-        store: where members meet; a connection of its own.
+        connect: makes a connection to the store where members meet.
         pipeline, place: of this rank.
         host: address of this rank's connections.
         timeout_s: of a member that does not come, or stops within.
@@ -42,7 +46,7 @@ class DynamicGroups:
 
     def __init__(
         self,
-        store: Store,
+        connect: Callable[[], Store],
         pipeline: int,
         place: int,
         host: str,
@@ -50,7 +54,10 @@ class DynamicGroups:
         before_reduction: Callable[[], None] = lambda: None,
         waits: WaitLog | None = None,
     ) -> None:
-        self._store = store
+        self._connect = connect
+        self._store = connect()
+        # What makes a group may block the connection of its own.
+        self._looks = connect()
         self._pipeline = pipeline
         self._place = place
         self._timeout = timedelta(seconds=timeout_s)
@@ -115,13 +122,13 @@ class DynamicGroups:
         work.wait()
 
     def _require_all(self, members: Incarnations) -> None:
-        there = incarnations_there(self._store)
+        there = incarnations_there(self._looks)
         gone = [number for number, incarnation in members if there.get(number) != incarnation]
         if gone:
             raise ConnectionError(f"pipelines {gone} are given up")
 
     def _meet(self, store: Store, rank: int, members: Incarnations) -> None:
-        """Wait until all members are about to make their group: that itself cannot be left."""
+        """Wait until all members are about to make their group."""
         store.set(f"at/{rank}", "")
         names = [f"at/{number}" for number in range(len(members))]
         begin_s = looked_s = time.monotonic()
@@ -140,6 +147,37 @@ class DynamicGroups:
         rank = [number for number, _ in group.members].index(self._pipeline)
         store = PrefixStore(prefix, self._store)
         self._meet(store, rank, group.members)
-        made = gloo_group(store, rank, len(group.members), self._timeout, self._device)
+        making = _on_a_thread(
+            partial(gloo_group, store, rank, len(group.members), self._timeout, self._device)
+        )
+        try:
+            self._await(making, group.members)
+        except ConnectionError:
+            # The thread may keep the connection for as long as gloo tries.
+            self._store = self._connect()
+            raise
+        made = making.result()
         let_others_finish()
         return made
+
+    def _await(self, making: Future[Any], members: Incarnations) -> None:
+        """Wait until a group is made, as long as all members take part."""
+        until_s = time.monotonic() + self._timeout.total_seconds()
+        while not wait([making], _LOOK.total_seconds()).done:
+            self._require_all(members)
+            if time.monotonic() > until_s:
+                raise ConnectionError("a member did not connect")
+
+
+def _on_a_thread(make: Callable[[], Any]) -> Future[Any]:
+    """Return what comes of a call that may be left alone, even at the end of the program."""
+    found: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(make())
+        except Exception as error:
+            found.set_exception(error)
+
+    Thread(target=run, name="pipeplan-group", daemon=True).start()
+    return found

@@ -170,7 +170,8 @@ class PipelineRun:
         times = PipelineStepTimes(client.pipeline, client.place, client.store)
         weights = Weights(optimisation, setup.saved.buffers)
         groups = DynamicGroups(
-            *(store, client.pipeline, client.place, host, setup.group_timeout_s),
+            assignment.meeting.connect,
+            *(client.pipeline, client.place, host, setup.group_timeout_s),
             faults.inside,
             client.waits,
         )

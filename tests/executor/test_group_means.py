@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from executor.coordinator.client import GroupAssignment
 from executor.coordinator.store import THERE
@@ -33,7 +33,7 @@ def of_pipeline(
     store: HashStore, number: int, before_reduction: Callable[[], None] = nothing
 ) -> DynamicGroups:
     """Groups that would wait for an hour."""
-    return DynamicGroups(store, number, 0, "127.0.0.1", HOUR_S, before_reduction)
+    return DynamicGroups(lambda: store, number, 0, "127.0.0.1", HOUR_S, before_reduction)
 
 
 def test_members_take_the_mean_together(store: HashStore) -> None:
@@ -49,6 +49,15 @@ def test_members_take_the_mean_together(store: HashStore) -> None:
 
 def test_a_member_that_never_came_is_not_waited_for_once_it_is_given_up(store: HashStore) -> None:
     store.set(THERE, json.dumps({"0": 1, "1": 2}))  # Another incarnation of it is there.
+    tensor = torch.ones(5)
+    assert not of_pipeline(store, 0).mean(BOTH, [tensor])
+    assert tensor.eq(1.0).all()
+
+
+def test_a_member_that_ends_before_it_connects_is_not_waited_for(store: HashStore) -> None:
+    # It came to the meeting, and is given up; gloo would wait for its address for an hour.
+    PrefixStore("group/0/0.1,1.1/0", store).set("at/1", "")
+    store.set(THERE, json.dumps({"0": 1}))
     tensor = torch.ones(5)
     assert not of_pipeline(store, 0).mean(BOTH, [tensor])
     assert tensor.eq(1.0).all()
