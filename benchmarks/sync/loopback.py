@@ -23,7 +23,7 @@ from benchmarks.sync.claims import (
     run_lines,
     run_rows,
 )
-from benchmarks.sync.figures import Runs, Spread, compare
+from benchmarks.sync.figures import Runs, Spread, compare, steady_rate
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.real import LEARNING_RATE, RATES
 from benchmarks.sync.settings import (
@@ -44,8 +44,8 @@ from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Plan
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.planned import from_plan
-from planner.sync.simulation.run import Scenario, simulate_sync
-from planner.sync.simulation.slowness import BLOCK, Block
+from planner.sync.simulation.run import Scenario, trace_sync
+from planner.sync.simulation.slowness import BLOCK, Block, Trace
 from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync
 
@@ -90,6 +90,24 @@ def sleeper_share(setting: Setting, seeds: int, steps: int) -> Spread:
         paused = [any(pace.pause_s(w, s) for w in range(PIPELINES)) for s in range(1, steps + 1)]
         shares.append(sum(paused) / steps)
     return Spread(tuple(shares))
+
+
+def steady_rates(world: World, sync: str, trace: Trace, seeds: int, steps: int) -> list[float]:
+    """Return the shares a second of simulated runs, counted as those of real ones are.
+
+    Args:
+        world: of the pipelines.
+        sync: strategy and options.
+        trace: how iterations vary.
+        seeds: of real runs; each has :data:`SIMULATED` simulated ones, that number apart.
+        steps: of all workers on average.
+    """
+    rates = []
+    for seed in range(SIMULATED * seeds):
+        scenario = Scenario(world, steps, trace).with_seed(seed)
+        done = trace_sync(scenario, parse_sync(sync))[1]
+        rates.append(steady_rate([[row.end_s for row in rows] for rows in done.workers]))
+    return rates
 
 
 SETTINGS = {
@@ -242,16 +260,8 @@ def accuracy_section(loopback: Loopback) -> Outcome:
     for setting, runs in loopback.runs.items():
         trace = SamePauses(SETTINGS[setting].pace, loopback.seeds)
         for strategy, mine in runs.items():
-            rates = [
-                fmean(
-                    simulate_sync(
-                        Scenario(world, loopback.steps, trace).with_seed(seed),
-                        parse_sync(strategy),
-                    ).iterations_per_s
-                    for seed in range(first, SIMULATED * loopback.seeds, loopback.seeds)
-                )
-                for first in range(len(mine))
-            ]
+            found = steady_rates(world, strategy, trace, loopback.seeds, loopback.steps)
+            rates = [fmean(found[seed :: loopback.seeds]) for seed in range(loopback.seeds)]
             pairs = zip(rates, mine, strict=True)
             error = Spread(tuple(simulated / real.shares_per_s - 1 for simulated, real in pairs))
             mean = sum(rates) / len(rates)

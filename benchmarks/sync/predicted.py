@@ -16,14 +16,14 @@ import numpy as np
 
 from benchmarks import ROOT
 from benchmarks.sync.claims import RUN_COLUMNS, Claim, Outcome
-from benchmarks.sync.figures import Spread, steady_rate
+from benchmarks.sync.figures import Spread
 from benchmarks.sync.loopback import (
     ITERATION_S,
     PIPELINES,
     SETTINGS,
-    SIMULATED,
     TRACE,
     SamePauses,
+    steady_rates,
 )
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.real import BUCKETS
@@ -41,10 +41,8 @@ from planner.plan.plan import Plan
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.meetings import durations, meetings_of
 from planner.sync.simulation.planned import from_plan
-from planner.sync.simulation.run import Scenario, trace_sync
-from planner.sync.simulation.slowness import Steady, Trace
+from planner.sync.simulation.slowness import Steady
 from planner.sync.simulation.world import LinkCost, World
-from planner.sync.strategies import parse_sync
 
 REPORT = ROOT / "benchmarks" / "SYNC.md"
 MEDIAN, WORST = 0.07, 0.15
@@ -146,16 +144,6 @@ def measured_cells(report: Path = REPORT) -> dict[tuple[str, str], list[str]]:
     }
 
 
-def predicted(world: World, sync: str, trace: Trace, seeds: int) -> float:
-    """Return the shares a second that the simulator predicts, as real ones are counted."""
-    rates = []
-    for seed in range(SIMULATED * seeds):
-        scenario = Scenario(world, STEPS, trace).with_seed(seed)
-        steps = trace_sync(scenario, parse_sync(sync))[1]
-        rates.append(steady_rate([[row.end_s for row in rows] for rows in steps.workers]))
-    return median(rates)
-
-
 def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
     """Return predicted and measured throughputs of every measured setting and strategy."""
     measured = measured_rows(report)
@@ -171,7 +159,8 @@ def predicted_section(seeds: int, report: Path = REPORT) -> Outcome:
         where = "loopback" if on_loopback else "one slow leg" if setting in legs else "shaped links"
         sync = strategy if on_loopback else BUCKETS.get(strategy, strategy)
         trace = SamePauses(SETTINGS[setting].pace, seeds) if on_loopback else Steady()
-        rate = predicted({**shaped, **legs}.get(setting, loopback), sync, trace, seeds)
+        world = {**shaped, **legs}.get(setting, loopback)
+        rate = median(steady_rates(world, sync, trace, seeds, STEPS))
         error = rate / real - 1
         errors.setdefault(where, []).append((abs(error), f"{strategy}, {setting}"))
         told = f"{100 * error:+.1f}%" + ("" if abs(error) <= WORST else " **beyond**")
