@@ -8,7 +8,7 @@ from benchmarks.sync.claims import Outcome
 from benchmarks.sync.figures import WARM_UP, Measured, Spread
 from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.real import RATES, Training, train_all
-from benchmarks.sync.settings import OVERLAPPED, best_rates
+from benchmarks.sync.settings import OVERLAPPED, best_of
 from executor.training.asynchronous import lag_of
 from planner.plan.plan import Plan
 
@@ -90,7 +90,7 @@ def _trained(
     jobs = [training(mode, rate, seeds) for mode, rate in tried]
     runs = train_all({"plan": plan}, jobs).runs
     losses = {pair: runs[job.name].final_loss for pair, job in zip(tried, jobs, strict=True)}
-    rates = best_rates(losses)
+    rates = best_of(losses)
     chosen = [training(mode, rates[mode], seed) for mode in MODES for seed in range(seeds)]
     runs = train_all({"plan": plan}, chosen).runs
     found = {

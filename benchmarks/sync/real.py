@@ -15,6 +15,7 @@ from typing import Literal
 from benchmarks import ROOT
 from benchmarks.sync.figures import Look, Measured, Step, measured
 from benchmarks.testbed.network import Testbed
+from executor.training.optimizer import MOMENTUM
 from planner.errors import PipeplanError
 from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Plan
@@ -48,6 +49,7 @@ class Training:
         sleep_probability, sleep_s: of a rank's iteration.
         learning_rate: of a step on the mean of all pipelines' gradients; asynchronous servers
             divide it by the pipelines themselves.
+        momentum: of a step, which with an asynchronous server is on one gradient.
         sync_trace: whether to write a trace.
         pipelining: whether pipelines flush.
     """
@@ -61,6 +63,7 @@ class Training:
     sleep_probability: float = 0.0
     sleep_s: float = 0.0
     learning_rate: float = LEARNING_RATE
+    momentum: float = MOMENTUM
     sync_trace: bool = False
     pipelining: Literal["flush", "async"] = "flush"
 

@@ -17,6 +17,7 @@ from benchmarks.sync.simulated import (
     simulate_all,
     tuned_rates,
 )
+from executor.training.optimizer import MOMENTUM
 
 FEWER_TIME, FEWER_ITERATIONS = 0.54, 0.37
 """The gains of Jin's thesis: less time an iteration, and fewer iterations."""
@@ -27,8 +28,10 @@ REAL = ("one_5x_slow", "random_sleeps")
 REAL_STEPS = 60
 TRIED_RATES = (0.00625, 0.0125, *RATES)
 """Staleness acts as more momentum, so that asynchronous servers may do best at small rates."""
+REAL_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2)
+"""With momentum; without, ten times as much."""
 COLUMNS = (
-    *("setting", "strategy", "learning rate", "shares/s"),
+    *("setting", "strategy", "learning rate, momentum", "shares/s"),
     *("shares to the held-out loss", "seconds to it"),
 )
 
@@ -39,7 +42,11 @@ def servers_section(seeds: int, *, short: bool) -> Outcome:
     rates = tuned_rates(settings, STRATEGIES, TRIED_RATES, seeds)
     found = simulate_all(settings, STRATEGIES, seeds, rates=rates)
     claims = _claims({s.name: s.regime for s in settings}, found, is_real=False)
-    return Outcome(claims, COLUMNS, _rows(found, rates), _server_lines(found, "simulated"))
+    tuned = {
+        name: {strategy: f"{rate:g}, {MOMENTUM:g}" for strategy, rate in row.items()}
+        for name, row in rates.items()
+    }
+    return Outcome(claims, COLUMNS, _rows(found, tuned), _server_lines(found, "simulated"))
 
 
 def real_servers_section(seeds: int, steps: int | None) -> Outcome:
@@ -51,16 +58,23 @@ def real_servers_section(seeds: int, steps: int | None) -> Outcome:
     """
     plan = pipelines_plan(PIPELINES, ITERATION_S)
     found: dict[str, Runs] = {}
-    rates: dict[str, Mapping[str, float]] = {}
+    tuned: dict[str, Mapping[str, str]] = {}
     for name in REAL:
         setting = {name: SETTINGS[name]}
         # A setting at a time: each strategy has its best rate there.
-        grid = Grid(plan, setting, STRATEGIES, seeds, steps or REAL_STEPS, rates=TRIED_RATES)
+        grid = Grid(
+            *(plan, setting, STRATEGIES, seeds, steps or REAL_STEPS),
+            rates=REAL_RATES,
+            momenta=(0.0, MOMENTUM),
+        )
         trained = grid.train()
         found |= trained.runs
-        rates[name] = trained.rates
+        tuned[name] = {
+            strategy: f"{rate:g}, {trained.momenta[strategy]:g}"
+            for strategy, rate in trained.rates.items()
+        }
     claims = _claims({name: REGIME + SETTINGS[name].regime for name in REAL}, found, is_real=True)
-    return Outcome(claims, COLUMNS, _rows(found, rates), _server_lines(found, "real"))
+    return Outcome(claims, COLUMNS, _rows(found, tuned), _server_lines(found, "real"))
 
 
 def _claims(regimes: Mapping[str, str], found: Mapping[str, Runs], *, is_real: bool) -> list[Claim]:
@@ -78,9 +92,7 @@ def _claims(regimes: Mapping[str, str], found: Mapping[str, Runs], *, is_real: b
     return claims
 
 
-def _rows(
-    found: Mapping[str, Runs], rates: Mapping[str, Mapping[str, float]]
-) -> list[Sequence[str]]:
+def _rows(found: Mapping[str, Runs], tuned: Mapping[str, Mapping[str, str]]) -> list[Sequence[str]]:
     rows: list[Sequence[str]] = []
     for name, runs in found.items():
         targets = _targets(runs[SERVER])
@@ -88,8 +100,8 @@ def _rows(
             shares = [r.shares_to(loss) for r, loss in zip(mine, targets, strict=True)]
             times = [r.time_to_s(loss) for r, loss in zip(mine, targets, strict=True)]
             speed = Spread(tuple(r.shares_per_s for r in mine))
-            rate = f"{rates[name][strategy]:g}"
-            rows.append([name, f"`{strategy}`", rate, str(speed), _told(shares), _told(times)])
+            how = tuned[name][strategy]
+            rows.append([name, f"`{strategy}`", how, str(speed), _told(shares), _told(times)])
     return rows
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 from benchmarks.sync.figures import Measured, Runs
 from benchmarks.sync.real import LEARNING_RATE, Training, train_all
 from benchmarks.testbed.network import Testbed
 from executor.emulation.pace import Pace
+from executor.training.optimizer import MOMENTUM
 from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Plan
 from planner.sync.simulation.comparison import ALL_STRATEGIES, learner_of
@@ -31,6 +33,7 @@ PARTIAL = (DRAWN, DRAWN_BEHIND, SEMI, SEMI_BEHIND)
 WAITING = (OVERLAPPED, SERVER, MATCHING, DRAWN)
 """One strategy of each kind whose workers wait for each other. Which form of AD-PSGD SDPipe's
 authors ran we do not know; the bar itself is against every strategy."""
+Tried = TypeVar("Tried", float, "Descent")
 SHORT_STRATEGIES = (PLAIN, OVERLAPPED, SERVER, PAIRS, STATIC, DRAWN, SEMI, SEMI_BEHIND)
 
 
@@ -68,12 +71,25 @@ class Trained:
     Attributes:
         runs: by setting.
         traces: by setting, of the first seed; none if no strategy is traced.
-        rates: learning rates by strategy.
+        rates, momenta: learning rates and momenta by strategy.
     """
 
     runs: Mapping[str, Runs]
     traces: Mapping[str, SyncTrace]
     rates: Mapping[str, float]
+    momenta: Mapping[str, float]
+
+
+class Descent(NamedTuple):
+    """What a strategy is tuned by.
+
+    Attributes:
+        rate: the learning rate.
+        momentum: of the optimizer.
+    """
+
+    rate: float
+    momentum: float
 
 
 @dataclass(frozen=True)
@@ -91,6 +107,8 @@ class Grid:
         rates: learning rates, of which each strategy has its best: that of the least held-out loss
             in the first setting, with a seed that does not count. Strategies that compute the same
             weights have the same.
+        momenta: tried with each of them. With one other than :data:`MOMENTUM`, the rate is such
+            that equal gradients lead as far.
     """
 
     plan: Plan
@@ -101,6 +119,16 @@ class Grid:
     syncs: Mapping[str, str] = field(default_factory=dict)
     traced: str | None = None
     rates: Sequence[float] = (LEARNING_RATE,)
+    momenta: Sequence[float] = (MOMENTUM,)
+
+    @property
+    def descents(self) -> list[Descent]:
+        """Return what each strategy has its best of."""
+        return [
+            Descent(rate * (1 - momentum) / (1 - MOMENTUM), momentum)
+            for momentum in self.momenta
+            for rate in self.rates
+        ]
 
     @property
     def trainings(self) -> dict[tuple[str, str, int], Training]:
@@ -134,10 +162,9 @@ class Grid:
         Args:
             testbed: whose shaped links data goes over; None: loopback.
         """
-        rates = self._tuned(testbed)
+        best = self._tuned(testbed)
         trainings = {
-            name: replace(training, learning_rate=rates[name[1]])
-            for name, training in self.trainings.items()
+            name: _with(training, best[name[1]]) for name, training in self.trainings.items()
         }
         found = train_all({"plan": self.plan}, list(trainings.values()), testbed)
         runs: dict[str, dict[str, list[Measured]]] = {}
@@ -149,27 +176,34 @@ class Grid:
             for (setting, _, seed), training in trainings.items()
             if training.sync_trace and seed == 0
         }
-        return Trained(runs, traces, rates)
+        rates = {strategy: descent.rate for strategy, descent in best.items()}
+        momenta = {strategy: descent.momentum for strategy, descent in best.items()}
+        return Trained(runs, traces, rates, momenta)
 
-    def _tuned(self, testbed: Testbed | None) -> dict[str, float]:
-        """Return the learning rate of each strategy."""
-        if len(self.rates) == 1:
-            return dict.fromkeys(self.strategies, self.rates[0])
+    def _tuned(self, testbed: Testbed | None) -> dict[str, Descent]:
+        """Return the best of each strategy."""
+        if len(self.descents) == 1:
+            return dict.fromkeys(self.strategies, self.descents[0])
         learners = learners_of(self.strategies)
         first = next(iter(self.settings))
         tried = {
-            (learner, rate): replace(
-                self._training(f"tuning.{number}.{place}", first, learner, self.seeds),
-                learning_rate=rate,
+            (learner, descent): replace(
+                _with(
+                    self._training(f"tuning.{number}.{place}", first, learner, self.seeds), descent
+                ),
                 sync_trace=False,
             )
             for number, learner in enumerate(dict.fromkeys(learners.values()))
-            for place, rate in enumerate(self.rates)
+            for place, descent in enumerate(self.descents)
         }
         runs = train_all({"plan": self.plan}, list(tried.values()), testbed).runs
         losses = {name: runs[training.name].final_loss for name, training in tried.items()}
-        best = best_rates(losses)
+        best = best_of(losses)
         return {name: best[learner] for name, learner in learners.items()}
+
+
+def _with(training: Training, descent: Descent) -> Training:
+    return replace(training, learning_rate=descent.rate, momentum=descent.momentum)
 
 
 def learners_of(strategies: Sequence[str]) -> dict[str, str]:
@@ -177,9 +211,9 @@ def learners_of(strategies: Sequence[str]) -> dict[str, str]:
     return {name: sync_name(learner_of(parse_sync(name))) for name in strategies}
 
 
-def best_rates(losses: Mapping[tuple[str, float], float]) -> dict[str, float]:
-    """Return each strategy's learning rate of the least loss; one that diverged comes last."""
-    rows: dict[str, list[tuple[float, float]]] = {}
-    for (strategy, rate), loss in losses.items():
-        rows.setdefault(strategy, []).append((math.inf if math.isnan(loss) else loss, rate))
+def best_of(losses: Mapping[tuple[str, Tried], float]) -> dict[str, Tried]:
+    """Return what each strategy has its least loss with; what diverged comes last."""
+    rows: dict[str, list[tuple[float, Tried]]] = {}
+    for (strategy, tried), loss in losses.items():
+        rows.setdefault(strategy, []).append((math.inf if math.isnan(loss) else loss, tried))
     return {strategy: min(row)[1] for strategy, row in rows.items()}

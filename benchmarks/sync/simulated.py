@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 from benchmarks.sync.figures import Look, Measured, Runs
-from benchmarks.sync.settings import best_rates
+from benchmarks.sync.settings import best_of
 from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
 from planner.sync.simulation.slowness import parse_slowness
 from planner.sync.simulation.training import Learning
@@ -130,7 +130,7 @@ def tuned_rates(
         for name, runs in simulate_all(at_rate, strategies, 1, first_seed=seed).items():
             for strategy, (run,) in runs.items():
                 losses.setdefault(name, {})[strategy, rate] = run.final_loss
-    return {name: best_rates(row) for name, row in losses.items()}
+    return {name: best_of(row) for name, row in losses.items()}
 
 
 def simulate_all(

@@ -12,16 +12,20 @@ import torch
 from torch import nn
 
 from benchmarks.sync.model import held_out_loss
-from executor.training.optimizer import MOMENTUM
 
 PATIENCE_S = 120.0
 """The first rank waits so long for the files of those that end later."""
 
 
 class Watched:
-    """The weights of this rank's part of its pipeline, when training began and after each step."""
+    """The weights of this rank's part of its pipeline, when training began and after each step.
 
-    def __init__(self) -> None:
+    Args:
+        momentum: of the optimizer.
+    """
+
+    def __init__(self, momentum: float) -> None:
+        self._momentum = momentum
         self._parameters: dict[str, nn.Parameter] = {}
         self._ends_s: list[float] = []
         self._weights: list[np.ndarray] = []
@@ -29,7 +33,7 @@ class Watched:
     def optimizer(
         self, parameters: Iterable[tuple[str, nn.Parameter]], lr: float
     ) -> torch.optim.Optimizer:
-        """Return stochastic gradient descent with momentum, as the job's optimizer is.
+        """Return stochastic gradient descent with momentum.
 
         The first call has the pipeline's own parameters, a further one those that it serves to
         others.
@@ -38,7 +42,7 @@ class Watched:
         if not self._parameters:
             self._parameters = named
             self.look(0.0)
-        return torch.optim.SGD(list(named.values()), lr=lr, momentum=MOMENTUM, fused=True)
+        return torch.optim.SGD(list(named.values()), lr=lr, momentum=self._momentum, fused=True)
 
     def look(self, end_s: float) -> None:
         """Note the weights at the end of a step."""

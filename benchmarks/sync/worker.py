@@ -56,7 +56,7 @@ def _train(folder: Path, job: dict[str, Any], rank: int) -> dict[str, Any]:
         "checkpoint": {"folder": str(folder / f"{job['name']}.saved"), "every": _LAST_ONLY},
     }
     config = TrainingConfig.parse(data, job["name"])
-    watched = Watched()
+    watched = Watched(job["momentum"])
     slow = {int(name): factor for name, factor in job["slow"].items()}
     run = RunSettings(
         model=plan.model.factory,

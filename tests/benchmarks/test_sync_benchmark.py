@@ -28,13 +28,15 @@ from benchmarks.sync.plans import pipelines_plan
 from benchmarks.sync.predicted import Host, measured_rows
 from benchmarks.sync.regret import regret_of, settings_of
 from benchmarks.sync.settings import (
+    ASYNC,
     DRAWN,
     EAGER,
     MATCHING,
     PAIRS,
     PARTIAL,
     STATIC,
-    best_rates,
+    Grid,
+    best_of,
 )
 from benchmarks.sync.shaped import LEGS, shaped_plan
 from benchmarks.sync.short import claim_of
@@ -90,7 +92,7 @@ def test_held_out_losses_are_of_the_mean_of_what_each_pipeline_has(tmp_path: Pat
             held = {
                 name: nn.Parameter(torch.zeros(model.get_parameter(name).shape)) for name in mine
             }
-            watched = Watched()
+            watched = Watched(0.9)
             watched.optimizer(held.items(), 0.1)
             served = {"another": nn.Parameter(torch.ones(1))}
             watched.optimizer(served.items(), 0.1)
@@ -211,7 +213,17 @@ def test_the_published_report_has_every_section_or_says_that_it_is_not_measured(
 
 def test_every_strategy_has_its_own_best_rate() -> None:
     losses = {("a", 0.1): 1.0, ("a", 0.2): 0.9, ("b", 0.1): 1.0, ("b", 0.2): float("nan")}
-    assert best_rates(losses) == {"a": 0.2, "b": 0.1}
+    assert best_of(losses) == {"a": 0.2, "b": 0.1}
+
+
+def test_without_momentum_rates_are_such_that_equal_gradients_lead_as_far() -> None:
+    grid = Grid(shaped_plan(0.002), {}, (), 1, 1, rates=(0.1, 0.2), momenta=(0.0, 0.9))
+    assert grid.descents == [
+        pytest.approx((1.0, 0.0)),
+        pytest.approx((2.0, 0.0)),
+        pytest.approx((0.1, 0.9)),
+        pytest.approx((0.2, 0.9)),
+    ]
 
 
 def test_the_report_has_the_rows_that_are_predicted() -> None:
@@ -237,16 +249,18 @@ def test_a_host_is_derived_from_a_trace_of_groups() -> None:
 
 
 def test_a_choice_costs_what_the_fastest_one_saves() -> None:
-    gains = {"all_reduce": 1.0, PAIRS: 1.5, DRAWN: 1.2, EAGER: 1.8, STATIC: 1.0}
+    gains = {"all_reduce": 1.0, PAIRS: 1.5, DRAWN: 1.2, EAGER: 1.8, ASYNC: 0.0, STATIC: 1.0}
     real = {"all_reduce": 1.1, DRAWN: 1.0, PAIRS: 0.0, EAGER: 0.9}
     found = regret_of("here", DRAWN, gains, real)
-    assert found.fastest == EAGER
-    assert found.simulated == pytest.approx(0.5)
+    assert found.fastest == PAIRS
+    assert found.simulated == pytest.approx(0.25)
+    assert found.servers == pytest.approx(0.5)
     assert found.measured_fastest == "all_reduce"
     assert found.measured == pytest.approx(0.1)
-    row = found.row({DRAWN: 0.1, EAGER: 0.05})
-    assert row[1:] == [f"`{DRAWN}` 0.1", f"`{EAGER}` 0.05", "50.0%", "10.0% (`all_reduce`)"]
-    assert regret_of("here", EAGER, gains, real).simulated == 0
+    row = found.row({DRAWN: 0.1, PAIRS: 0.05})
+    told = [f"`{DRAWN}` 0.1", f"`{PAIRS}` 0.05", "25.0%", "50.0%", "10.0% (`all_reduce`)"]
+    assert row[1:] == told
+    assert regret_of("here", PAIRS, gains, real).simulated == 0
     assert regret_of("here", STATIC, gains, real).measured is None
     never = regret_of("here", PAIRS, {**gains, PAIRS: 0.0}, {})
     assert never.simulated == float("inf")

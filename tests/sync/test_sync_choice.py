@@ -6,9 +6,10 @@ import pytest
 from small_worlds import small_world
 
 from planner.errors import PipeplanError
+from planner.plan.plan import Sync
 from planner.sync.choice import EXACT, HORIZON, StrategyChoice, choose
 from planner.sync.simulation.comparison import OVERLAPPED, PLAIN, compare_syncs
-from planner.sync.simulation.run import Scenario, simulate_sync
+from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
 from planner.sync.simulation.slowness import Sleep, SlowWorker, Steady, Trace
 from planner.sync.simulation.training import Learning
 from planner.sync.simulation.world import World
@@ -22,8 +23,8 @@ def quick_network(**fields: object) -> World:
 
 
 def chosen(world: World, trace: Trace | None = None) -> StrategyChoice:
-    """The choice after half of the usual iterations, which show as much of these worlds."""
-    return choose(Scenario(world, HORIZON // 2, trace or Steady()))
+    """The choice after a quarter of the usual iterations, which show as much of these worlds."""
+    return choose(Scenario(world, HORIZON // 4, trace or Steady()))
 
 
 def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
@@ -34,8 +35,9 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
     assert choice.sync not in [row.sync for row in choice.alternatives]
     assert choice.reason.endswith(
         ". Candidates were all_reduce, fused, decoupled, cross_iteration, "
-        "partial_all_reduce:schedule=static, ad_psgd, parameter_server:mode=async, "
-        "eager_parameter_server and partial_all_reduce, each at the best of 5 learning rates"
+        "partial_all_reduce:schedule=static, partial_all_reduce, "
+        "partial_all_reduce:group_size=2,overlap=true, ad_psgd and "
+        "semi_decentralized:overlap=true, each at the best of 5 learning rates"
     )
 
 
@@ -43,14 +45,16 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
     ("trace", "found"),
     [
         (SlowWorker(((3, 2.1),)), "worker 3 is 2.10x slower than the median"),
-        (Sleep(0.2, 0.3), "one iteration in 20 takes 4.00x as long as usual"),
+        pytest.param(
+            *(Sleep(0.2, 0.3), "one iteration in 20 takes 4.00x as long as usual"),
+            marks=pytest.mark.extensive,
+        ),
     ],
 )
 def test_slow_workers_get_what_is_soonest_at_the_loss(trace: Trace, found: str) -> None:
     choice = chosen(quick_network(), trace)
     assert choice.sync not in EXACT
     assert choice.reason.startswith(found)
-    assert "eager_parameter_server and semi_decentralized:overlap=true, each at" in choice.reason
     rows = choice.comparison.results
     best = min((row for row in rows if row.target_s is not None), key=lambda row: row.target_s)
     assert best.sync == choice.sync
@@ -60,21 +64,29 @@ def test_slow_workers_get_what_is_soonest_at_the_loss(trace: Trace, found: str) 
     assert told in choice.reason
 
 
-def test_every_strategy_has_the_learning_rate_of_its_least_loss() -> None:
-    """Against runs one by one, with the seed that follows; exact strategies share theirs."""
+def test_every_strategy_has_the_learning_rate_that_is_soonest_at_the_loss() -> None:
+    """Against runs one by one, with the seeds that follow; exact strategies share theirs."""
     scenario = Scenario(small_world(), 30, SlowWorker(((3, 2.0),)))
-    rates = (0.01, 0.1, 1.0)
+    rates, seeds = (0.01, 0.1, 1.0), (3, 4)
     syncs = [parse_sync(name) for name in ("fused", "all_reduce", "ad_psgd")]
-    found = compare_syncs(scenario, syncs, seeds=2, rates=rates)
-    for row in found.results[1:]:
-        losses = {}
-        for rate in rates:
-            tried = replace(scenario, learning=Learning(learning_rate=rate, seed=2))
-            losses[simulate_sync(tried, row.sync).loss_after(8 * 30)] = rate
-        assert row.learning_rate == losses[min(losses)]
-    assert found.results[0].learning_rate == found.results[1].learning_rate
-    best = replace(scenario, learning=Learning(learning_rate=found.results[2].learning_rate))
-    (alone,) = compare_syncs(best, syncs[2:], seeds=2).results
+    found = compare_syncs(scenario, syncs, seeds=3, rates=rates)
+
+    def tried(rate: float, sync: Sync) -> list[SimulatedRun]:
+        learnings = [Learning(learning_rate=rate, seed=seed) for seed in seeds]
+        return [simulate_sync(replace(scenario, learning=one), sync) for one in learnings]
+
+    losses = {r: [run.loss_after(8 * 15) for run in tried(r, OVERLAPPED)] for r in rates}
+    best = min(rates, key=lambda rate: sum(losses[rate]))
+    assert [row.learning_rate for row in found.results[:2]] == [best, best]
+    times_s = {
+        rate: [run.time_to_s(loss) for run, loss in zip(runs, losses[best], strict=True)]
+        for rate in rates
+        for runs in [tried(rate, syncs[2])]
+    }
+    there = {rate: sum(row) for rate, row in times_s.items() if None not in row}
+    assert found.results[2].learning_rate == min(there, key=lambda rate: there[rate])
+    own = replace(scenario, learning=Learning(learning_rate=found.results[2].learning_rate))
+    (alone,) = compare_syncs(own, syncs[2:], seeds=3).results
     assert alone.final_loss == found.results[2].final_loss
     assert compare_syncs(scenario, syncs).results[0].learning_rate == Learning().learning_rate
 

@@ -127,9 +127,10 @@ def compare_syncs(
         seeds: number of seeds to average over: the scenario's and those that follow it.
         jobs: number of processes.
         target_share: fraction of all-reduce's iterations whose loss is the target.
-        rates: learning rates of which each strategy has its best: that of the least loss after
-            equal work, with a seed that counts for nothing else. Those that compute what all-reduce
-            does have all-reduce's. None: the scenario's.
+        rates: learning rates of which each strategy has its best, with half as many seeds that
+            count for nothing else: all-reduce that of the least loss after ``target_share``, the
+            others that with which they get there soonest. Those that compute what all-reduce does have
+            all-reduce's. None: the scenario's.
         progress: called after every run.
 
     Raises:
@@ -143,8 +144,9 @@ def compare_syncs(
     tuned: dict[str, Scenario] = {}
     interrupted = False
     try:
-        with runner(min(jobs, max(len(rates), seeds) * len(wanted))) as run_all:
-            tuned = _tuned(scenario, wanted, rates, seeds, run_all, progress)
+        with runner(min(jobs, max(len(rates), 1) * seeds * len(wanted))) as run_all:
+            tuning = _Tuning(scenario, rates, seeds, target_share, run_all, progress)
+            tuned = tuning.tuned(wanted)
             tasks = [
                 (tuned[_name(sync)].with_seed(scenario.learning.seed + seed), sync, index)
                 for index, sync in enumerate(wanted)
@@ -164,33 +166,80 @@ def compare_syncs(
     return SyncComparison(scenario, seeds, fmean(targets), results, interrupted)
 
 
-def _tuned(
-    scenario: Scenario,
-    syncs: Sequence[Sync],
-    rates: Sequence[float],
-    seeds: int,
-    run_all: RunAll,
-    progress: Progress | None,
-) -> dict[str, Scenario]:
-    """Return the scenario with the best learning rate of each strategy, by its name."""
-    if not rates:
-        return {_name(sync): scenario for sync in syncs}
-    learners = list({_name(learner_of(sync)): learner_of(sync) for sync in syncs}.values())
-    tried = [
-        replace(scenario, learning=replace(scenario.learning, learning_rate=rate)) for rate in rates
-    ]
-    seed = scenario.learning.seed + seeds
-    tasks = [
-        (one.with_seed(seed), sync, index) for index, sync in enumerate(learners) for one in tried
-    ]
-    losses: dict[str, list[float]] = {}
-    for _, run in run_all(tasks):
-        loss = run.loss_after(scenario.iterations * scenario.world.workers)
-        losses.setdefault(_name(run.sync), []).append(inf if isnan(loss) else loss)
-        if progress is not None:
-            progress(run.sync, 0)
-    best = {name: tried[row.index(min(row))] for name, row in losses.items()}
-    return {_name(sync): best[_name(learner_of(sync))] for sync in syncs}
+@dataclass(frozen=True)
+class _Tuning:
+    """Each strategy's best learning rate.
+
+    Attributes:
+        scenario: of all strategies.
+        rates: to choose from; none: the scenario's is kept.
+        seeds: how many are compared; half as many follow them here.
+        target_share: of all-reduce's iterations.
+        run_all: runs tasks, in order.
+        progress: called after every run.
+    """
+
+    scenario: Scenario
+    rates: Sequence[float]
+    seeds: int
+    target_share: float
+    run_all: RunAll
+    progress: Progress | None
+
+    def tuned(self, syncs: Sequence[Sync]) -> dict[str, Scenario]:
+        """Return the scenario with the best learning rate of each strategy, by its name."""
+        if not self.rates:
+            return {_name(sync): self.scenario for sync in syncs}
+        share = self.target_share * self.scenario.iterations * self.scenario.world.workers
+        all_reduce = self._tried([OVERLAPPED])[_name(OVERLAPPED)]
+        losses = [[run.loss_after(share) for run in runs] for runs in all_reduce]
+        means = [inf if any(map(isnan, row)) else fmean(row) for row in losses]
+        best = {_name(OVERLAPPED): means.index(min(means))}
+        targets = losses[best[_name(OVERLAPPED)]]
+        learners = {_name(learner_of(sync)): learner_of(sync) for sync in syncs}
+        others = [sync for name, sync in learners.items() if name not in best]
+        for name, rows in self._tried(others).items():
+            scores = [self._score(runs, targets) for runs in rows]
+            best[name] = scores.index(min(scores))
+        return {_name(sync): self._at(best[_name(learner_of(sync))]) for sync in syncs}
+
+    def _at(self, number: int) -> Scenario:
+        learning = replace(self.scenario.learning, learning_rate=self.rates[number])
+        return replace(self.scenario, learning=learning)
+
+    def _tried(self, syncs: Sequence[Sync]) -> dict[str, list[list[SimulatedRun]]]:
+        """Return the runs by strategy and learning rate."""
+        first = self.scenario.learning.seed + self.seeds
+        tasks = [
+            (self._at(number).with_seed(seed), sync, number)
+            for sync in syncs
+            for number in range(len(self.rates))
+            for seed in range(first, first + (self.seeds + 1) // 2)
+        ]
+        found: dict[str, list[list[SimulatedRun]]] = {
+            _name(sync): [[] for _ in self.rates] for sync in syncs
+        }
+        for number, run in self.run_all(tasks):
+            found[_name(run.sync)][number].append(run)
+            if self.progress is not None:
+                self.progress(run.sync, 0)
+        return found
+
+    def _score(self, runs: Sequence[SimulatedRun], targets: Sequence[float]) -> tuple[float, float]:
+        """Return the mean time to the targets, or the loss at the end where some did not get there.
+
+        Args:
+            runs: by seed.
+            targets: losses, by seed.
+        """
+        times_s = [run.time_to_s(loss) for run, loss in zip(runs, targets, strict=True)]
+        total = self.scenario.iterations * self.scenario.world.workers
+        losses = [run.loss_after(total) for run in runs]
+        mean_s = _mean(times_s)
+        return (
+            inf if mean_s is None else mean_s,
+            inf if any(map(isnan, losses)) else fmean(losses),
+        )
 
 
 def learner_of(sync: Sync) -> Sync:
