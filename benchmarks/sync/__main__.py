@@ -201,9 +201,9 @@ def _simulated_sections(
             "seeds, against the fastest of all but asynchronous servers in 400 iterations with "
             "others. The regret is by how much more time the chosen one needs to the held-out loss "
             "that overlapped all-reduce has after half of its work, each strategy at the learning "
-            "rate of five that is soonest there with half as many seeds more. Real rows of the same "
-            "settings tell it again, each strategy at its best rate among equal pipelines; those "
-            "of slow legs have throughput alone.",
+            "rate of five that is soonest there with half as many seeds more. Real rows of the "
+            "same settings tell it again, each strategy at its best rate among equal pipelines; "
+            "those of slow legs have throughput alone.",
             lambda: sync_regret.choice_section(seeds, only),
         ),
         "overlap": Section(

@@ -129,8 +129,8 @@ def compare_syncs(
         target_share: fraction of all-reduce's iterations whose loss is the target.
         rates: learning rates of which each strategy has its best, with half as many seeds that
             count for nothing else: all-reduce that of the least loss after ``target_share``, the
-            others that with which they get there soonest. Those that compute what all-reduce does have
-            all-reduce's. None: the scenario's.
+            others that with which they get there soonest. Those that compute what all-reduce does
+            have all-reduce's. None: the scenario's.
         progress: called after every run.
 
     Raises:
