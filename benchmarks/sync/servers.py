@@ -29,7 +29,7 @@ REAL_STEPS = 60
 TRIED_RATES = (0.00625, 0.0125, *RATES)
 """Staleness acts as more momentum, so that asynchronous servers may do best at small rates."""
 REAL_RATES = (0.0125, 0.025, 0.05, 0.1, 0.2)
-"""With momentum; without, ten times as much."""
+"""Learning rates that real servers try with momentum; ten times as much is tried without."""
 COLUMNS = (
     *("setting", "strategy", "learning rate, momentum", "shares/s"),
     *("shares to the held-out loss", "seconds to it"),
@@ -70,8 +70,7 @@ def real_servers_section(seeds: int, steps: int | None) -> Outcome:
         trained = grid.train()
         found |= trained.runs
         tuned[name] = {
-            strategy: f"{rate:g}, {trained.momenta[strategy]:g}"
-            for strategy, rate in trained.rates.items()
+            strategy: f"{best.rate:g}, {best.momentum:g}" for strategy, best in trained.best.items()
         }
     claims = _claims({name: REGIME + SETTINGS[name].regime for name in REAL}, found, is_real=True)
     return Outcome(claims, COLUMNS, _rows(found, tuned), _server_lines(found, "real"))

@@ -64,22 +64,6 @@ class Setting:
         return Pace(slow, self.sleep_probability, self.sleep_s)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The results of trainings.
-
-    Attributes:
-        runs: by setting.
-        traces: by setting, of the first seed; none if no strategy is traced.
-        rates, momenta: learning rates and momenta by strategy.
-    """
-
-    runs: Mapping[str, Runs]
-    traces: Mapping[str, SyncTrace]
-    rates: Mapping[str, float]
-    momenta: Mapping[str, float]
-
-
 class Descent(NamedTuple):
     """What a strategy is tuned by.
 
@@ -90,6 +74,26 @@ class Descent(NamedTuple):
 
     rate: float
     momentum: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The results of trainings.
+
+    Attributes:
+        runs: by setting.
+        traces: by setting, of the first seed; none if no strategy is traced.
+        best: what each strategy was tuned to.
+    """
+
+    runs: Mapping[str, Runs]
+    traces: Mapping[str, SyncTrace]
+    best: Mapping[str, Descent]
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Return the learning rates by strategy."""
+        return {strategy: descent.rate for strategy, descent in self.best.items()}
 
 
 @dataclass(frozen=True)
@@ -176,9 +180,7 @@ class Grid:
             for (setting, _, seed), training in trainings.items()
             if training.sync_trace and seed == 0
         }
-        rates = {strategy: descent.rate for strategy, descent in best.items()}
-        momenta = {strategy: descent.momentum for strategy, descent in best.items()}
-        return Trained(runs, traces, rates, momenta)
+        return Trained(runs, traces, best)
 
     def _tuned(self, testbed: Testbed | None) -> dict[str, Descent]:
         """Return the best of each strategy."""

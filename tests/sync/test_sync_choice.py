@@ -55,6 +55,7 @@ def test_slow_workers_get_what_is_soonest_at_the_loss(trace: Trace, found: str) 
     choice = chosen(quick_network(), trace)
     assert choice.sync not in EXACT
     assert choice.reason.startswith(found)
+    assert "ad_psgd and semi_decentralized:overlap=true, each at" in choice.reason
     rows = choice.comparison.results
     best = min((row for row in rows if row.target_s is not None), key=lambda row: row.target_s)
     assert best.sync == choice.sync

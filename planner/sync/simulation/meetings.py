@@ -20,8 +20,8 @@ TOGETHER_S = 0.02
 and real clocks agree to about one."""
 MEAN = sqrt(2 / pi)
 MEAN_DISTANCE = 2 * (sqrt(2) - 1) * MEAN
-"""Of a half-normal distribution, in units of its scale: its mean, and that of the distance of two
-draws. The larger of two draws is on average sqrt(2) times their mean."""
+"""The means of a half-normal distribution and of the distance of two draws, in units of its scale.
+The larger of two draws is on average sqrt(2) times their mean."""
 Shape = tuple[int, int, bool]
 """A shape of collective: its bytes, its members, and whether these are on several nodes."""
 
