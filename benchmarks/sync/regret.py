@@ -2,7 +2,7 @@
 
 A strategy is chosen as `--sync choose` does. Then every strategy is simulated with seeds that the
 choice has not seen, and for longer, at its own best learning rate. The regret is by how much more
-time the chosen one needs to the held-out loss than the fastest. Asynchronous servers are told
+time the chosen one needs to the held-out losses than the fastest. Asynchronous servers are told
 apart: the small problem that is simulated flatters them, as measured rows show.
 """
 
@@ -55,7 +55,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Regret:
-    """What a choice costs: seconds to the loss over those of the fastest strategy, less 1.
+    """What a choice costs: seconds to the losses over those of the fastest strategy, less 1.
 
     Attributes:
         setting: its name.
@@ -146,9 +146,9 @@ def regret_of(
     Args:
         setting: its name.
         chosen: strategy.
-        gains: by strategy, how much sooner than overlapped all-reduce it comes to the loss; 0:
+        gains: by strategy, how much sooner than overlapped all-reduce it comes to the losses; 0:
             never.
-        measured: the same of real rows, if there are any.
+        measured: the same of real rows, whose time is to one loss, if there are any.
     """
 
     def against(gains: Mapping[str, float], rivals: Collection[str]) -> tuple[str, float]:

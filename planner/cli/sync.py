@@ -57,7 +57,7 @@ SlownessOption = Annotated[
 SeedsOption = Annotated[
     int | None,
     typer.Option(
-        "--seeds", metavar="N", help="seeds to average over (default: 1; with --sync choose 3)"
+        "--seeds", metavar="N", help="seeds to average over (default: 1; with --sync choose 5)"
     ),
 ]
 JobsOption = Annotated[
@@ -79,7 +79,8 @@ LeastGainOption = Annotated[
     typer.Option(
         "--least-gain",
         metavar="FRACTION",
-        help="with --sync choose: how much faster an inexact strategy must be (default: 0.1)",
+        help="with --sync choose: how much sooner at the same losses an inexact strategy must be "
+        "(default: 0.05)",
     ),
 ]
 
@@ -242,7 +243,7 @@ def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
 
 def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> Sync:
     from planner.report.comparison import sync_data
-    from planner.sync.choice import SEEDS, choose
+    from planner.sync.choice import LEAST_GAIN, SEEDS, choose
     from planner.sync.strategies import sync_name
 
     with _progress() as progress:
@@ -250,7 +251,7 @@ def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> 
             scenario,
             seeds=_or(request.seeds, SEEDS),
             jobs=_or(request.jobs, os.cpu_count() or 1),
-            least_gain=0.1 if request.least_gain is None else request.least_gain,
+            least_gain=LEAST_GAIN if request.least_gain is None else request.least_gain,
             progress=progress,
         )
     if as_json:

@@ -117,8 +117,8 @@ COLUMNS: Mapping[str, str] = {
     "rate": "iterations per second, all pipelines together",
     "plain": "throughput relative to all_reduce:overlap=false",
     "overlap": "throughput relative to all_reduce",
-    "to target": "virtual time until the mean model reaches the target loss (that of all_reduce "
-    "after half of its iterations)",
+    "to target": "virtual time until the mean model reaches a target loss, the mean over those of "
+    "all_reduce after 10, 20, 30, 40 and 50 % of its iterations",
     "speed-up": "time to target of all_reduce divided by this one",
     "loss": "final loss of the mean model",
     "apart": "distance of the pipelines' weights from their mean, relative to its norm",
@@ -137,10 +137,11 @@ def sync_table(comparison: SyncComparison) -> Group:
     from rich.text import Text
 
     scenario = comparison.scenario
+    most, least = max(comparison.target_losses), min(comparison.target_losses)
     title = (
         f"Synchronisation: {plural(scenario.world.workers, 'pipeline')} of "
         f"{format_seconds(scenario.world.iteration_s)}, {plural(scenario.iterations, 'iteration')}"
-        f" each, {plural(comparison.seeds, 'seed')}; target loss {comparison.target_loss:.4f}"
+        f" each, {plural(comparison.seeds, 'seed')}; target losses {most:.4f} to {least:.4f}"
     )
     table = new_table(title, ("strategy",), [name.replace("to ", "to\n") for name in COLUMNS])
     # Names fold and figures do not; at 80 columns that leaves names as much room as can be.
@@ -175,7 +176,7 @@ def sync_data(comparison: SyncComparison) -> dict[str, Any]:
         "iterations": scenario.iterations,
         "iteration_s": scenario.world.iteration_s,
         "seeds": comparison.seeds,
-        "target_loss": comparison.target_loss,
+        "target_losses": comparison.target_losses,
         "interrupted": comparison.interrupted,
         "strategies": [
             {**asdict(result), "sync": result.sync.model_dump(mode="json")}

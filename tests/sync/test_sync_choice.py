@@ -76,11 +76,19 @@ def test_every_strategy_has_the_learning_rate_that_is_soonest_at_the_loss() -> N
         learnings = [Learning(learning_rate=rate, seed=seed) for seed in seeds]
         return [simulate_sync(replace(scenario, learning=one), sync) for one in learnings]
 
-    losses = {r: [run.loss_after(8 * 15) for run in tried(r, OVERLAPPED)] for r in rates}
-    best = min(rates, key=lambda rate: sum(losses[rate]))
+    done = [8 * 30 * share for share in (0.1, 0.2, 0.3, 0.4, 0.5)]
+    losses = {
+        rate: [[run.loss_after(count) for count in done] for run in tried(rate, OVERLAPPED)]
+        for rate in rates
+    }
+    best = min(rates, key=lambda rate: sum(map(sum, losses[rate])))
     assert [row.learning_rate for row in found.results[:2]] == [best, best]
     times_s = {
-        rate: [run.time_to_s(loss) for run, loss in zip(runs, losses[best], strict=True)]
+        rate: [
+            run.time_to_s(loss)
+            for run, targets in zip(runs, losses[best], strict=True)
+            for loss in targets
+        ]
         for rate in rates
         for runs in [tried(rate, syncs[2])]
     }
@@ -142,7 +150,15 @@ def test_ctrl_c_keeps_what_is_done() -> None:
     assert [row.sync for row in found.results] == list(syncs[:2])
 
 
-@pytest.mark.parametrize("name", ["seeds", "jobs", "target_share"])
-def test_a_comparison_names_what_is_out_of_range(name: str) -> None:
-    with pytest.raises(PipeplanError, match=f"{name}: 0 is not"):
-        compare_syncs(Scenario(small_world(), 10), **{name: 0})
+@pytest.mark.parametrize("field", ["seeds", "jobs"])
+def test_a_comparison_names_what_is_out_of_range(field: str) -> None:
+    with pytest.raises(PipeplanError, match=f"{field}: 0 is not"):
+        compare_syncs(Scenario(small_world(), 10), **{field: 0})
+
+
+@pytest.mark.parametrize(
+    ("shares", "told"), [((), "there is none"), ((0.5, 0), "0 is not"), ((1.5,), "1.5 is not")]
+)
+def test_target_shares_that_make_no_sense_are_refused(shares: tuple[float, ...], told: str) -> None:
+    with pytest.raises(PipeplanError, match=f"target_shares: {told}"):
+        compare_syncs(Scenario(small_world(), 10), target_shares=shares)

@@ -40,6 +40,9 @@ ALL_STRATEGIES: tuple[Sync, ...] = (
 )
 """Every strategy, in each of its forms."""
 EXACT_SERVER = parse_sync("parameter_server")
+TARGET_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
+"""Fractions of all-reduce's iterations whose losses are the targets. The time to one loss alone
+differs by two or three times as much between seeds: a part of the curve is flat."""
 MOST_SEEDS = 1000
 MOST_JOBS = 256
 Progress = Callable[[Sync, int], None]
@@ -55,7 +58,8 @@ class SyncResult:
         iterations_per_s: of all workers together.
         throughput_ratio: relative to all-reduce that begins after the backward.
         overlapped_ratio: relative to all-reduce overlapped with the backward.
-        target_s: virtual time until the mean model reached the target; None: not in every seed.
+        target_s: virtual time until the mean model reached a target loss, the mean over all of
+            them; None: some were not reached.
         target_speedup: overlapped all-reduce's time over this one; above 1 is faster.
         final_loss: loss of the mean model after the same number of samples for all strategies.
         consensus_distance: root mean square distance of the workers' weights from their mean, as a
@@ -93,15 +97,15 @@ class SyncComparison:
     Attributes:
         scenario: the scenario, with the first seed.
         seeds: number of seeds.
-        target_loss: loss of the mean model that all-reduce reaches after ``target_share`` of its
-            iterations; a mean over the seeds, each of which has its own.
+        target_losses: losses of the mean model that all-reduce has after ``target_shares`` of its
+            iterations; means over the seeds, each of which has its own.
         results: in the order of the arguments.
         interrupted: whether strategies are missing because the user interrupted the run.
     """
 
     scenario: Scenario
     seeds: int
-    target_loss: float
+    target_losses: tuple[float, ...]
     results: tuple[SyncResult, ...]
     interrupted: bool = False
 
@@ -112,7 +116,7 @@ def compare_syncs(
     *,
     seeds: int = 1,
     jobs: int = 1,
-    target_share: float = 0.5,
+    target_shares: Sequence[float] = TARGET_SHARES,
     rates: Sequence[float] = (),
     progress: Progress | None = None,
 ) -> SyncComparison:
@@ -126,26 +130,27 @@ def compare_syncs(
         syncs: the strategies.
         seeds: number of seeds to average over: the scenario's and those that follow it.
         jobs: number of processes.
-        target_share: fraction of all-reduce's iterations whose loss is the target.
+        target_shares: fractions of all-reduce's iterations whose losses are the targets.
         rates: learning rates of which each strategy has its best, with half as many seeds that
-            count for nothing else: all-reduce that of the least loss after ``target_share``, the
-            others that with which they get there soonest. Those that compute what all-reduce does
-            have all-reduce's. None: the scenario's.
+            count for nothing else: all-reduce that of the least mean loss after ``target_shares``,
+            the others that with which they get there soonest. Those that compute what all-reduce
+            does have all-reduce's. None: the scenario's.
         progress: called after every run.
 
     Raises:
         PipeplanError: if an argument is out of range, or a strategy or an option is wrong.
     """
-    _check(seeds, jobs, target_share)
+    _check(seeds, jobs, target_shares)
     for sync in syncs:
         require_fit(sync, scenario.world.workers)
     wanted = list({_name(sync): sync for sync in (PLAIN, OVERLAPPED, *syncs)}.values())
+    shares = _of_all(scenario, target_shares)
     found: dict[int, list[SimulatedRun]] = {}
     tuned: dict[str, Scenario] = {}
     interrupted = False
     try:
         with runner(min(jobs, max(len(rates), 1) * seeds * len(wanted))) as run_all:
-            tuning = _Tuning(scenario, rates, seeds, target_share, run_all, progress)
+            tuning = _Tuning(scenario, rates, seeds, shares, run_all, progress)
             tuned = tuning.tuned(wanted)
             tasks = [
                 (tuned[_name(sync)].with_seed(scenario.learning.seed + seed), sync, index)
@@ -161,9 +166,20 @@ def compare_syncs(
     whole = {_name(wanted[index]): runs for index, runs in found.items() if len(runs) == seeds}
     if _name(PLAIN) not in whole or _name(OVERLAPPED) not in whole:
         raise KeyboardInterrupt
-    results = _results(tuned, syncs, whole, target_share)
-    targets = _targets(scenario, whole, target_share)
-    return SyncComparison(scenario, seeds, fmean(targets), results, interrupted)
+    targets = _losses(whole[_name(OVERLAPPED)], shares)
+    results = _results(tuned, syncs, whole, targets)
+    means = tuple(fmean(losses) for losses in zip(*targets, strict=True))
+    return SyncComparison(scenario, seeds, means, results, interrupted)
+
+
+def _of_all(scenario: Scenario, shares: Sequence[float]) -> list[float]:
+    """Return how many iterations of all workers together these fractions are."""
+    return [share * scenario.iterations * scenario.world.workers for share in shares]
+
+
+def _losses(runs: Sequence[SimulatedRun], shares: Sequence[float]) -> list[list[float]]:
+    """Return the losses after so many iterations, by seed."""
+    return [[run.loss_after(share) for share in shares] for run in runs]
 
 
 @dataclass(frozen=True)
@@ -174,7 +190,7 @@ class _Tuning:
         scenario: of all strategies.
         rates: to choose from; none: the scenario's is kept.
         seeds: how many are compared; half as many follow them here.
-        target_share: of all-reduce's iterations.
+        shares: iterations of all workers after which all-reduce's losses are the targets.
         run_all: runs tasks, in order.
         progress: called after every run.
     """
@@ -182,7 +198,7 @@ class _Tuning:
     scenario: Scenario
     rates: Sequence[float]
     seeds: int
-    target_share: float
+    shares: Sequence[float]
     run_all: RunAll
     progress: Progress | None
 
@@ -190,10 +206,9 @@ class _Tuning:
         """Return the scenario with the best learning rate of each strategy, by its name."""
         if not self.rates:
             return {_name(sync): self.scenario for sync in syncs}
-        share = self.target_share * self.scenario.iterations * self.scenario.world.workers
         all_reduce = self._tried([OVERLAPPED])[_name(OVERLAPPED)]
-        losses = [[run.loss_after(share) for run in runs] for runs in all_reduce]
-        means = [inf if any(map(isnan, row)) else fmean(row) for row in losses]
+        losses = [_losses(runs, self.shares) for runs in all_reduce]
+        means = [_mean_loss(rows) for rows in losses]
         best = {_name(OVERLAPPED): means.index(min(means))}
         targets = losses[best[_name(OVERLAPPED)]]
         learners = {_name(learner_of(sync)): learner_of(sync) for sync in syncs}
@@ -225,20 +240,19 @@ class _Tuning:
                 self.progress(run.sync, 0)
         return found
 
-    def _score(self, runs: Sequence[SimulatedRun], targets: Sequence[float]) -> tuple[float, float]:
+    def _score(
+        self, runs: Sequence[SimulatedRun], targets: Sequence[Sequence[float]]
+    ) -> tuple[float, float]:
         """Return the mean time to the targets, or the loss at the end where some did not get there.
 
         Args:
             runs: by seed.
             targets: losses, by seed.
         """
-        times_s = [run.time_to_s(loss) for run, loss in zip(runs, targets, strict=True)]
-        total = self.scenario.iterations * self.scenario.world.workers
-        losses = [run.loss_after(total) for run in runs]
-        mean_s = _mean(times_s)
+        mean_s = _time_to_s(runs, targets)
         return (
             inf if mean_s is None else mean_s,
-            inf if any(map(isnan, losses)) else fmean(losses),
+            _mean_loss(_losses(runs, _of_all(self.scenario, [1]))),
         )
 
 
@@ -248,14 +262,19 @@ def learner_of(sync: Sync) -> Sync:
     return OVERLAPPED if is_exact or sync == EXACT_SERVER else sync
 
 
-def _check(seeds: int, jobs: int, target_share: float) -> None:
+def _check(seeds: int, jobs: int, target_shares: Sequence[float]) -> None:
     problems = []
     if not 1 <= seeds <= MOST_SEEDS:
         problems.append(f"seeds: {seeds} is not a whole number from 1 to {MOST_SEEDS}")
     if not 1 <= jobs <= MOST_JOBS:
         problems.append(f"jobs: {jobs} is not a whole number from 1 to {MOST_JOBS}")
-    if not 0 < target_share <= 1:
-        problems.append(f"target_share: {target_share:g} is not a fraction above 0, up to 1")
+    if not target_shares:
+        problems.append("target_shares: there is none; give fractions such as 0.5")
+    problems += [
+        f"target_shares: {share:g} is not a fraction above 0, up to 1"
+        for share in target_shares
+        if not 0 < share <= 1
+    ]
     if problems:
         raise PipeplanError(problems)
 
@@ -264,29 +283,15 @@ def _name(sync: Sync) -> str:
     return sync.model_dump_json()
 
 
-def _targets(
-    scenario: Scenario, runs: dict[str, list[SimulatedRun]], target_share: float
-) -> list[float]:
-    """Return the loss of overlapped all-reduce after a share of its iterations, by seed."""
-    done = target_share * scenario.iterations * scenario.world.workers
-    return [run.loss_after(done) for run in runs[_name(OVERLAPPED)]]
-
-
 def _results(
     scenarios: dict[str, Scenario],
     syncs: Sequence[Sync],
     runs: dict[str, list[SimulatedRun]],
-    target_share: float,
+    targets: Sequence[Sequence[float]],
 ) -> tuple[SyncResult, ...]:
     plain, overlapped = runs[_name(PLAIN)], runs[_name(OVERLAPPED)]
     return tuple(
-        _result(
-            scenarios[name],
-            runs[name],
-            plain,
-            overlapped,
-            _targets(scenarios[name], runs, target_share),
-        )
+        _result(scenarios[name], runs[name], plain, overlapped, targets)
         for name in map(_name, syncs)
         if name in runs
     )
@@ -297,7 +302,7 @@ def _result(
     runs: Sequence[SimulatedRun],
     plain: Sequence[SimulatedRun],
     overlapped: Sequence[SimulatedRun],
-    targets: Sequence[float],
+    targets: Sequence[Sequence[float]],
 ) -> SyncResult:
     total = scenario.iterations * scenario.world.workers
 
@@ -306,8 +311,7 @@ def _result(
         return fmean(run.iterations_per_s / other.iterations_per_s for run, other in pairs)
 
     gaps = [run.spectral_gap for run in runs]
-    target_s = _mean([run.time_to_s(loss) for run, loss in zip(runs, targets, strict=True)])
-    rival_s = _mean([run.time_to_s(loss) for run, loss in zip(overlapped, targets, strict=True)])
+    target_s, rival_s = _time_to_s(runs, targets), _time_to_s(overlapped, targets)
     return SyncResult(
         sync=runs[0].sync,
         iterations_per_s=fmean(run.iterations_per_s for run in runs),
@@ -324,6 +328,19 @@ def _result(
         steps=runs[0].done,
         learning_rate=scenario.learning.learning_rate,
     )
+
+
+def _time_to_s(runs: Sequence[SimulatedRun], targets: Sequence[Sequence[float]]) -> float | None:
+    """Return the mean time to the losses of each seed; None: some were not reached."""
+    return _mean(
+        [run.time_to_s(loss) for run, losses in zip(runs, targets, strict=True) for loss in losses]
+    )
+
+
+def _mean_loss(rows: Sequence[Sequence[float]]) -> float:
+    """Return the mean over seeds and shares; what diverged comes last."""
+    losses = [loss for row in rows for loss in row]
+    return inf if any(map(isnan, losses)) else fmean(losses)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
