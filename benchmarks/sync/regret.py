@@ -108,7 +108,7 @@ def choice_section(seeds: int, only: Sequence[str] | None = None, report: Path =
     with get_context("spawn").Pool(os.cpu_count()) as pool:
         found = pool.imap(_judged, [(setting, seeds) for setting in settings])
         for setting, (chosen, results) in zip(settings, found, strict=True):
-            gains = {name: row.target_speedup or 0.0 for name, row in results.items()}
+            gains = {name: row.target_speedup for name, row in results.items()}
             row = regret_of(setting.name, chosen, gains, measured.get(setting.name, {}))
             rows.append(row)
             cells.append(row.row({name: row.learning_rate for name, row in results.items()}))

@@ -57,7 +57,7 @@ SlownessOption = Annotated[
 SeedsOption = Annotated[
     int | None,
     typer.Option(
-        "--seeds", metavar="N", help="seeds to average over (default: 1; with --sync choose 5)"
+        "--seeds", metavar="N", help="seeds to average over (default: 1; with --sync choose 8)"
     ),
 ]
 JobsOption = Annotated[

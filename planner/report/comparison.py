@@ -118,7 +118,8 @@ COLUMNS: Mapping[str, str] = {
     "plain": "throughput relative to all_reduce:overlap=false",
     "overlap": "throughput relative to all_reduce",
     "to target": "virtual time until the mean model reaches a target loss, the mean over those of "
-    "all_reduce after 10, 20, 30, 40 and 50 % of its iterations",
+    "all_reduce after 10, 20, 30, 40 and 50 % of its iterations; * some were not reached, which "
+    "counts as twice the whole run or all_reduce's time to that loss",
     "speed-up": "time to target of all_reduce divided by this one",
     "loss": "final loss of the mean model",
     "apart": "distance of the pipelines' weights from their mean, relative to its norm",
@@ -160,8 +161,8 @@ def _sync_row(result: SyncResult) -> tuple[str, ...]:
         f"{result.iterations_per_s:.4g}",
         f"{result.throughput_ratio:.2f}",
         f"{result.overlapped_ratio:.2f}",
-        "never" if result.target_s is None else format_seconds(result.target_s),
-        "-" if result.target_speedup is None else f"{result.target_speedup:.2f}",
+        f"{'*' if result.missed_targets else ''}{format_seconds(result.target_s)}",
+        f"{result.target_speedup:.2f}",
         f"{result.final_loss:.4f}",
         f"{result.consensus_distance:.3f}",
         "-" if result.spectral_gap is None else f"{result.spectral_gap:.3f}",

@@ -57,7 +57,7 @@ def test_slow_workers_get_what_is_soonest_at_the_loss(trace: Trace, found: str) 
     assert choice.reason.startswith(found)
     assert "ad_psgd and semi_decentralized:overlap=true, each at" in choice.reason
     rows = choice.comparison.results
-    best = min((row for row in rows if row.target_s is not None), key=lambda row: row.target_s)
+    best = min(rows, key=lambda row: row.target_s)
     assert best.sync == choice.sync
     assert best.target_speedup > 1.1
     exact = next(row for row in rows if row.sync == OVERLAPPED)
@@ -110,10 +110,10 @@ def test_a_slow_network_is_overlapped() -> None:
     place = replace(small_world().ranks[0], parameter_bytes=60_000_000)
     choice = chosen(small_world(ranks=(place,)))
     assert choice.sync not in (parse_sync("all_reduce"), parse_sync("fused"))
-    # Loose ones have to gain a tenth.
-    known = [row for row in choice.comparison.results if row.target_s is not None]
-    (own_s,) = [row.target_s for row in known if row.sync == choice.sync]
-    assert own_s <= 1.1 * min(row.target_s for row in known)
+    # Loose ones have to gain a twentieth.
+    rows = choice.comparison.results
+    (own_s,) = [row.target_s for row in rows if row.sync == choice.sync]
+    assert own_s <= 1.05 * min(row.target_s for row in rows)
 
 
 def test_choices_that_make_no_sense_are_refused() -> None:
@@ -137,6 +137,27 @@ def test_all_reduce_is_its_own_measure() -> None:
     assert found.results[0].throughput_ratio == 1
     assert found.results[1].overlapped_ratio == 1
     assert found.results[1].target_speedup == 1
+
+
+def test_a_loss_that_is_not_reached_counts_twice_the_time_in_which_it_was_not() -> None:
+    """Against runs one by one; the server steps on stale gradients with too large a rate."""
+    server = parse_sync("eager_parameter_server")
+    learning = Learning(learning_rate=1.0)
+    scenario = Scenario(small_world(), 30, SlowWorker(((3, 4.0),)), learning=learning)
+    (row,) = compare_syncs(scenario, (server,), seeds=2).results
+    times_s, missed = [], 0
+    for seed in (0, 1):
+        own, rival = (
+            simulate_sync(scenario.with_seed(seed), sync) for sync in (server, OVERLAPPED)
+        )
+        for share in (0.1, 0.2, 0.3, 0.4, 0.5):
+            loss = rival.loss_after(share * 8 * 30)
+            reached_s, rival_s = own.time_to_s(loss), rival.time_to_s(loss)
+            missed += reached_s is None
+            times_s.append(2 * max(own.time_s, rival_s) if reached_s is None else reached_s)
+    assert row.missed_targets == missed
+    assert 0 < missed < len(times_s)
+    assert row.target_s == pytest.approx(sum(times_s) / len(times_s))
 
 
 def test_ctrl_c_keeps_what_is_done() -> None:

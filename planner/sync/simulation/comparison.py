@@ -43,6 +43,9 @@ EXACT_SERVER = parse_sync("parameter_server")
 TARGET_SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
 """Fractions of all-reduce's iterations whose losses are the targets. The time to one loss alone
 differs by two or three times as much between seeds: a part of the curve is flat."""
+PENALTY = 2.0
+"""Counts a loss that was not reached as a multiple of the time in which it was not, as comparisons
+of solvers with a time limit do (penalized average runtime, PAR2)."""
 MOST_SEEDS = 1000
 MOST_JOBS = 256
 Progress = Callable[[Sync, int], None]
@@ -59,7 +62,9 @@ class SyncResult:
         throughput_ratio: relative to all-reduce that begins after the backward.
         overlapped_ratio: relative to all-reduce overlapped with the backward.
         target_s: virtual time until the mean model reached a target loss, the mean over all of
-            them; None: some were not reached.
+            them. One that it did not reach counts as :data:`PENALTY` times the run, or all-reduce's
+            time to it, if that is longer.
+        missed_targets: how many it did not reach, of all seeds.
         target_speedup: overlapped all-reduce's time over this one; above 1 is faster.
         final_loss: loss of the mean model after the same number of samples for all strategies.
         consensus_distance: root mean square distance of the workers' weights from their mean, as a
@@ -78,8 +83,9 @@ class SyncResult:
     iterations_per_s: float
     throughput_ratio: float
     overlapped_ratio: float
-    target_s: float | None
-    target_speedup: float | None
+    target_s: float
+    missed_targets: int
+    target_speedup: float
     final_loss: float
     consensus_distance: float
     spectral_gap: float | None
@@ -133,8 +139,8 @@ def compare_syncs(
         target_shares: fractions of all-reduce's iterations whose losses are the targets.
         rates: learning rates of which each strategy has its best, with half as many seeds that
             count for nothing else: all-reduce that of the least mean loss after ``target_shares``,
-            the others that with which they get there soonest. Those that compute what all-reduce
-            does have all-reduce's. None: the scenario's.
+            the others that of the least ``target_s``. Those that compute what all-reduce does have
+            all-reduce's. None: the scenario's.
         progress: called after every run.
 
     Raises:
@@ -211,10 +217,11 @@ class _Tuning:
         means = [_mean_loss(rows) for rows in losses]
         best = {_name(OVERLAPPED): means.index(min(means))}
         targets = losses[best[_name(OVERLAPPED)]]
+        rivals = all_reduce[best[_name(OVERLAPPED)]]
         learners = {_name(learner_of(sync)): learner_of(sync) for sync in syncs}
         others = [sync for name, sync in learners.items() if name not in best]
         for name, rows in self._tried(others).items():
-            scores = [self._score(runs, targets) for runs in rows]
+            scores = [fmean(_times_s(runs, rivals, targets)) for runs in rows]
             best[name] = scores.index(min(scores))
         return {_name(sync): self._at(best[_name(learner_of(sync))]) for sync in syncs}
 
@@ -239,21 +246,6 @@ class _Tuning:
             if self.progress is not None:
                 self.progress(run.sync, 0)
         return found
-
-    def _score(
-        self, runs: Sequence[SimulatedRun], targets: Sequence[Sequence[float]]
-    ) -> tuple[float, float]:
-        """Return the mean time to the targets, or the loss at the end where some did not get there.
-
-        Args:
-            runs: by seed.
-            targets: losses, by seed.
-        """
-        mean_s = _time_to_s(runs, targets)
-        return (
-            inf if mean_s is None else mean_s,
-            _mean_loss(_losses(runs, _of_all(self.scenario, [1]))),
-        )
 
 
 def learner_of(sync: Sync) -> Sync:
@@ -311,14 +303,22 @@ def _result(
         return fmean(run.iterations_per_s / other.iterations_per_s for run, other in pairs)
 
     gaps = [run.spectral_gap for run in runs]
-    target_s, rival_s = _time_to_s(runs, targets), _time_to_s(overlapped, targets)
+    target_s = fmean(_times_s(runs, overlapped, targets))
+    rival_s = fmean(_times_s(overlapped, overlapped, targets))
+    missed = sum(
+        run.time_to_s(loss) is None
+        for run, losses in zip(runs, targets, strict=True)
+        for loss in losses
+    )
     return SyncResult(
         sync=runs[0].sync,
         iterations_per_s=fmean(run.iterations_per_s for run in runs),
         throughput_ratio=ratio(plain),
         overlapped_ratio=ratio(overlapped),
         target_s=target_s,
-        target_speedup=rival_s / target_s if target_s and rival_s else None,
+        missed_targets=missed,
+        # Both are 0 where all-reduce's losses are no less than the one at the start.
+        target_speedup=rival_s / target_s if target_s else 1.0,
         final_loss=fmean(run.loss_after(total) for run in runs),
         consensus_distance=fmean(run.consensus_distance for run in runs),
         spectral_gap=_mean(gaps),
@@ -330,11 +330,26 @@ def _result(
     )
 
 
-def _time_to_s(runs: Sequence[SimulatedRun], targets: Sequence[Sequence[float]]) -> float | None:
-    """Return the mean time to the losses of each seed; None: some were not reached."""
-    return _mean(
-        [run.time_to_s(loss) for run, losses in zip(runs, targets, strict=True) for loss in losses]
-    )
+def _times_s(
+    runs: Sequence[SimulatedRun],
+    all_reduce: Sequence[SimulatedRun],
+    targets: Sequence[Sequence[float]],
+) -> list[float]:
+    """Return the times to the targets, with a penalty for those that were not reached.
+
+    Args:
+        runs: by seed.
+        all_reduce: whose losses are the targets.
+        targets: losses, by seed.
+    """
+    found = []
+    for run, rival, losses in zip(runs, all_reduce, targets, strict=True):
+        for loss in losses:
+            own_s, rival_s = run.time_to_s(loss), rival.time_to_s(loss)
+            if own_s is None:
+                own_s = PENALTY * max(run.time_s, rival.time_s if rival_s is None else rival_s)
+            found.append(own_s)
+    return found
 
 
 def _mean_loss(rows: Sequence[Sequence[float]]) -> float:
