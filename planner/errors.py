@@ -7,6 +7,8 @@ from io import TextIOWrapper
 from itertools import islice
 from typing import Any
 
+INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended, as a shell has it."""
 MOST_PROBLEMS = 50
 """Most problems reported at once, for files that are wrong everywhere."""
 MOST_CHARACTERS = 4000

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from executor.launch.partial_model import Needed, PartialModel, Share, build_partially
+from executor.launch.partial_model import Needed, NeededPart, PartialModel, build_partially
 from planner.errors import PipeplanError
 from planner.job import LOSSES
 from planner.model.graph_record import Boundary, GraphRecord, Parameter
@@ -82,7 +82,7 @@ def build_model(
     factory: Factory,
     seed: int,
     is_needed: Needed = lambda name: True,
-    shares: Mapping[str, Share] | None = None,
+    shares: Mapping[str, NeededPart] | None = None,
 ) -> PartialModel:
     """The model on the CPU with its initial weights, the same on every rank.
 

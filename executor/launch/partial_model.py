@@ -63,7 +63,7 @@ class PartialModel:
     shares: Mapping[str, Tensor]
 
 
-class Share(Protocol):
+class NeededPart(Protocol):
     """The part of a parameter that is needed."""
 
     def of(self, whole: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def build_partially(
     make: Callable[[], nn.Module],
     seed: int,
     is_needed: Needed,
-    shares: Mapping[str, Share] | None = None,
+    shares: Mapping[str, NeededPart] | None = None,
 ) -> PartialModel:
     """Build a model with the values of some parameters.
 
@@ -175,8 +175,8 @@ class _Registered:
             self.parameters.append(parameter)
 
     def kept(
-        self, is_needed: Needed, shares: Mapping[str, Share]
-    ) -> tuple[frozenset[int], dict[int, Share]]:
+        self, is_needed: Needed, shares: Mapping[str, NeededPart]
+    ) -> tuple[frozenset[int], dict[int, NeededPart]]:
         """Return the numbers of the parameters that are needed whole, and shares of others."""
         named = [*self.model.named_parameters(remove_duplicate=False)]
         parts = {id(parameter): shares[name] for name, parameter in named if name in shares}
@@ -208,7 +208,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gone.
     """
 
-    def __init__(self, kept: frozenset[int], shares: Mapping[int, Share]) -> None:
+    def __init__(self, kept: frozenset[int], shares: Mapping[int, NeededPart]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.registered = 0
         self.read_when_gone: set[int] = set()

@@ -20,7 +20,7 @@ from planner.plan.plan import Plan, RankPlace
 from planner.plan.programs import whole_sender
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A part of a tensor of a message, in the places of the whole tensor.
 
     Attributes:
@@ -109,7 +109,7 @@ class MemberMessages:
 
     def expected(
         self, made: Operation, specs: Sequence[TensorSpec], peer: int
-    ) -> list[tuple[Part, TensorSpec]]:
+    ) -> list[tuple[TensorPart, TensorSpec]]:
         """Return the parts of tensors that a rank sends to this one, with their shapes.
 
         Args:
@@ -132,7 +132,7 @@ class MemberMessages:
         shared: tuple[Sequence[int | None], Sequence[int | None]],
         own: RankPlace,
         ends: tuple[RankPlace, RankPlace],
-    ) -> list[Part]:
+    ) -> list[TensorPart]:
         """Return the parts of a message.
 
         Args:
@@ -149,7 +149,7 @@ class MemberMessages:
             here, there = (row[number] if number < len(row) else None for row in shared)
             dimension = here if here is not None else there
             if dimension is None:
-                found += [Part(number, 0, 0, None)] if is_sender else []
+                found += [TensorPart(number, 0, 0, None)] if is_sender else []
                 continue
             mine = (here if own is source else there) is not None
             size = shape[dimension] * (own.members if mine else 1)
@@ -157,13 +157,13 @@ class MemberMessages:
             needed = _range(target, size) if there is not None else (0, size)
             begin, end = max(held[0], needed[0]), min(held[1], needed[1])
             if begin < end and (here is not None or is_sender):
-                found.append(Part(number, dimension, begin, end))
+                found.append(TensorPart(number, dimension, begin, end))
         return found
 
 
-def joined(parts: Iterable[tuple[Part, Tensor]]) -> tuple[Tensor, ...]:
+def joined(parts: Iterable[tuple[TensorPart, Tensor]]) -> tuple[Tensor, ...]:
     """Return the tensors of a message whose parts came from several ranks."""
-    found: dict[int, list[tuple[Part, Tensor]]] = {}
+    found: dict[int, list[tuple[TensorPart, Tensor]]] = {}
     for part, tensor in parts:
         found.setdefault(part.tensor, []).append((part, tensor))
     made = []
@@ -190,7 +190,7 @@ def _first(shared: int | None, shape: Sequence[int], place: RankPlace) -> int:
     return 0 if shared is None else place.member * shape[shared]
 
 
-def _spec_of(spec: TensorSpec, part: Part) -> TensorSpec:
+def _spec_of(spec: TensorSpec, part: TensorPart) -> TensorSpec:
     if part.end is None:
         return spec
     shape = list(spec.shape)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
-from executor.runtime.member_messages import MemberMessages, Part, joined
+from executor.runtime.member_messages import MemberMessages, TensorPart, joined
 from executor.runtime.transport import Receiving, Sending, Transport
 from executor.runtime.worker import OperationObserver, TensorSpec, Worker
 from planner.plan.operations import Operation
@@ -206,7 +206,7 @@ class _Receive:
     tensors: Sequence[Receiving]
     source: int
     sends_over: Sequence[Operation]
-    parts: Sequence[Part] = ()
+    parts: Sequence[TensorPart] = ()
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ class PipelineRuntime:
 
     def _receive(self, message: Message) -> None:
         specs = self._expected(message.operation)
-        parts: list[Part] = []
+        parts: list[TensorPart] = []
         if self._messages is not None:
             rows = self._messages.expected(message.operation, specs, message.peer)
             parts, specs = [part for part, _ in rows], [spec for _, spec in rows]

@@ -4,8 +4,6 @@ Exit status: 0 done; 1 the input is wrong, the plan does not hold or none exists
 130 interrupted.
 """
 
-INTERRUPTED = 130
-
 
 def main() -> None:
     """Entry point of the command ``pipeplan``."""
@@ -16,6 +14,8 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         import sys
+
+        from planner.errors import INTERRUPTED
 
         sys.stderr.write("interrupted\n")
         raise SystemExit(INTERRUPTED) from None

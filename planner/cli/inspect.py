@@ -90,11 +90,11 @@ def _show_splits(
         raise PipeplanError(f"{model}: a layer graph has no operations to split; name the model")
     from planner.model.layer_graph import LayerGraph
     from planner.model.tracing.sharding.record import with_splits
-    from planner.model.tracing.sharding.routing import Routing, routing_of
+    from planner.model.tracing.sharding.routing import ExpertRouting, routing_of
     from planner.model.tracing.trace import trace_step
     from planner.report.split import split_table, unsplit_lines
 
-    routing = routing_of(job) or (Routing() if experts else None)
+    routing = routing_of(job) or (ExpertRouting() if experts else None)
     step = trace_step(model, job)
     record = with_splits(step, dict.fromkeys(degrees), sequence=sequence, experts=routing)
     if output is not None:

@@ -12,8 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from planner.cli import INTERRUPTED
-from planner.errors import PipeplanError, printable
+from planner.errors import INTERRUPTED, PipeplanError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -340,7 +340,7 @@ _OF_TYPES: dict[str, tuple[tuple[str, ...], Callable[[Any], object]]] = {
     ),
     "parameters": (("bytes", "elements"), lambda row: (row.name, row.trainable)),
 }
-"""Of each list of a graph: figures of which types may have more, and what they have in common."""
+"""Figures of each list of a graph of which types may have more, and what they have in common."""
 
 
 def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:

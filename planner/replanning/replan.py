@@ -16,7 +16,7 @@ from planner.prediction import with_strategy
 from planner.replanning.choice import Alternative, choose
 from planner.replanning.repair import repair
 from planner.replanning.state import State, moves_between
-from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, Share, TimeSlice
+from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, TimeShare, TimeSlice
 from planner.search.finished import ended_by, limit_text, plan_of
 from planner.search.result import Ended, unjoined_devices
 from planner.search.solve import STEPS, SearchStep, best_of, check_settings, run_until_stopped
@@ -165,7 +165,7 @@ def _repairs(plan: Plan, machines: NewMachines, state: State) -> SearchStep:
     def run(search: Search, time: TimeSlice) -> None:
         repair(search, plan.on_groups, machines, state, time)
 
-    return SearchStep("repairs of the old plan", run, Share(0.5, "whole"))
+    return SearchStep("repairs of the old plan", run, TimeShare(0.5, "whole"))
 
 
 def _slow(slow: Mapping[str, float] | Sequence[SlowedDevice]) -> tuple[SlowedDevice, ...]:

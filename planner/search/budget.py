@@ -150,7 +150,7 @@ class TimeSlice:
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShare:
     """A step's share of the time limit.
 
     Attributes:

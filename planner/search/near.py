@@ -14,7 +14,7 @@ SHARE = 0.1
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenSchedule:
     """The schedule that was chosen, and what it was compared with."""
 
     schedule: Schedule

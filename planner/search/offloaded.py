@@ -43,7 +43,7 @@ ON_THE_WAY = (2, 3)
 """Times what a stage offloads of a microbatch that a device is taken to hold besides the stashes
 that stay: of one whose forward runs, of one on its way back, and perhaps of one on its way out."""
 SHARES = (0.0, 0.25, 0.5, 0.75)
-"""Of what a stage offloads, what it is tried with instead once a schedule is known."""
+"""What a stage is tried with instead, of all that it offloads, once a schedule is known."""
 Run = Callable[[Problem, float, Progress], Search]
 """Searches a problem for so many seconds, and reports."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from planner.search.budget import SearchWork
-from planner.search.near import Choice, candidates_near, end_of_choice_s, key_of
+from planner.search.near import ChosenSchedule, candidates_near, end_of_choice_s, key_of
 from planner.search.result import Robustness
 from planner.search.schedule.heuristic import Schedule, fits_memory, quick_schedules
 from planner.search.state import Candidate, Search
@@ -22,7 +22,7 @@ MARGIN = 1e-3
 MOST_PARTITIONS = 8
 
 
-def choose_robust(search: Search, noise: Noise) -> Choice | None:
+def choose_robust(search: Search, noise: Noise) -> ChosenSchedule | None:
     """Return the plan within :data:`SLOWER` of the fastest that varies least under noise.
 
     Deterministic in deterministic mode. The fastest plan is replayed under noise whatever time is
@@ -39,7 +39,7 @@ def choose_robust(search: Search, noise: Noise) -> Choice | None:
     (_, fastest), (schedule, least) = compared[0], min(compared, key=_rank)
     if least.percentile_95_s > (1 - MARGIN) * fastest.percentile_95_s:
         schedule, least = compared[0]
-    return Choice(schedule, Robustness(noise, least, fastest, len(compared)))
+    return ChosenSchedule(schedule, Robustness(noise, least, fastest, len(compared)))
 
 
 def schedules_near(search: Search, slower: float) -> Iterator[Schedule]:

@@ -18,7 +18,7 @@ from planner.costs.placement import place
 from planner.model.blocks import block_name
 from planner.search.budget import SearchWork
 from planner.search.group_search import searched_apart
-from planner.search.near import SHARE, Choice, candidates_near, end_of_choice_s, key_of
+from planner.search.near import SHARE, ChosenSchedule, candidates_near, end_of_choice_s, key_of
 from planner.search.partition.chain import Partition
 from planner.search.recomputed import RecomputedSchedules
 from planner.search.result import Complexity, Simplicity
@@ -37,7 +37,9 @@ MOST_PARTITIONS = 32
 """Partitions that are scheduled by published rules."""
 
 
-def choose_simple(search: Search, within: float, run: Callable[[Search], None]) -> Choice | None:
+def choose_simple(
+    search: Search, within: float, run: Callable[[Search], None]
+) -> ChosenSchedule | None:
     """Return the simplest plan that takes at most a share longer than the fastest one.
 
     Of equally simple plans it is the fastest. Deterministic in deterministic mode. The stages of
@@ -63,7 +65,7 @@ def choose_simple(search: Search, within: float, run: Callable[[Search], None]) 
     simplicity = Simplicity(
         within, complexity, time_s, schedule.method, fastest[0], best_s, len(found)
     )
-    return Choice(schedule, simplicity)
+    return ChosenSchedule(schedule, simplicity)
 
 
 def _rank(row: tuple[Complexity, Schedule]) -> tuple[Complexity, float]:

@@ -18,7 +18,7 @@ from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.runtimes import for_runtime
 from planner.plan.unsupported import require_without
-from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, Share, TimeSlice
+from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, TimeShare, TimeSlice
 from planner.search.feasibility import explain_infeasible, form_problem
 from planner.search.finished import (
     OPTIMALITY_TOLERANCE,
@@ -35,7 +35,7 @@ from planner.search.group_search import (
 )
 from planner.search.local_search import anneal, descend
 from planner.search.missing_freedoms import with_missing_freedoms
-from planner.search.near import SHARE, Choice
+from planner.search.near import SHARE, ChosenSchedule
 from planner.search.offloaded import solve_with_offload
 from planner.search.partition.chain import Chain, Partition
 from planner.search.result import LengthChoice, Result, Robustness, Simplicity
@@ -151,7 +151,7 @@ class SearchStep:
 
     name: str
     run: Callable[[Search, TimeSlice], None]
-    share_of_time: Share
+    share_of_time: TimeShare
     applies_to: Callable[[Search], bool] = always
 
 
@@ -172,13 +172,16 @@ def plan_as_if_overlapped(search: Search, time: TimeSlice) -> None:
 
 
 OVERLAPPED = SearchStep(
-    "as if messages overlapped", plan_as_if_overlapped, Share(0.4, "whole"), has_blocking_messages
+    "as if messages overlapped",
+    plan_as_if_overlapped,
+    TimeShare(0.4, "whole"),
+    has_blocking_messages,
 )
 MOST_OVERLAPPED = 8
 """Partitions of a search as if no message blocked that are scheduled as they are run."""
 
 
-EVEN_GRID = SearchStep("even grid", try_grid, Share(0.3, "whole"))
+EVEN_GRID = SearchStep("even grid", try_grid, TimeShare(0.3, "whole"))
 """Comes before the others where sizes of groups are compared."""
 
 
@@ -197,43 +200,45 @@ def search_fewer(search: Search, time: TimeSlice) -> None:
 
 
 STEPS = (
-    SearchStep("total work", bound_by_work, Share(1)),
-    SearchStep("fewer devices of hosts", search_fewer, Share(0.4, "whole"), has_slow_hosts),
-    SearchStep("equal pipelines", search_equal_pipelines, Share(0.5, "whole"), has_pipelines),
+    SearchStep("total work", bound_by_work, TimeShare(1)),
+    SearchStep("fewer devices of hosts", search_fewer, TimeShare(0.4, "whole"), has_slow_hosts),
+    SearchStep("equal pipelines", search_equal_pipelines, TimeShare(0.5, "whole"), has_pipelines),
     # On large clusters nothing else is scheduled as soon as one of many equal groups.
-    SearchStep("equal groups of devices", plan_groups, Share(0.5, "whole"), is_large),
-    SearchStep("simple partitions", try_simple_partitions, Share(0.15, "whole"), is_loose),
-    SearchStep("baselines", try_baselines, Share(0.3, "whole"), is_small),
-    SearchStep("orders of devices", try_orders, Share(0.5, "whole"), is_small),
-    SearchStep("orders of devices", try_orders, Share(0.75, "whole"), is_large),
+    SearchStep("equal groups of devices", plan_groups, TimeShare(0.5, "whole"), is_large),
+    SearchStep("simple partitions", try_simple_partitions, TimeShare(0.15, "whole"), is_loose),
+    SearchStep("baselines", try_baselines, TimeShare(0.3, "whole"), is_small),
+    SearchStep("orders of devices", try_orders, TimeShare(0.5, "whole"), is_small),
+    SearchStep("orders of devices", try_orders, TimeShare(0.75, "whole"), is_large),
     # A pass of the checker of certificates is quick, and it often proves more than relaxations.
-    SearchStep("certificate of the bound", certify, Share(0.05), has_small_plan),
-    SearchStep("relaxations of the cluster", relax_cluster, Share(0.05), is_small),
-    SearchStep("partitions by their bounds", improve_partitions, Share(0.15), is_small),
-    SearchStep("annealing by schedules", anneal, Share(0.35), model_applies),
-    SearchStep("relaxations of the cluster", relax_cluster, Share(0.75, "whole"), is_large),
-    SearchStep("columns of devices", bound_by_columns, Share(0.3), allows_several),
-    SearchStep("certificate of the bound", certify, Share(0.25), has_small_plan),
-    SearchStep("certificate of the bound", certify, Share(0.1)),
-    SearchStep("baselines", try_baselines, Share(0.2), is_large_and_loose),
-    SearchStep("partitions by their bounds", improve_partitions, Share(0.3), is_large_and_loose),
-    SearchStep("several stages a device", plan_shared, Share(0.6), allows_several),
-    SearchStep("equal groups of devices", plan_groups, Share(0.2), model_applies),
-    SearchStep("equal groups of devices", plan_groups, Share(0.5), is_middling),
-    SearchStep("balanced partitions", try_thorough_partitions, Share(0.2), is_loose),
-    SearchStep("any plan that fits", find_any, Share(1), has_no_plan),
-    SearchStep("descent by schedules", descend, Share(0.35), is_loose),
-    SearchStep("annealing by schedules", anneal, Share(0.4), model_applies),
-    SearchStep("annealing by schedules", anneal, Share(0.8), is_middling),
-    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_small_plan),
-    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), has_small_plan),
-    SearchStep("schedules by CP-SAT", improve_schedules, Share(1), has_large_plan),
-    SearchStep("partitions by CP-SAT", search_partitions, Share(0.3), model_applies),
-    SearchStep("annealing by schedules", anneal, Share(0.6), model_applies),
-    SearchStep("schedules by CP-SAT", improve_schedules, Share(0.25), has_small_plan),
-    SearchStep("partitions by CP-SAT", search_partitions, Share(1), model_applies),
-    SearchStep("fewer replicas", prune_replicas, Share(0.02, "beyond"), has_small_plan),
-    SearchStep("certificate of the bound", certify, Share(0.05, "beyond"), has_plan),
+    SearchStep("certificate of the bound", certify, TimeShare(0.05), has_small_plan),
+    SearchStep("relaxations of the cluster", relax_cluster, TimeShare(0.05), is_small),
+    SearchStep("partitions by their bounds", improve_partitions, TimeShare(0.15), is_small),
+    SearchStep("annealing by schedules", anneal, TimeShare(0.35), model_applies),
+    SearchStep("relaxations of the cluster", relax_cluster, TimeShare(0.75, "whole"), is_large),
+    SearchStep("columns of devices", bound_by_columns, TimeShare(0.3), allows_several),
+    SearchStep("certificate of the bound", certify, TimeShare(0.25), has_small_plan),
+    SearchStep("certificate of the bound", certify, TimeShare(0.1)),
+    SearchStep("baselines", try_baselines, TimeShare(0.2), is_large_and_loose),
+    SearchStep(
+        "partitions by their bounds", improve_partitions, TimeShare(0.3), is_large_and_loose
+    ),
+    SearchStep("several stages a device", plan_shared, TimeShare(0.6), allows_several),
+    SearchStep("equal groups of devices", plan_groups, TimeShare(0.2), model_applies),
+    SearchStep("equal groups of devices", plan_groups, TimeShare(0.5), is_middling),
+    SearchStep("balanced partitions", try_thorough_partitions, TimeShare(0.2), is_loose),
+    SearchStep("any plan that fits", find_any, TimeShare(1), has_no_plan),
+    SearchStep("descent by schedules", descend, TimeShare(0.35), is_loose),
+    SearchStep("annealing by schedules", anneal, TimeShare(0.4), model_applies),
+    SearchStep("annealing by schedules", anneal, TimeShare(0.8), is_middling),
+    SearchStep("fewer replicas", prune_replicas, TimeShare(0.02, "beyond"), has_small_plan),
+    SearchStep("schedules by CP-SAT", improve_schedules, TimeShare(0.25), has_small_plan),
+    SearchStep("schedules by CP-SAT", improve_schedules, TimeShare(1), has_large_plan),
+    SearchStep("partitions by CP-SAT", search_partitions, TimeShare(0.3), model_applies),
+    SearchStep("annealing by schedules", anneal, TimeShare(0.6), model_applies),
+    SearchStep("schedules by CP-SAT", improve_schedules, TimeShare(0.25), has_small_plan),
+    SearchStep("partitions by CP-SAT", search_partitions, TimeShare(1), model_applies),
+    SearchStep("fewer replicas", prune_replicas, TimeShare(0.02, "beyond"), has_small_plan),
+    SearchStep("certificate of the bound", certify, TimeShare(0.05, "beyond"), has_plan),
 )
 """All steps of :func:`solve`, in order, after the warm starts.
 
@@ -246,23 +251,23 @@ def run_quickly(search: Search) -> None:
 
 
 QUICK_STEPS = (
-    SearchStep("total work", bound_by_work, Share(1)),
+    SearchStep("total work", bound_by_work, TimeShare(1)),
     SearchStep(
         "equal pipelines",
         lambda search, time: search_pipelines(search, time, run_quickly),
-        Share(0.5, "whole"),
+        TimeShare(0.5, "whole"),
         has_pipelines,
     ),
-    SearchStep("simple partitions", try_simple_partitions, Share(0.15, "whole")),
-    SearchStep("orders of devices", try_orders, Share(0.5, "whole"), is_small),
-    SearchStep("any plan that fits", find_any, Share(1), has_no_plan),
-    SearchStep("descent by schedules", descend, Share(1)),
+    SearchStep("simple partitions", try_simple_partitions, TimeShare(0.15, "whole")),
+    SearchStep("orders of devices", try_orders, TimeShare(0.5, "whole"), is_small),
+    SearchStep("any plan that fits", find_any, TimeShare(1), has_no_plan),
+    SearchStep("descent by schedules", descend, TimeShare(1)),
 )
 """Steps of a search that asks only whether a plan fits, and about how long it takes."""
 
 
 Preference = Literal["fast", "simple"]
-Choose = Callable[[Search], Choice | None]
+Choose = Callable[[Search], ChosenSchedule | None]
 
 
 def solve(
@@ -431,7 +436,7 @@ def _with_what_it_takes(fields: Mapping[str, bool]) -> dict[str, Any]:
 def _warm_starts(known: Sequence[Partition]) -> SearchStep:
     """Return the step that comes first: the partitions the user brought are scheduled."""
     return SearchStep(
-        "warm starts", lambda search, time: schedule_warm_starts(search, known), Share(1)
+        "warm starts", lambda search, time: schedule_warm_starts(search, known), TimeShare(1)
     )
 
 
@@ -557,7 +562,7 @@ def _infeasible(search: Search) -> InfeasibleError:
     return with_missing_freedoms(error, search, run_quickly)
 
 
-def _choice(search: Search, choose: Choose | None) -> Choice | None:
+def _choice(search: Search, choose: Choose | None) -> ChosenSchedule | None:
     """Choose among plans near the fastest; None after Ctrl-C, which keeps the fastest."""
     try:
         return choose(search) if choose is not None else None

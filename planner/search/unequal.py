@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from planner.lengths import ORDERS, Lengths
 from planner.search.budget import SearchWork
-from planner.search.near import Choice
+from planner.search.near import ChosenSchedule
 from planner.search.result import LengthChoice
 from planner.search.robust import schedules_near
 from planner.search.schedule.heuristic import Schedule
@@ -24,7 +24,7 @@ SLOWER = 0.05
 """The mean iteration of the plan takes at most this share longer than the least one."""
 
 
-def choose_for_lengths(search: Search, lengths: Lengths) -> Choice | None:
+def choose_for_lengths(search: Search, lengths: Lengths) -> ChosenSchedule | None:
     """Return the schedule and the order of microbatches with the least expected and 95th times.
 
     The mean of both counts. Deterministic in deterministic mode. The fastest plan is tried in every
@@ -43,7 +43,7 @@ def choose_for_lengths(search: Search, lengths: Lengths) -> Choice | None:
     schedule, order, times = min(rows, key=lambda row: row[2].rank_s)
     _, _, first = rows[0]
     reason = LengthChoice(order.order, times.rank_s, first.rank_s, len(rows))
-    return Choice(_with_order(schedule, order), reason)
+    return ChosenSchedule(_with_order(schedule, order), reason)
 
 
 def _in_orders(

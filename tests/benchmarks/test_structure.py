@@ -167,10 +167,13 @@ def test_the_files_of_an_iteration_are_called_in_it_or_on_the_stack(tmp_path: Pa
 
 
 @pytest.mark.extensive
-def test_the_command_measures_this_tree() -> None:
+def test_this_tree_has_no_cycle_and_one_meaning_of_each_class_name() -> None:
     words = [warm_python(), "-m", "benchmarks.structure", "--static", "--json"]
     root = Path(__file__).resolve().parent.parent.parent
     run = subprocess.run(words, capture_output=True, text=True, check=True, cwd=root)
     found = json.loads(run.stdout)
     assert found["modules"] > 100
     assert found["ways"] == {}
+    assert found["cycles"] == []
+    assert found["ambiguous_classes"] == {}
+    assert found["continued_docstrings"] == []

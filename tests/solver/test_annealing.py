@@ -13,7 +13,7 @@ from tiny_problems import tiny_problem
 
 from planner import Problem
 from planner.costs.placement import is_connected, place
-from planner.search.budget import Clock, Settings, Share
+from planner.search.budget import Clock, Settings, TimeShare
 from planner.search.local_search import anneal
 from planner.search.partition.bounds.quick import Numbered, NumberedStage, QuickBound
 from planner.search.partition.bounds.schedule import schedule_bound_s
@@ -206,7 +206,7 @@ def test_a_walk_from_a_poor_start_finds_what_trying_all_partitions_finds(
     search = search_of(problem, limit_s=5.0)
     search.consider((StageChoice(0, 5, ("d0",)),))
     poor_s = search.best_s
-    anneal(search, Share(0.4).slice_of(search.clock))
+    anneal(search, TimeShare(0.4).slice_of(search.clock))
     times = []
     for specs in all_partitions(problem):
         pipeline = place(problem, specs)
@@ -219,7 +219,7 @@ def test_a_walk_from_a_poor_start_finds_what_trying_all_partitions_finds(
 
 def test_a_walk_without_any_plan_has_nowhere_to_start() -> None:
     search = search_of(tiny_problem(0, layers=4, devices=2, microbatches=2))
-    anneal(search, Share(0.4).slice_of(search.clock))
+    anneal(search, TimeShare(0.4).slice_of(search.clock))
     assert search.best is None
 
 
@@ -228,14 +228,14 @@ def test_a_walk_without_time_goes_nowhere() -> None:
     search.consider((StageChoice(0, 4, ("d0",)),))
     for seconds in (0.5, 1e-9, 0.5):
         search.clock.spend(seconds)
-        anneal(search, Share(0.4).slice_of(search.clock))
+        anneal(search, TimeShare(0.4).slice_of(search.clock))
     assert search.found.tried == 1
 
 
 def test_a_walk_ends_with_its_time() -> None:
     search = search_of(tiny_problem(0, layers=8, devices=6, microbatches=4), limit_s=0.5)
     search.consider((StageChoice(0, 8, ("d0",)),))
-    anneal(search, Share(0.4).slice_of(search.clock))
+    anneal(search, TimeShare(0.4).slice_of(search.clock))
     assert search.clock.elapsed_s < 0.6
 
 

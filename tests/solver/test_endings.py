@@ -7,7 +7,7 @@ import pytest
 from builders import boundary, cluster, graph, layer, link, parameter, star
 
 from planner import Job, Problem, Result, solve
-from planner.search.budget import Share
+from planner.search.budget import TimeShare
 from planner.search.solve import SearchStep
 from planner.units import plural
 
@@ -49,7 +49,7 @@ def test_ctrl_c_before_any_plan_is_not_swallowed(monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    steps = (SearchStep("interrupted", interrupted, Share(1)),)
+    steps = (SearchStep("interrupted", interrupted, TimeShare(1)),)
     monkeypatch.setattr("planner.search.solve.STEPS", steps)
     with pytest.raises(KeyboardInterrupt, match="before any plan was found"):
         result()

@@ -15,7 +15,7 @@ from planner.cluster.cluster import Cluster
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import is_connected, place
 from planner.plan.plan import Sync
-from planner.search.budget import Clock, Settings, Share
+from planner.search.budget import Clock, Settings, TimeShare
 from planner.search.finished import plan_of
 from planner.search.group_search import plan_groups
 from planner.search.groupings import even_groupings
@@ -314,7 +314,7 @@ def test_a_walk_in_units_changes_whole_units_only() -> None:
 @pytest.mark.extensive
 def test_the_step_finds_the_fastest_of_all_plans_where_that_is_of_equal_groups() -> None:
     search = search_of(chain_problem(nodes(2, 2), 3))
-    plan_groups(search, Share(1).slice_of(search.clock))
+    plan_groups(search, TimeShare(1).slice_of(search.clock))
     found = [
         time_s
         for specs in all_partitions(search.problem)
@@ -327,7 +327,7 @@ def test_the_step_finds_the_fastest_of_all_plans_where_that_is_of_equal_groups()
 
 def test_what_the_step_finds_is_a_valid_plan() -> None:
     search = search_of(chain_problem(nodes(4, 2, types=("fast", "unit")), 6), 2.0)
-    plan_groups(search, Share(1).slice_of(search.clock))
+    plan_groups(search, TimeShare(1).slice_of(search.clock))
     assert search.best is not None
     assert "equal groups" in search.best.schedule.method
     assert verify(plan_of(search, search.best.schedule, "deterministic 30 s", "test")) == []
@@ -337,7 +337,7 @@ def test_the_step_does_nothing_where_stages_may_have_no_replicas() -> None:
     problem = chain_problem(nodes(2, 2))
     job = problem.job.model_copy(update={"replication": False})
     search = search_of(Problem(problem.graph, problem.cluster, job))
-    plan_groups(search, Share(1).slice_of(search.clock))
+    plan_groups(search, TimeShare(1).slice_of(search.clock))
     assert search.best is None
 
 

@@ -6,7 +6,7 @@ import pytest
 from tiny_problems import tiny_problem
 
 from planner import Problem
-from planner.search.budget import Clock, Settings, Share
+from planner.search.budget import Clock, Settings, TimeShare
 from planner.search.partition.candidates import (
     grouped_loops,
     looped_partitions,
@@ -89,7 +89,7 @@ def test_two_stages_a_device_beat_every_plan_with_one() -> None:
     """With few microbatches in a pipeline, the bubble of one stage a device is long."""
     problem = several_a_device(rounds=2, replication=False)
     search = Search(SearchTask(problem, Settings(0, 1, True), 0.0), Clock(3, deterministic=True))
-    plan_shared(search, Share(1).slice_of(search.clock))
+    plan_shared(search, TimeShare(1).slice_of(search.clock))
     assert search.best is not None
     assert search.best.shares_devices
     one_each_s = TypeRelaxation(search.chain, problem.cluster.link_table).bound_s(1e3)

@@ -4,7 +4,7 @@ import pytest
 from builders import graph, layer, star
 
 from planner import Job, Problem
-from planner.search.budget import Clock, SearchWork, Settings, Share, TimeSlice
+from planner.search.budget import Clock, SearchWork, Settings, TimeShare, TimeSlice
 from planner.search.solve import STEPS, SearchStep, has_no_plan, has_plan, run_until_stopped
 from planner.search.state import Search, SearchTask
 
@@ -17,15 +17,17 @@ def search_of(limit_s: float = 10.0) -> Search:
 @pytest.mark.parametrize(
     ("share", "spent_s", "end_s"),
     [
-        (Share(0.3, "whole"), 1, 3),
-        (Share(0.3, "whole"), 4, 3),
-        (Share(0.25), 2, 4),
-        (Share(1), 7, 10),
-        (Share(0.02, "beyond"), 5, 10.2),
-        (Share(0.02, "beyond"), 12, 12.2),
+        (TimeShare(0.3, "whole"), 1, 3),
+        (TimeShare(0.3, "whole"), 4, 3),
+        (TimeShare(0.25), 2, 4),
+        (TimeShare(1), 7, 10),
+        (TimeShare(0.02, "beyond"), 5, 10.2),
+        (TimeShare(0.02, "beyond"), 12, 12.2),
     ],
 )
-def test_a_share_ends_at_its_part_of_the_limit(share: Share, spent_s: float, end_s: float) -> None:
+def test_a_share_ends_at_its_part_of_the_limit(
+    share: TimeShare, spent_s: float, end_s: float
+) -> None:
     clock = Clock(10, True)
     clock.spend(spent_s)
     assert share.slice_of(clock).end_s == pytest.approx(end_s)
@@ -33,7 +35,7 @@ def test_a_share_ends_at_its_part_of_the_limit(share: Share, spent_s: float, end
 
 def test_a_slice_has_no_more_time_than_its_clock() -> None:
     clock = Clock(10, True)
-    time = Share(0.5).slice_of(clock)
+    time = TimeShare(0.5).slice_of(clock)
     clock.spend(4)
     assert (time.left_s, time.has_time()) == (1, True)
     clock.stop()
@@ -55,7 +57,7 @@ def test_steps_run_in_order_where_they_apply_until_ctrl_c() -> None:
             if ends:
                 raise KeyboardInterrupt
 
-        return SearchStep(name, run, Share(1), **settings)
+        return SearchStep(name, run, TimeShare(1), **settings)
 
     search = search_of()
     steps = [

@@ -12,7 +12,7 @@ from planner.cluster.cluster import Cluster
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
 from planner.job import Job
-from planner.search.budget import Clock, Settings, Share
+from planner.search.budget import Clock, Settings, TimeShare
 from planner.search.partition.chain import StageChoice
 from planner.search.schedule.heuristic import best_heuristic_schedule
 from planner.search.state import Search, SearchTask
@@ -36,7 +36,7 @@ def test_hidden_replicas_are_left_out_and_the_time_stays() -> None:
     search = search_of(star(6))
     search.consider(WASTEFUL)
     time_s = search.best_s
-    prune_replicas(search, Share(0.02, "beyond").slice_of(search.clock))
+    prune_replicas(search, TimeShare(0.02, "beyond").slice_of(search.clock))
     assert search.best is not None
     assert search.best_s == time_s
     assert [len(stage.devices) for stage in search.best.partition] == [2, 1]
@@ -52,7 +52,7 @@ def test_the_busiest_replicas_are_kept() -> None:
     search = search_of(cluster_of(kinds, links, ["hub"], types))
     search.consider((StageChoice(0, 1, ("d3", "d4", "d5")), StageChoice(1, 2, ("d2",))))
     time_s = search.best_s
-    prune_replicas(search, Share(0.02, "beyond").slice_of(search.clock))
+    prune_replicas(search, TimeShare(0.02, "beyond").slice_of(search.clock))
     assert search.best is not None
     assert search.best_s == time_s
     assert "d5" in search.best.partition[0].devices
@@ -62,7 +62,7 @@ def test_nothing_is_left_out_after_an_interruption() -> None:
     search = search_of(star(6))
     search.consider(WASTEFUL)
     search.clock.stop()
-    prune_replicas(search, Share(0.02, "beyond").slice_of(search.clock))
+    prune_replicas(search, TimeShare(0.02, "beyond").slice_of(search.clock))
     assert search.best is not None
     assert search.best.partition == WASTEFUL
 

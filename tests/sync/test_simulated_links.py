@@ -13,7 +13,7 @@ from planner.errors import PipeplanError
 from planner.simulation.network import fair_rates
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.comparison import compare_syncs
-from planner.sync.simulation.links import Ring, WorkerFlow, WorkerLinks
+from planner.sync.simulation.links import WorkerFlow, WorkerLinks, WorkerRing
 from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.simulation.timings import buckets_of
 from planner.sync.simulation.transfers import WorkerTransfers, ends_s
@@ -128,7 +128,7 @@ def test_flows_to_one_server_are_divided_as_one() -> None:
 def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
     links = linked_world().links
     assert links is not None
-    neighbours = Ring.of(links, (0, 1, 2, 3), 0).flow(BYTES, 0.0)
+    neighbours = WorkerRing.of(links, (0, 1, 2, 3), 0).flow(BYTES, 0.0)
     between = len(links.cluster.links) - 1
     assert sorted(link for link in neighbours.links if link[0] == between) == [
         (between, -1),
@@ -137,7 +137,7 @@ def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
     ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, neighbours)])
     assert ends == pytest.approx([BETWEEN_S])
     # In the order 0, 2, 1, 3 every hop crosses the link, two in each direction.
-    zigzag = Ring.of(links, (0, 2, 1, 3), 0).flow(BYTES, 0.0)
+    zigzag = WorkerRing.of(links, (0, 2, 1, 3), 0).flow(BYTES, 0.0)
     ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, zigzag)])
     assert ends == pytest.approx([2 * BETWEEN_S])
 
@@ -155,7 +155,7 @@ def test_members_behind_fast_hops_are_done_before_the_ring_is() -> None:
     ===== ============ ============= ============
     """
     world = linked_world()
-    ends = Ring.of(world.routes, (0, 1, 2), 0).ends(world.routes.capacity_gb_per_s, 4)
+    ends = WorkerRing.of(world.routes, (0, 1, 2), 0).ends(world.routes.capacity_gb_per_s, 4)
     assert ends == ((3.1 / 4, (1,)), (1.0, (0, 2)))
     found = world.group_all_reduce((0, 1, 2), 0)
     assert found.done == ((1,), (0, 2))

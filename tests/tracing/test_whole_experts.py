@@ -22,7 +22,7 @@ from planner.model.split_record import SplitRecord
 from planner.model.tracing import expert_operations
 from planner.model.tracing.expert_operations import grouped_product
 from planner.model.tracing.sharding.record import record_of
-from planner.model.tracing.sharding.routing import Routing
+from planner.model.tracing.sharding.routing import ExpertRouting
 from planner.model.tracing.trace import TracedStep, trace_step
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 
@@ -110,7 +110,9 @@ def traced() -> TracedStep:
 
 
 def record(degree: int, load: tuple[float, ...] = (), *, sequence: bool = False) -> SplitRecord:
-    return record_of(traced(), degree, sequence=sequence, experts=Routing((load,) if load else ()))
+    return record_of(
+        traced(), degree, sequence=sequence, experts=ExpertRouting((load,) if load else ())
+    )
 
 
 def of_group(degree: int, load: tuple[float, ...] = (), *, sequence: bool = False) -> Layer:
@@ -174,7 +176,7 @@ def test_the_member_with_the_most_tokens_decides(
 
 def test_each_layer_may_have_loads_of_its_own() -> None:
     loads = ((3.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0))
-    own = record_of(traced(), 2, experts=Routing(loads))
+    own = record_of(traced(), 2, experts=ExpertRouting(loads))
     for layer, load in zip(("layers.0", "layers.1"), loads, strict=True):
         (found,) = (row for row in own.layers if row.name == layer)
         (expected,) = (row for row in record(2, load).layers if row.name == layer)
@@ -237,9 +239,9 @@ def test_experts_that_cannot_be_given_out_are_named() -> None:
     with pytest.raises(PipeplanError, match="expert_load: has 2 numbers, but layer"):
         record(2, (1.0, 2.0))
     with pytest.raises(PipeplanError, match="has lists for 3 layers, but 2 have experts"):
-        record_of(traced(), 2, experts=Routing(((1.0,) * 4,) * 3))
+        record_of(traced(), 2, experts=ExpertRouting(((1.0,) * 4,) * 3))
     with pytest.raises(PipeplanError, match="the model sends no tokens to experts"):
-        record_of(trace_step(Plain, Job(loss="mse")), 2, experts=Routing())
+        record_of(trace_step(Plain, Job(loss="mse")), 2, experts=ExpertRouting())
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ _RECOMPUTED = (
 
 
 @dataclass(frozen=True)
-class Division:
+class MegatronDealing:
     """How blocks are dealt out to pipeline ranks.
 
     Attributes:
@@ -57,7 +57,7 @@ class Division:
         return ("--pp-partition-method 'type:transformer|embedding'",) if self.counts_ends else ()
 
     @classmethod
-    def of(cls, plan: Plan, form: MegatronForm) -> Division:
+    def of(cls, plan: Plan, form: MegatronForm) -> MegatronDealing:
         """Return the way that gives a plan's stages; DeepSpeed finds one partition of equal ones.
 
         Raises:
@@ -91,7 +91,7 @@ def export(plan: Plan) -> Exported:
     problems = [*precision_problems(plan), *_interleaved(form)]
     if problems:
         raise PipeplanError(f"{TARGET}: {problem}" for problem in problems)
-    division, recompute = Division.of(plan, form), _recomputed(plan, form)
+    division, recompute = MegatronDealing.of(plan, form), _recomputed(plan, form)
     theirs = run_by_megatron(plan, form, recompute)
     if full := overfull(theirs):
         raise PipeplanError(
@@ -152,7 +152,7 @@ def _use(plan: Plan, form: MegatronForm) -> Iterator[str]:
 def _notes(
     plan: Plan,
     form: MegatronForm,
-    division: Division,
+    division: MegatronDealing,
     recompute: list[tuple[str, ...]],
     theirs: Timeline,
 ) -> Iterator[str]:

@@ -44,7 +44,7 @@ Route = tuple[tuple[Link, ...], float]
 """The links of a route and the bandwidth of its narrowest one."""
 
 
-class Routes(Protocol):
+class WorkerRoutes(Protocol):
     """The links between workers."""
 
     @property
@@ -56,7 +56,7 @@ class Routes(Protocol):
 
 
 def message(
-    routes: Routes, source: int, target: int, key: int, bytes_: float, fixed_s: float
+    routes: WorkerRoutes, source: int, target: int, key: int, bytes_: float, fixed_s: float
 ) -> WorkerFlow:
     """Return the flow of a message between two workers' devices of a pipeline rank."""
     links, most = routes.route(key, source, target)
@@ -64,7 +64,7 @@ def message(
 
 
 @dataclass(frozen=True)
-class Ring:
+class WorkerRing:
     """Members that each send to the next one, and the last to the first.
 
     Attributes:
@@ -74,7 +74,7 @@ class Ring:
     hops: tuple[Route, ...]
 
     @classmethod
-    def of(cls, routes: Routes, members: Sequence[int], key: int) -> Ring:
+    def of(cls, routes: WorkerRoutes, members: Sequence[int], key: int) -> WorkerRing:
         """Return the ring of workers' devices of a pipeline rank, in this order."""
         pairs = zip(members, (*members[1:], members[0]), strict=True)
         return cls(tuple(routes.route(key, *pair) for pair in pairs))

@@ -30,7 +30,7 @@ _Row = tuple[float, int, SyncStep]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class GroupMeeting:
     """Rows of a trace that are of one collective.
 
     Attributes:
@@ -62,7 +62,7 @@ class Meeting:
         return [self.rows[self.members[place]].end_s for place in last]
 
 
-def meetings_of(trace: SyncTrace) -> list[Meeting]:
+def meetings_of(trace: SyncTrace) -> list[GroupMeeting]:
     """Return the meetings of a trace, after each worker's first iterations.
 
     Raises:
@@ -80,13 +80,13 @@ def meetings_of(trace: SyncTrace) -> list[Meeting]:
         for end_s, worker, row in sorted(theirs, key=lambda one: one[:2]):
             if not met or worker in met or end_s - first_s > TOGETHER_S:
                 met, first_s = {}, end_s
-                found.append(Meeting(key, members, met))
+                found.append(GroupMeeting(key, members, met))
             met[worker] = row
     _require_one_clock([meeting for meeting in found if len(meeting.members) > 1])
     return found
 
 
-def _require_one_clock(groups: Sequence[Meeting]) -> None:
+def _require_one_clock(groups: Sequence[GroupMeeting]) -> None:
     """Refuse a trace in which most groups do not go on at one moment, as their members did."""
     apart = [meeting for meeting in groups if not meeting.is_whole]
     if 2 * sum(len(m.rows) for m in apart) <= sum(len(m.rows) for m in groups):
@@ -114,7 +114,7 @@ def _require_one_clock(groups: Sequence[Meeting]) -> None:
     )
 
 
-def lateness_s(world: World, meetings: Sequence[Meeting]) -> float:
+def lateness_s(world: World, meetings: Sequence[GroupMeeting]) -> float:
     """Return the scale of how late members notice that their average is there.
 
     Two members that have it at the same moment go on some time apart. This is the mean distance of
@@ -133,7 +133,7 @@ def lateness_s(world: World, meetings: Sequence[Meeting]) -> float:
     return fmean(distances_s) / MEAN_DISTANCE if distances_s else 0.0
 
 
-def durations(world: World, meetings: Sequence[Meeting]) -> dict[Shape, list[float]]:
+def durations(world: World, meetings: Sequence[GroupMeeting]) -> dict[Shape, list[float]]:
     """Return the seconds from the last member's request to the average, by shape of the collective.
 
     Members notice it late, by the world's lateness.
@@ -148,7 +148,7 @@ def durations(world: World, meetings: Sequence[Meeting]) -> dict[Shape, list[flo
     return found
 
 
-def _durations(world: World, meetings: Sequence[Meeting]) -> Iterator[tuple[Shape, float]]:
+def _durations(world: World, meetings: Sequence[GroupMeeting]) -> Iterator[tuple[Shape, float]]:
     for meeting in meetings:
         if meeting.is_whole:
             bytes_, members = world.ranks[meeting.key].parameter_bytes, meeting.members

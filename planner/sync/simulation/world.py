@@ -9,10 +9,10 @@ from functools import cached_property
 from planner.errors import PipeplanError
 from planner.sync.simulation.links import (
     NodeLinks,
-    Ring,
-    Routes,
     WorkerFlow,
     WorkerLinks,
+    WorkerRing,
+    WorkerRoutes,
     message,
 )
 from planner.sync.simulation.transfers import WorkerTransfers
@@ -192,7 +192,7 @@ class World:
         return sum(rank.parameter_bytes for rank in self.ranks)
 
     @cached_property
-    def routes(self) -> Routes:
+    def routes(self) -> WorkerRoutes:
         """The links between workers."""
         return self.links or NodeLinks(
             self.workers,
@@ -247,14 +247,14 @@ class World:
         """Return the all-reduce of a rank's parameters, with what each member waits for.
 
         A ring's members are done one after the other
-        (:meth:`~planner.sync.simulation.links.Ring.ends`), which matters where they then go on by
-        themselves.
+        (:meth:`~planner.sync.simulation.links.WorkerRing.ends`), which matters where they then go
+        on by themselves.
         """
         bytes_, steps = self.ranks[key].parameter_bytes, 2 * (len(members) - 1)
         if len(members) == 1 or not bytes_:
             whole = self._ring(members, key, steps, bytes_)
             return replace(whole, done=(tuple(range(len(members))),))
-        ring = Ring.of(self.routes, members, key)
+        ring = WorkerRing.of(self.routes, members, key)
         ends = ring.ends(self.routes.capacity_gb_per_s, steps)
         each_bytes, fixed_s = steps * bytes_ / len(members), self._ring_fixed_s(members, steps)
         marks = tuple(each_bytes * end for end, _ in ends[:-1])
@@ -301,7 +301,7 @@ class World:
         count = len(members)
         if count == 1:
             return StageReduction(0.0)
-        ring, fixed_s = Ring.of(self.routes, members, key), self._ring_fixed_s(members, steps)
+        ring, fixed_s = WorkerRing.of(self.routes, members, key), self._ring_fixed_s(members, steps)
         return StageReduction(steps * bytes_, (ring.flow(steps * bytes_ / count, fixed_s),))
 
     def _ring_fixed_s(self, members: tuple[int, ...], steps: int) -> float:

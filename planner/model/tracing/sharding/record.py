@@ -25,7 +25,7 @@ from planner.model.tracing.sharding.axes import OFFSETS, operator_name, shape_of
 from planner.model.tracing.sharding.localise import Localiser, part_sizes
 from planner.model.tracing.sharding.placements import bytes_of
 from planner.model.tracing.sharding.regions import Region
-from planner.model.tracing.sharding.routing import Routing, require_whole_experts
+from planner.model.tracing.sharding.routing import ExpertRouting, require_whole_experts
 from planner.model.tracing.sharding.split import Split, split_step
 from planner.model.tracing.sharding.user_plan import wanted_by
 from planner.model.tracing.trace import TracedStep, gradient_sum, work_of
@@ -52,7 +52,7 @@ def record_of(
     degree: int | None = None,
     *,
     sequence: bool = False,
-    experts: Routing | None = None,
+    experts: ExpertRouting | None = None,
     plan: Mapping[str, object] | None = None,
 ) -> SplitRecord:
     """Find how a traced step splits, and add it up layer by layer.
@@ -81,7 +81,7 @@ def record_of(
     )
     if experts is not None:
         require_whole_experts(split.dimensions.classes, step.layers, degree, experts)
-    shares = _Shares(split, degree, experts or Routing())
+    shares = _Shares(split, degree, experts or ExpertRouting())
     return SplitRecord(
         degree=degree,
         sequence=sequence,
@@ -101,7 +101,7 @@ def with_splits(
     degrees: Iterable[int],
     *,
     sequence: bool,
-    experts: Routing | None = None,
+    experts: ExpertRouting | None = None,
 ) -> GraphRecord:
     """Return the layer graph of a step with its splits over groups.
 
@@ -125,7 +125,7 @@ class _Shares:
     s + t (w - s) if s = w (t - most) / (t - 1) is shared.
     """
 
-    def __init__(self, split: Split, degree: int | None, routing: Routing) -> None:
+    def __init__(self, split: Split, degree: int | None, routing: ExpertRouting) -> None:
         self.split, self.degree = split, degree or 1
         regions = [region for region in split.regions if region.kind == "experts"]
         self._most = {

@@ -15,7 +15,7 @@ from planner.model.tracing.sharding.dimensions import DimensionClass, dimensions
 
 
 @dataclass(frozen=True)
-class Routing:
+class ExpertRouting:
     """How many tokens the experts of layers get.
 
     Attributes:
@@ -53,9 +53,9 @@ class Routing:
                 )
 
 
-def routing_of(job: Job) -> Routing | None:
+def routing_of(job: Job) -> ExpertRouting | None:
     """Return the routing for which a job divides experts; None if it gives out no whole ones."""
-    return Routing(job.expert_loads) if job.expert_parallel else None
+    return ExpertRouting(job.expert_loads) if job.expert_parallel else None
 
 
 def degrees_with_experts(exported: ExportedStep, degrees: Sequence[int]) -> tuple[int, ...]:
@@ -79,7 +79,7 @@ def require_whole_experts(
     classes: Sequence[DimensionClass],
     layers: LayerAssignment,
     degree: int | None,
-    routing: Routing,
+    routing: ExpertRouting,
 ) -> None:
     """Refuse to give out experts that are not there, or not for so many members.
 

@@ -35,7 +35,7 @@ SAMPLES_BYTES = (2**20, 2**30)
 Block = tuple[str, ...]
 
 
-class Way(NamedTuple):
+class BlockLink(NamedTuple):
     """The slowest way between two stages: seconds before the first byte, and of each byte."""
 
     latency_s: float
@@ -113,7 +113,7 @@ class BaselineStageCosts:
         self._shares: dict[tuple[str, tuple[str, ...], int], FloatArray] = {}
         self._room: dict[tuple[int, int, int], FloatArray] = {}
         self._lines: dict[Block, tuple[float, float]] = {}
-        self._ways: dict[tuple[tuple[int, ...], tuple[int, ...]], Way] = {}
+        self._ways: dict[tuple[tuple[int, ...], tuple[int, ...]], BlockLink] = {}
 
     def _intervals(self, values: FloatArray | IntArray) -> FloatArray:
         prefix = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])[self.cuts]
@@ -210,13 +210,13 @@ class BaselineStageCosts:
         pairs = min(len(devices_of(sources)), len(devices_of(targets)))
         return np.where(bytes_ > 0, way.latency_s + way.s_per_byte * bytes_, 0.0) / pairs
 
-    def _way(self, sources: Sequence[Block], targets: Sequence[Block]) -> Way:
+    def _way(self, sources: Sequence[Block], targets: Sequence[Block]) -> BlockLink:
         rows = tuple(self._position[block] for block in sources)
         columns = tuple(self._position[block] for block in targets)
         if (rows, columns) not in self._ways:
             latency_s, s_per_byte = self._matrices
             part = np.ix_(rows, columns)
-            self._ways[rows, columns] = Way(
+            self._ways[rows, columns] = BlockLink(
                 float(latency_s[part].max()), float(s_per_byte[part].max())
             )
         return self._ways[rows, columns]
