@@ -201,11 +201,11 @@ def _simulated_sections(
             f"Simulated: the strategy that `--sync choose` takes, by {HORIZON} iterations with "
             f"{SEEDS} seeds, against the fastest of all but asynchronous servers in 400 iterations "
             f"with {seeds} others. The regret is by how much more time the chosen one needs, in "
-            "the mean, to the held-out losses that overlapped all-reduce has after 10, 20, 30, 40 "
-            "and 50 % of its work, each strategy at the learning rate of five that is soonest "
-            "there with half as many seeds more. Real rows of the same settings tell it again, by "
-            "the time to the last of these losses, each strategy at its best rate among equal "
-            "pipelines; those of slow legs have throughput alone.",
+            "the geometric mean, to the held-out losses that overlapped all-reduce has after 10, "
+            "20, 30, 40 and 50 % of its work, each strategy at the learning rate of five that is "
+            "soonest there with half as many seeds more. Real rows of the same settings tell it "
+            "again, by the time to the last of these losses, each strategy at its best rate among "
+            "equal pipelines; those of slow legs have throughput alone.",
             lambda: sync_regret.choice_section(seeds, only),
         ),
         "overlap": Section(

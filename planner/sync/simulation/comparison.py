@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isnan
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from planner.errors import PipeplanError
 from planner.plan.plan import Sync
@@ -46,6 +46,7 @@ differs by two or three times as much between seeds: a part of the curve is flat
 PENALTY = 2.0
 """Counts a loss that was not reached as a multiple of the time in which it was not, as comparisons
 of solvers with a time limit do (penalized average runtime, PAR2)."""
+AT_ONCE_S = 1e-9
 MOST_SEEDS = 1000
 MOST_JOBS = 256
 Progress = Callable[[Sync, int], None]
@@ -61,9 +62,9 @@ class SyncResult:
         iterations_per_s: of all workers together.
         throughput_ratio: relative to all-reduce that begins after the backward.
         overlapped_ratio: relative to all-reduce overlapped with the backward.
-        target_s: virtual time until the mean model reached a target loss, the mean over all of
-            them. One that it did not reach counts as :data:`PENALTY` times the run, or all-reduce's
-            time to it, if that is longer.
+        target_s: virtual time until the mean model reached a target loss, the geometric mean over
+            all of them, of which no single one weighs more. One that it did not reach counts as
+            :data:`PENALTY` times the run, or all-reduce's time to it, if that is longer.
         missed_targets: how many it did not reach, of all seeds.
         target_speedup: overlapped all-reduce's time over this one; above 1 is faster.
         final_loss: loss of the mean model after the same number of samples for all strategies.
@@ -221,7 +222,7 @@ class _Tuning:
         learners = {_name(learner_of(sync)): learner_of(sync) for sync in syncs}
         others = [sync for name, sync in learners.items() if name not in best]
         for name, rows in self._tried(others).items():
-            scores = [fmean(_times_s(runs, rivals, targets)) for runs in rows]
+            scores = [_target_s(runs, rivals, targets) for runs in rows]
             best[name] = scores.index(min(scores))
         return {_name(sync): self._at(best[_name(learner_of(sync))]) for sync in syncs}
 
@@ -303,8 +304,7 @@ def _result(
         return fmean(run.iterations_per_s / other.iterations_per_s for run, other in pairs)
 
     gaps = [run.spectral_gap for run in runs]
-    target_s = fmean(_times_s(runs, overlapped, targets))
-    rival_s = fmean(_times_s(overlapped, overlapped, targets))
+    target_s = _target_s(runs, overlapped, targets)
     missed = sum(
         run.time_to_s(loss) is None
         for run, losses in zip(runs, targets, strict=True)
@@ -317,8 +317,7 @@ def _result(
         overlapped_ratio=ratio(overlapped),
         target_s=target_s,
         missed_targets=missed,
-        # Both are 0 where all-reduce's losses are no less than the one at the start.
-        target_speedup=rival_s / target_s if target_s else 1.0,
+        target_speedup=_target_s(overlapped, overlapped, targets) / target_s,
         final_loss=fmean(run.loss_after(total) for run in runs),
         consensus_distance=fmean(run.consensus_distance for run in runs),
         spectral_gap=_mean(gaps),
@@ -330,12 +329,12 @@ def _result(
     )
 
 
-def _times_s(
+def _target_s(
     runs: Sequence[SimulatedRun],
     all_reduce: Sequence[SimulatedRun],
     targets: Sequence[Sequence[float]],
-) -> list[float]:
-    """Return the times to the targets, with a penalty for those that were not reached.
+) -> float:
+    """Return the geometric mean of the times to the targets, with a penalty for those not reached.
 
     Args:
         runs: by seed.
@@ -348,8 +347,9 @@ def _times_s(
             own_s, rival_s = run.time_to_s(loss), rival.time_to_s(loss)
             if own_s is None:
                 own_s = PENALTY * max(run.time_s, rival.time_s if rival_s is None else rival_s)
-            found.append(own_s)
-    return found
+            # There at once, where all-reduce's loss is no less than the one at the start.
+            found.append(max(own_s, AT_ONCE_S))
+    return geometric_mean(found)
 
 
 def _mean_loss(rows: Sequence[Sequence[float]]) -> float:
