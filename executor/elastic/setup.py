@@ -71,7 +71,7 @@ def pipeline_replica_plan(plan: Plan, replica: PipelineReplica) -> Plan:
             "provenance": plan.provenance.model_copy(update={"problem_digest": None}),
         }
     )
-    return alone.model_copy(update={"predicted": predict(replay(alone), 0.0)})
+    return alone.model_copy(update={"predicted": predict(replay(alone), 0.0), "proof": None})
 
 
 class Setup:

@@ -6,6 +6,7 @@ import pytest
 from builders import boundary, graph, layer, orders, pipeline, star
 
 from executor.elastic.setup import pipeline_replica_plan
+from planner import Problem, solve
 from planner.assembly import plan_by_hand
 from planner.cli.sync import require_sync, with_sync
 from planner.errors import PipeplanError
@@ -51,6 +52,17 @@ def test_each_pipeline_is_a_valid_plan_of_its_own() -> None:
         pipeline_replica_plan(whole, pipeline_replicas_of(whole)[1]).orders["d3"]
         == "1F0 1B0 1F1 1B1"
     )
+
+
+def test_each_pipeline_of_a_plan_with_a_certificate_is_a_valid_plan_of_its_own() -> None:
+    """The whole plan's bound and its certificate are not the pipeline's."""
+    made = pipeline(GRAPH, star(4), TWO_STAGES, microbatches=4).problem
+    job = made.job.model_copy(update={"equal_pipelines": True})
+    found = solve(Problem(made.graph, made.cluster, job), time_limit_s=1, deterministic=True)
+    whole = found.plan
+    assert whole.proof is not None
+    for lane in pipeline_replicas_of(whole):
+        assert verify(pipeline_replica_plan(whole, lane)) == []
 
 
 def refused(the_plan: Plan) -> str:

@@ -142,8 +142,18 @@ def test_a_trace_of_other_pipelines_is_refused() -> None:
     data = traced("partial_all_reduce").model_dump(mode="json")
     with pytest.raises(PipeplanError, match="parameter_bytes: of 2 pipeline ranks"):
         calibrated(GUESS, {**data, "parameter_bytes": [1, 2]})
+
+
+@pytest.mark.parametrize("iterations", [0, 1])
+def test_a_trace_of_the_first_iteration_alone_is_refused(iterations: int) -> None:
+    """Two rows for each worker, one of each of its ranks."""
+    (rank,) = real_world().ranks
+    world = replace(real_world(), ranks=(rank, rank))
+    trace = trace_sync(Scenario(world, 3), parse_sync("partial_all_reduce"))[1]
+    data = trace.model_dump(mode="json")
+    workers = [[row for row in rows if row["iteration"] <= iterations] for rows in data["workers"]]
     with pytest.raises(PipeplanError, match="two iterations"):
-        calibrated(GUESS, {**data, "workers": [[] for _ in data["workers"]]})
+        calibrated(world, {**data, "workers": workers})
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def _require_same_ranks(world: World, trace: SyncTrace) -> None:
             f"workers: {len(trace.workers)} in the trace, the plan has {world.workers} pipelines; "
             "give the trace of a run of this plan"
         )
-    if not any(len(rows) > WARM_UP for rows in trace.workers):
+    if not any(map(_counted, trace.workers)):
         raise PipeplanError("workers: no worker has done two iterations; measure more of them")
 
 
@@ -117,6 +117,7 @@ def _with_compute_times(world: World, trace: SyncTrace, *, steps_inside: bool) -
     factors = [_factor(world, rows, steps_inside) for rows in trace.workers]
     known = [factor for factor in factors if factor is not None]
     usual = median(known)
+    jitters_s = [_jitter_s(times_s) for times_s in map(_first_ranks_s, trace.workers) if times_s]
     ranks = tuple(
         replace(rank.at_speed(usual), parameter_bytes=bytes_)
         for rank, bytes_ in zip(world.ranks, trace.parameter_bytes, strict=True)
@@ -127,18 +128,26 @@ def _with_compute_times(world: World, trace: SyncTrace, *, steps_inside: bool) -
         ranks=ranks,
         pipelines_per_node=trace.pipelines_per_node,
         slowdown=tuple((factor or usual) / usual for factor in factors),
-        jitter_s=median(_jitter_s(rows) for rows in trace.workers if len(rows) > WARM_UP),
+        jitter_s=median(jitters_s) if jitters_s else 0.0,
     )
 
 
-def _jitter_s(rows: Sequence[SyncStep]) -> float:
+def _counted(rows: Sequence[SyncStep]) -> list[SyncStep]:
+    """Return a worker's iterations after the first, which connects and allocates."""
+    return [row for row in rows if row.iteration > WARM_UP and row.compute_s > 0]
+
+
+def _first_ranks_s(rows: Sequence[SyncStep]) -> list[float]:
+    """Return the times of a worker's first rank."""
+    return [row.compute_s for row in _counted(rows) if not row.pipeline_rank]
+
+
+def _jitter_s(times_s: Sequence[float]) -> float:
     """Return the standard deviation of a worker's times, as most of them show it.
 
     Occasional pauses hardly change the median distance from the median, which is 0.6745 standard
     deviations of a normal distribution.
     """
-    counted = [row for row in rows if row.iteration > WARM_UP and not row.pipeline_rank]
-    times_s = [row.compute_s for row in counted]
     usual_s = median(times_s)
     return median(abs(time_s - usual_s) for time_s in times_s) / 0.6745
 
@@ -146,11 +155,10 @@ def _jitter_s(rows: Sequence[SyncStep]) -> float:
 def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float | None:
     """Return the median factor of a worker's measured times over the predicted ones."""
     found = []
-    for row in rows:
+    for row in _counted(rows):
         rank = world.ranks[row.pipeline_rank]
         expected_s = rank.last_backward_s + (rank.optimizer_s if steps_inside else 0.0)
-        if row.iteration > WARM_UP and row.compute_s > 0:
-            found.append(row.compute_s / expected_s)
+        found.append(row.compute_s / expected_s)
     return median(found) if found else None
 
 
