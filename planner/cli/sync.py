@@ -79,8 +79,8 @@ LeastGainOption = Annotated[
     typer.Option(
         "--least-gain",
         metavar="FRACTION",
-        help="with --sync choose: how much sooner at the same losses an inexact strategy must be "
-        "(default: 0.05)",
+        help="with --sync choose: how much sooner at the same losses an approximate strategy "
+        "must be (default: 0.05)",
     ),
 ]
 
@@ -202,6 +202,7 @@ def _require_writable(plan: Plan, request: SyncRequest, output: Path) -> None:
     """Refuse an output that could not be written, before any work."""
     from planner.prediction import with_strategy
     from planner.records.document import require_file_path
+    from planner.sync.pipeline_replicas import pipeline_count
     from planner.sync.strategies import parse_sync
     from planner.verification import require_valid
 
@@ -209,6 +210,12 @@ def _require_writable(plan: Plan, request: SyncRequest, output: Path) -> None:
     if len(request.names) > 1 or request.names == (ALL,):
         raise PipeplanError(
             "--output: needs exactly one strategy; give one --sync, or --sync choose"
+        )
+    count = pipeline_count(plan)
+    if request.workers is not None and request.workers != count:
+        raise PipeplanError(
+            f"--output: the plan has {count} pipelines and not --workers {request.workers}, whose "
+            "strategy may be another; leave one of the options out"
         )
     if request.names != (CHOOSE,):
         require_valid(with_strategy(plan, parse_sync(request.names[0])))
@@ -221,7 +228,6 @@ def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
     scenario = _scenario(plan, request)
     if request.names == (CHOOSE,):
         return _show_choice(scenario, request, as_json=as_json)
-    from planner.report.comparison import sync_data
     from planner.sync.simulation.comparison import compare_syncs
 
     with _progress() as progress:
@@ -232,10 +238,7 @@ def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
             jobs=_or(request.jobs, os.cpu_count() or 1),
             progress=progress,
         )
-    if as_json:
-        print_json(sync_data(found))
-    else:
-        _print(found)
+    _tell(found, as_json=as_json)
     if found.interrupted:
         raise KeyboardInterrupt(f"after {len(found.results)} of {len(syncs)} strategies")
     return syncs[0] if len(syncs) == 1 else None
@@ -243,30 +246,37 @@ def _show(plan: Plan, request: SyncRequest, *, as_json: bool) -> Sync | None:
 
 def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> Sync:
     from planner.report.comparison import sync_data
-    from planner.sync.choice import LEAST_GAIN, SEEDS, choose
+    from planner.sync.choice import LEAST_GAIN, SEEDS, InterruptedChoice, choose
     from planner.sync.strategies import sync_name
 
-    with _progress() as progress:
-        choice = choose(
-            scenario,
-            seeds=_or(request.seeds, SEEDS),
-            jobs=_or(request.jobs, os.cpu_count() or 1),
-            least_gain=LEAST_GAIN if request.least_gain is None else request.least_gain,
-            progress=progress,
-        )
+    try:
+        with _progress() as progress:
+            choice = choose(
+                scenario,
+                seeds=_or(request.seeds, SEEDS),
+                jobs=_or(request.jobs, os.cpu_count() or 1),
+                least_gain=LEAST_GAIN if request.least_gain is None else request.least_gain,
+                progress=progress,
+            )
+    except InterruptedChoice as interrupted:
+        _tell(interrupted.comparison, as_json=as_json)
+        raise
     if as_json:
         chosen = {"sync": choice.sync.model_dump(mode="json"), "reason": choice.reason}
         print_json({"choice": chosen, **sync_data(choice.comparison)})
     else:
-        _print(choice.comparison)
+        _tell(choice.comparison, as_json=False)
         say(f"{sync_name(choice.sync)}: {choice.reason}")
     return choice.sync
 
 
-def _print(found: SyncComparison) -> None:
-    from planner.report.comparison import sync_table
+def _tell(found: SyncComparison, *, as_json: bool) -> None:
+    from planner.report.comparison import sync_data, sync_table
 
-    print_rich(sync_table(found))
+    if as_json:
+        print_json(sync_data(found))
+    else:
+        print_rich(sync_table(found))
 
 
 def _or(value: int | None, usual: int) -> int:
@@ -279,13 +289,13 @@ def _strategies(names: tuple[str, ...]) -> tuple[Sync, ...]:
 
     if ALL in names:
         return ALL_STRATEGIES
-    return tuple(map(parse_sync, names))
+    return tuple(map(parse_sync, dict.fromkeys(names)))
 
 
 def _scenario(plan: Plan, request: SyncRequest) -> Scenario:
     from planner.measured.sync_trace import SyncTrace
     from planner.sync.simulation.calibration import calibrated
-    from planner.sync.simulation.planned import from_plan
+    from planner.sync.simulation.planned import from_plan, require_several
     from planner.sync.simulation.run import Scenario
     from planner.sync.simulation.slowness import parse_slowness
 
@@ -294,7 +304,8 @@ def _scenario(plan: Plan, request: SyncRequest) -> Scenario:
         world = calibrated(world, SyncTrace.load(request.sync_trace))
         if request.workers is not None:
             world = replace(world, workers=request.workers, slowdown=())
-    trace, faults = parse_slowness(request.slowness or "steady")
+    require_several(world)
+    trace, faults = parse_slowness("steady" if request.slowness is None else request.slowness)
     return Scenario(world, _or(request.iterations, 200), trace, faults)
 
 

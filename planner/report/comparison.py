@@ -117,9 +117,9 @@ COLUMNS: Mapping[str, str] = {
     "rate": "iterations per second, all pipelines together",
     "plain": "throughput relative to all_reduce:overlap=false",
     "overlap": "throughput relative to all_reduce",
-    "to target": "virtual time until the mean model reaches a target loss, the geometric mean over "
-    "those of all_reduce after 10, 20, 30, 40 and 50 % of its iterations; * some were not reached, "
-    "which counts as twice the whole run or all_reduce's time to that loss",
+    "to target": "simulated time until the mean model has a target loss, the geometric mean over "
+    "the losses that all_reduce has after 10, 20, 30, 40 and 50 % of its iterations; * not all "
+    "were reached, and each that was not counts as twice the whole run, or twice all_reduce's time",
     "speed-up": "time to target of all_reduce divided by this one",
     "loss": "final loss of the mean model",
     "apart": "distance of the pipelines' weights from their mean, relative to its norm",

@@ -16,15 +16,15 @@ from planner.sync.simulation.comparison import (
     SyncResult,
     compare_syncs,
 )
-from planner.sync.simulation.planned import from_plan
+from planner.sync.simulation.planned import require_several, scenario_of
 from planner.sync.simulation.run import Scenario
-from planner.sync.simulation.slowness import Slowdowns, Steady, Trace
+from planner.sync.simulation.slowness import Slowdowns, Trace
 from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync, sync_name
 
 EXACT: tuple[Sync, ...] = (OVERLAPPED, parse_sync("fused"), parse_sync("decoupled"))
 """Strategies that compute the same parameters as one worker with all samples."""
-LOOSE: tuple[Sync, ...] = (
+APPROXIMATE: tuple[Sync, ...] = (
     parse_sync("cross_iteration"),
     parse_sync("partial_all_reduce:schedule=static"),
     parse_sync("partial_all_reduce"),
@@ -32,8 +32,9 @@ LOOSE: tuple[Sync, ...] = (
     parse_sync("ad_psgd"),
     parse_sync("semi_decentralized:overlap=true"),
 )
-"""Approximate candidates. Asynchronous servers are none: with momentum they learn less from each
-gradient in real trainings than in the small problem that is simulated."""
+"""Candidates that do not. Synchronous servers are none: they compute what all-reduce does. Nor are
+asynchronous ones: with momentum they learn less from each gradient in real trainings than in the
+small problem that is simulated."""
 RATES = (0.025, 0.05, 0.1, 0.2, 0.4)
 """Learning rates of which each candidate has its best."""
 STEADY_SPREAD = 0.1
@@ -45,16 +46,17 @@ HORIZON = 200
 SEEDS = 8
 """Seeds that times are the mean of. Of one, they differ by 3 to 15 % (standard deviation)."""
 LEAST_GAIN = 0.05
-"""Fraction by which an approximate strategy has to be sooner: about what the seeds leave open."""
+"""Fraction by which an approximate strategy has to be sooner: times with :data:`SEEDS` seeds differ
+by up to about as much by chance."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Differences between iterations.
+    """Differences between workers, and between iterations.
 
     Attributes:
         slowest: the worker with the largest median iteration time.
-        slowest_factor: its median over that of the median worker.
+        slowest_factor: its median over that of the median worker, of two of the quicker one.
         usual_factor: the 95th percentile of iteration times over their median.
     """
 
@@ -85,6 +87,21 @@ class StrategyChoice:
         return tuple(row for row in self.comparison.results if row.sync != self.sync)
 
 
+class InterruptedChoice(KeyboardInterrupt):
+    """Ctrl-C came before all candidates were simulated.
+
+    Attributes:
+        comparison: those that were.
+    """
+
+    def __init__(self, comparison: SyncComparison) -> None:
+        super().__init__(
+            f"after {len(comparison.results)} of {len(EXACT) + len(APPROXIMATE)} candidates; none "
+            "is chosen"
+        )
+        self.comparison = comparison
+
+
 def choose(
     what: Plan | World | Scenario,
     trace: Trace | None = None,
@@ -100,8 +117,8 @@ def choose(
     The choice is an exact strategy, the one with most iterations per second (all_reduce if that is
     within 1 %), unless an approximate one reaches the target losses sooner by ``least_gain``.
     Approximate candidates are the cross-iteration overlap and averaging: in the groups of a fixed
-    schedule, in drawn ones, in pairs, and among those that are ready. Synchronous servers do what
-    all-reduce does. Each candidate has the best of the same learning rates. The simulated training
+    schedule, in drawn ones, in pairs, and among those that are ready. Each candidate has the best
+    of the same learning rates. The simulated training
     is a small problem; an approximate strategy may cost a large one more or less, which is why it
     has to gain that much.
 
@@ -117,35 +134,32 @@ def choose(
     Raises:
         PipeplanError: if the plan's replicas form no pipelines, there is only one, or a value is
             out of range.
+        InterruptedChoice: on Ctrl-C, with the candidates that are done.
     """
-    scenario = _scenario(what, trace)
-    if scenario.world.workers < 2:
-        raise PipeplanError("workers: one pipeline has nobody to synchronise with; give 2 or more")
+    scenario = scenario_of(what, trace)
+    require_several(scenario.world)
     if not 0 <= least_gain <= 100:
         raise PipeplanError(
             f"least_gain: {least_gain:g} is not a fraction from 0 to 100, such as 0.05"
         )
     spread = spread_of(scenario)
-    candidates = (*EXACT, *LOOSE)
+    candidates = (*EXACT, *APPROXIMATE)
     compared = compare_syncs(
         scenario, candidates, seeds=seeds, jobs=jobs, rates=rates, progress=progress
     )
     if compared.interrupted:
-        raise KeyboardInterrupt
+        raise InterruptedChoice(compared)
     rows = {sync_name(row.sync): row for row in compared.results}
     exact = _fastest([rows[sync_name(sync)] for sync in EXACT])
-    loose = max((rows[sync_name(sync)] for sync in LOOSE), key=lambda row: row.target_speedup)
-    gain = loose.target_speedup / exact.target_speedup
-    best = loose if gain >= 1 + least_gain else exact
-    reason = _reason(scenario, spread, rows[sync_name(OVERLAPPED)], exact, loose, best, least_gain)
+    approximate = max(
+        (rows[sync_name(sync)] for sync in APPROXIMATE), key=lambda row: row.target_speedup
+    )
+    gain = approximate.target_speedup / exact.target_speedup
+    best = approximate if gain >= 1 + least_gain else exact
+    reason = _reason(
+        scenario, spread, rows[sync_name(OVERLAPPED)], exact, approximate, best, least_gain
+    )
     return StrategyChoice(best.sync, f"{reason}. {_compared(candidates, rates)}", spread, compared)
-
-
-def _scenario(what: Plan | World | Scenario, trace: Trace | None) -> Scenario:
-    if isinstance(what, Scenario):
-        return what
-    world = what if isinstance(what, World) else from_plan(what)
-    return Scenario(world, HORIZON, trace or Steady())
 
 
 def _fastest(rows: Sequence[SyncResult]) -> SyncResult:
@@ -159,9 +173,10 @@ def spread_of(scenario: Scenario) -> Spread:
     slowdowns = Slowdowns(scenario.world, scenario.trace, scenario.learning.seed)
     rows = np.stack([slowdowns.of_all(i) for i in range(1, HORIZON + 1)])
     usual = np.median(rows, axis=0)
+    middle = np.quantile(usual, 0.5, method="lower")
     return Spread(
         slowest=int(usual.argmax()),
-        slowest_factor=float(usual.max() / np.median(usual)),
+        slowest_factor=float(usual.max() / middle),
         usual_factor=float(np.quantile(rows, 0.95) / np.median(rows)),
     )
 
@@ -171,28 +186,39 @@ def _reason(
     spread: Spread,
     all_reduce: SyncResult,
     exact: SyncResult,
-    loose: SyncResult,
+    approximate: SyncResult,
     best: SyncResult,
     least_gain: float,
 ) -> str:
-    gain = loose.target_speedup / exact.target_speedup
+    gain = approximate.target_speedup / exact.target_speedup
     share = all_reduce.iterations_per_s / _alone_per_s(scenario)
     found = (
-        f"{_diagnosis(spread)}: all_reduce would run at {share:.2f} of what the pipelines compute "
-        "by themselves"
+        f"{_diagnosis(spread)}, and all_reduce would run at {share:.2f} of what they compute "
+        "without waiting"
     )
-    if best is loose:
-        rate = loose.learning_rate / exact.learning_rate
-        return (
-            f"{found}; {sync_name(loose.sync)} reaches the same losses {gain:.2f} times as soon as "
-            f"{exact.sync.strategy}, the fastest exact strategy, at {rate:g} times its learning "
-            "rate: tune yours"
+    if scenario.faults:
+        found += (
+            " (as if a job without the pipelines that leave went on: it ends, and resumes from a "
+            "checkpoint)"
         )
+    if best is approximate:
+        rate = approximate.learning_rate / exact.learning_rate
+        rates = "the same learning rate" if rate == 1 else f"{rate:g} times its learning rate"
+        return (
+            f"{found}; {sync_name(approximate.sync)} reaches the same losses {gain:.2f} times as "
+            f"soon as {exact.sync.strategy}, the fastest exact strategy, at {rates}"
+            f"{'' if rate == 1 else ': tune yours'}"
+        )
+    ratio = exact.overlapped_ratio
+    faster = (
+        "no exact strategy is faster than all_reduce"
+        if exact is all_reduce
+        else f"{exact.sync.strategy} is the fastest exact strategy, with {ratio:.2f} times its "
+        "throughput"
+    )
     return (
-        f"{found}; {exact.sync.strategy} is the fastest exact strategy "
-        f"({exact.overlapped_ratio:.2f} of all_reduce's throughput), and {sync_name(loose.sync)}, "
-        f"the best loose one, reaches the same losses {gain:.2f} times as soon, not "
-        f"{1 + least_gain:.2f} times"
+        f"{found}; {faster}, and {sync_name(approximate.sync)}, the best approximate one, reaches "
+        f"the same losses {gain:.2f} times as soon, where {1 + least_gain:.2f} times is asked of it"
     )
 
 
@@ -205,10 +231,13 @@ def _compared(candidates: Sequence[Sync], rates: Sequence[float]) -> str:
 
 def _diagnosis(spread: Spread) -> str:
     if spread.slowest_factor >= 1 + STEADY_SPREAD:
-        return f"worker {spread.slowest} is {spread.slowest_factor:.2f}x slower than the median"
+        factor = spread.slowest_factor
+        return f"pipeline {spread.slowest} takes {factor:.2f} times as long as the median one"
     if spread.usual_factor >= 1 + STEADY_SPREAD:
-        return f"one iteration in 20 takes {spread.usual_factor:.2f}x as long as usual, or more"
-    return f"workers are steady, within {100 * (spread.slowest_factor - 1):.1f} % of the median"
+        return (
+            f"one iteration in 20 takes {spread.usual_factor:.2f} times as long as usual, or more"
+        )
+    return f"pipelines are steady, within {100 * (spread.slowest_factor - 1):.1f} % of the median"
 
 
 def _alone_per_s(scenario: Scenario) -> float:

@@ -81,6 +81,12 @@ def test_a_table_names_strategies_as_the_command_does(replicas_path: Path) -> No
     assert "trained with SGD and momentum" in made.stdout
 
 
+def test_a_strategy_that_is_given_twice_has_one_row(replicas_path: Path) -> None:
+    twice = ("--sync", "ad_psgd", "--sync", "ad_psgd")
+    made = pipeplan("simulate", replicas_path, *twice, *OPTIONS, "--json")
+    assert len(json.loads(made.stdout)["strategies"]) == 1
+
+
 def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
     world = uniform_world(4, 0.1, 10**7, LinkCost(1e-3, 1.0))
     name = "partial_all_reduce:schedule=static,pipelines_per_node=2"
@@ -106,7 +112,7 @@ def test_a_choice_gives_its_reason_and_is_written(replicas_path: Path, tmp_path:
     options = ("--sync", "choose", *OPTIONS, "--least-gain", 50, "-o", output)
     made = pipeplan("simulate", replicas_path, *options)
     assert made.exit_code == 0, made.output
-    assert "workers are steady" in made.stdout
+    assert "pipelines are steady" in made.stdout
     chosen = Plan.load(output).sync
     assert f"{chosen.strategy}: " in made.stdout
     data = json.loads(pipeplan("simulate", replicas_path, *options[:6], "--json").stdout)
@@ -147,12 +153,18 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
         (("--sync", "all", "--workers", 0), "workers: 0 is not a whole number from 1"),
         (("--sync", "all", "--iterations", 0), "iterations: 0 is not a whole number from 1"),
         (("--sync", "all", "--slowness", "fast"), "slowness: 'fast' cannot be read"),
-        (("--sync", "all", "--slowness", "slow:9x2"), "slow: worker 9 by 2"),
+        (("--sync", "all", "--slowness", "slow:9x2"), "slowness: slow: worker 9 by 2"),
         (("--sync", "all", "--seeds", 0), "seeds: 0 is not a whole number from 1"),
         (
             ("--sync", "all", "--iterations", 5, "-o", "x.json"),
             "--output: needs exactly one strategy",
         ),
+        (
+            ("--sync", "ad_psgd", "--workers", 4, "-o", "x.json"),
+            "--output: the plan has 2 pipelines and not --workers 4, whose strategy may be another",
+        ),
+        (("--sync", "all", "--workers", 1), "workers: one pipeline has nobody to synchronise with"),
+        (("--sync", "all", "--slowness", ""), "slowness: '' cannot be read"),
     ],
 )
 def test_wrong_options_are_named(

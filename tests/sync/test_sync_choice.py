@@ -1,5 +1,6 @@
 """Which strategy is chosen, and what is said of it."""
 
+import math
 from dataclasses import replace
 from math import prod
 
@@ -8,13 +9,13 @@ from small_worlds import small_world
 
 from planner.errors import PipeplanError
 from planner.plan.plan import Sync
-from planner.sync.choice import EXACT, HORIZON, StrategyChoice, choose
+from planner.sync.choice import EXACT, HORIZON, InterruptedChoice, StrategyChoice, choose, spread_of
 from planner.sync.simulation.comparison import OVERLAPPED, PLAIN, compare_syncs
 from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
-from planner.sync.simulation.slowness import Sleep, SlowWorker, Steady, Trace
+from planner.sync.simulation.slowness import SimulatedFault, Sleep, SlowWorker, Steady, Trace
 from planner.sync.simulation.training import Learning
 from planner.sync.simulation.world import World
-from planner.sync.strategies import parse_sync
+from planner.sync.strategies import parse_sync, sync_name
 
 
 def quick_network(**fields: object) -> World:
@@ -31,8 +32,8 @@ def chosen(world: World, trace: Trace | None = None) -> StrategyChoice:
 def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
     choice = chosen(quick_network())
     assert choice.sync in EXACT
-    assert "workers are steady" in choice.reason
-    assert "best loose one" in choice.reason
+    assert "pipelines are steady" in choice.reason
+    assert "best approximate one" in choice.reason
     assert choice.sync not in [row.sync for row in choice.alternatives]
     assert choice.reason.endswith(
         ". Candidates were all_reduce, fused, decoupled, cross_iteration, "
@@ -45,9 +46,9 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
 @pytest.mark.parametrize(
     ("trace", "found"),
     [
-        (SlowWorker(((3, 2.1),)), "worker 3 is 2.10x slower than the median"),
+        (SlowWorker(((3, 2.1),)), "pipeline 3 takes 2.10 times as long as the median one"),
         pytest.param(
-            *(Sleep(0.2, 0.3), "one iteration in 20 takes 4.00x as long as usual"),
+            *(Sleep(0.2, 0.3), "one iteration in 20 takes 4.00 times as long as usual"),
             marks=pytest.mark.extensive,
         ),
     ],
@@ -62,8 +63,9 @@ def test_slow_workers_get_what_is_soonest_at_the_loss(trace: Trace, found: str) 
     assert best.sync == choice.sync
     assert best.target_speedup > 1.1
     exact = next(row for row in rows if row.sync == OVERLAPPED)
-    told = f"at {best.learning_rate / exact.learning_rate:g} times its learning rate: tune yours"
-    assert told in choice.reason
+    rate = best.learning_rate / exact.learning_rate
+    told = f"at {rate:g} times its learning rate: tune yours"
+    assert (told if rate != 1 else "at the same learning rate") in choice.reason
 
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5)
@@ -195,3 +197,35 @@ def test_a_comparison_names_what_is_out_of_range(field: str) -> None:
 def test_target_shares_that_make_no_sense_are_refused(shares: tuple[float, ...], told: str) -> None:
     with pytest.raises(PipeplanError, match=f"target_shares: {told}"):
         compare_syncs(Scenario(small_world(), 10), target_shares=shares)
+
+
+def test_learning_rates_that_are_none_are_refused() -> None:
+    for rate in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(PipeplanError, match=f"rates: {rate:g} is not a learning rate above 0"):
+            choose(small_world(), rates=(0.1, rate))
+
+
+def test_of_two_pipelines_the_slower_one_is_compared_with_the_other() -> None:
+    scenario = Scenario(small_world(2), 10, SlowWorker(((0, 2.0),)))
+    found = spread_of(scenario)
+    assert (found.slowest, found.slowest_factor) == (0, 2.0)
+
+
+def test_a_choice_among_pipelines_that_leave_says_what_a_job_does_then() -> None:
+    fault = SimulatedFault(0, 1.0, math.inf)
+    scenario = Scenario(quick_network(), 10, faults=(fault,))
+    told = "as if a job without the pipelines that leave went on: it ends, and resumes from a"
+    assert told in choose(scenario, seeds=1, rates=()).reason
+    assert told not in choose(replace(scenario, faults=()), seeds=1, rates=()).reason
+
+
+def test_ctrl_c_keeps_the_candidates_that_are_done() -> None:
+    def interrupt(sync: object, seeds: int) -> None:
+        if sync == parse_sync("ad_psgd"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(InterruptedChoice, match="after 8 of 9 candidates; none is chosen") as found:
+        choose(Scenario(small_world(), 10), seeds=1, rates=(), progress=interrupt)
+    names = [sync_name(row.sync) for row in found.value.comparison.results]
+    assert names[:3] == ["all_reduce", "fused", "decoupled"]
+    assert len(names) == 8

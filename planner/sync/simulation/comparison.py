@@ -8,9 +8,11 @@ from math import inf, isnan
 from statistics import fmean, geometric_mean
 
 from planner.errors import PipeplanError
-from planner.plan.plan import Sync
+from planner.plan.plan import Plan, Sync
+from planner.sync.simulation.planned import scenario_of
 from planner.sync.simulation.processes import RunAll, runner
 from planner.sync.simulation.run import Scenario, SimulatedRun
+from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync, require_fit
 
 PLAIN = parse_sync("all_reduce:overlap=false")
@@ -62,9 +64,9 @@ class SyncResult:
         iterations_per_s: of all workers together.
         throughput_ratio: relative to all-reduce that begins after the backward.
         overlapped_ratio: relative to all-reduce overlapped with the backward.
-        target_s: virtual time until the mean model reached a target loss, the geometric mean over
-            all of them, of which no single one weighs more. One that it did not reach counts as
-            :data:`PENALTY` times the run, or all-reduce's time to it, if that is longer.
+        target_s: simulated seconds until the mean model reached a target loss, the geometric mean
+            over all targets and seeds. A target that it did not reach counts as :data:`PENALTY`
+            times the run, or as often all-reduce's time to it, if that is longer.
         missed_targets: how many it did not reach, of all seeds.
         target_speedup: overlapped all-reduce's time over this one; above 1 is faster.
         final_loss: loss of the mean model after the same number of samples for all strategies.
@@ -118,7 +120,7 @@ class SyncComparison:
 
 
 def compare_syncs(
-    scenario: Scenario,
+    what: Plan | World | Scenario,
     syncs: Sequence[Sync] = ALL_STRATEGIES,
     *,
     seeds: int = 1,
@@ -133,21 +135,22 @@ def compare_syncs(
     results are returned, if all-reduce is among them.
 
     Args:
-        scenario: the scenario of all strategies.
+        what: the pipelines, steady for 200 iterations, or a whole scenario.
         syncs: the strategies.
         seeds: number of seeds to average over: the scenario's and those that follow it.
         jobs: number of processes.
         target_shares: fractions of all-reduce's iterations whose losses are the targets.
-        rates: learning rates of which each strategy has its best, with half as many seeds that
-            count for nothing else: all-reduce that of the least mean loss after ``target_shares``,
+        rates: learning rates of which each strategy has its best, found with half as many other
+            seeds: all-reduce that of the least mean loss after ``target_shares``,
             the others that of the least ``target_s``. Those that compute what all-reduce does have
-            all-reduce's. None: the scenario's.
+            all-reduce's. Empty: the scenario's for all.
         progress: called after every run.
 
     Raises:
         PipeplanError: if an argument is out of range, or a strategy or an option is wrong.
     """
-    _check(seeds, jobs, target_shares)
+    scenario = scenario_of(what)
+    _check(seeds, jobs, target_shares, rates)
     for sync in syncs:
         require_fit(sync, scenario.world.workers)
     wanted = list({_name(sync): sync for sync in (PLAIN, OVERLAPPED, *syncs)}.values())
@@ -255,7 +258,7 @@ def learner_of(sync: Sync) -> Sync:
     return OVERLAPPED if is_exact or sync == EXACT_SERVER else sync
 
 
-def _check(seeds: int, jobs: int, target_shares: Sequence[float]) -> None:
+def _check(seeds: int, jobs: int, target_shares: Sequence[float], rates: Sequence[float]) -> None:
     problems = []
     if not 1 <= seeds <= MOST_SEEDS:
         problems.append(f"seeds: {seeds} is not a whole number from 1 to {MOST_SEEDS}")
@@ -267,6 +270,11 @@ def _check(seeds: int, jobs: int, target_shares: Sequence[float]) -> None:
         f"target_shares: {share:g} is not a fraction above 0, up to 1"
         for share in target_shares
         if not 0 < share <= 1
+    ]
+    problems += [
+        f"rates: {rate:g} is not a learning rate above 0, such as 0.1"
+        for rate in rates
+        if not 0 < rate < inf
     ]
     if problems:
         raise PipeplanError(problems)

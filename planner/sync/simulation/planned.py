@@ -22,7 +22,38 @@ from planner.sync.pipeline_replicas import (
     pipelines_per_node,
 )
 from planner.sync.simulation.links import WorkerLinks
+from planner.sync.simulation.run import Scenario
+from planner.sync.simulation.slowness import Steady, Trace
 from planner.sync.simulation.world import LayerParameters, LinkCost, PipelineRank, World
+
+
+def scenario_of(what: Plan | World | Scenario, trace: Trace | None = None) -> Scenario:
+    """Return the scenario of a plan's pipelines, or of a world; a scenario is its own.
+
+    Args:
+        what: pipelines, or a whole scenario.
+        trace: how iterations vary, if ``what`` does not contain it.
+
+    Raises:
+        PipeplanError: if the plan's replicas form no pipelines.
+    """
+    if isinstance(what, Scenario):
+        return what
+    world = what if isinstance(what, World) else from_plan(what)
+    return Scenario(world, trace=trace or Steady())
+
+
+def require_several(world: World) -> None:
+    """Refuse a single pipeline.
+
+    Raises:
+        PipeplanError: naming what to do.
+    """
+    if world.workers < 2:
+        raise PipeplanError(
+            "workers: one pipeline has nobody to synchronise with; give --workers 2 or more to "
+            "simulate copies of it, or plan several: pipeplan plan ... --sync semi_decentralized"
+        )
 
 
 def from_plan(plan: Plan, workers: int | None = None) -> World:

@@ -67,8 +67,9 @@ class SlowWorker:
         for worker, factor in self.factors:
             if not (0 <= worker < world.workers and LEAST_FACTOR <= factor <= MOST_FACTOR):
                 raise PipeplanError(
-                    f"slow: worker {worker} by {factor:g}: workers are 0 to {world.workers - 1}, "
-                    f"factors {LEAST_FACTOR:g} to {MOST_FACTOR:g}; write slow:0x2"
+                    f"slowness: slow: worker {worker} by {factor:g}: workers are 0 to "
+                    f"{world.workers - 1}, factors {LEAST_FACTOR:g} to {MOST_FACTOR:g}; write "
+                    "slow:0x2"
                 )
         while True:
             factors = np.ones(shape)
