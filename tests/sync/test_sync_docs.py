@@ -7,7 +7,7 @@ import pytest
 from small_worlds import pipeline_world
 
 from planner.errors import PipeplanError
-from planner.sync.choice import EXACT, LOOSE
+from planner.sync.choice import APPROXIMATE, EXACT
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.run import Scenario, trace_sync
 from planner.sync.strategies import OPTIONS, parse_sync, sync_name
@@ -45,7 +45,7 @@ def test_the_docs_have_the_defaults() -> None:
 
 def test_the_docs_name_the_candidates_of_a_choice() -> None:
     told = DOCS.partition("Candidates of the choice are")[2].partition("\n")[0]
-    for sync in (*EXACT, *LOOSE):
+    for sync in (*EXACT, *APPROXIMATE):
         assert f"`{sync_name(sync)}`" in told
 
 
