@@ -41,8 +41,8 @@ STEADY_SPREAD = 0.1
 """Workers whose times differ by less count as steady."""
 EQUAL = 0.01
 """A smaller relative difference of throughput is no reason to prefer another strategy."""
-HORIZON = 200
-"""Simulated iterations of each worker."""
+HORIZON = Scenario.iterations
+"""Simulated iterations of each worker, where no scenario says how many."""
 SEEDS = 8
 """Seeds that times are the mean of. Of one, they differ by 3 to 15 % (standard deviation)."""
 LEAST_GAIN = 0.05

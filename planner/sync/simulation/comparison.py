@@ -291,8 +291,9 @@ def _results(
     targets: Sequence[Sequence[float]],
 ) -> tuple[SyncResult, ...]:
     plain, overlapped = runs[_name(PLAIN)], runs[_name(OVERLAPPED)]
+    overlapped_s = _target_s(overlapped, overlapped, targets)
     return tuple(
-        _result(scenarios[name], runs[name], plain, overlapped, targets)
+        _result(scenarios[name], runs[name], plain, overlapped, targets, overlapped_s)
         for name in map(_name, syncs)
         if name in runs
     )
@@ -304,6 +305,7 @@ def _result(
     plain: Sequence[SimulatedRun],
     overlapped: Sequence[SimulatedRun],
     targets: Sequence[Sequence[float]],
+    overlapped_s: float,
 ) -> SyncResult:
     total = scenario.iterations * scenario.world.workers
 
@@ -325,7 +327,7 @@ def _result(
         overlapped_ratio=ratio(overlapped),
         target_s=target_s,
         missed_targets=missed,
-        target_speedup=_target_s(overlapped, overlapped, targets) / target_s,
+        target_speedup=overlapped_s / target_s,
         final_loss=fmean(run.loss_after(total) for run in runs),
         consensus_distance=fmean(run.consensus_distance for run in runs),
         spectral_gap=_mean(gaps),
@@ -352,8 +354,9 @@ def _target_s(
     found = []
     for run, rival, losses in zip(runs, all_reduce, targets, strict=True):
         for loss in losses:
-            own_s, rival_s = run.time_to_s(loss), rival.time_to_s(loss)
+            own_s = run.time_to_s(loss)
             if own_s is None:
+                rival_s = rival.time_to_s(loss)
                 own_s = PENALTY * max(run.time_s, rival.time_s if rival_s is None else rival_s)
             # There at once, where all-reduce's loss is no less than the one at the start.
             found.append(max(own_s, AT_ONCE_S))
