@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Lock
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from executor.coordinator.client import GroupAssignment
 from executor.elastic.neighbours import Calls, Neighbours
@@ -25,7 +25,7 @@ from executor.training.optimisation import StepOutcome
 MOVES = 3
 """Servers that are tried for one call, when one after the other is gone."""
 _PATIENCE = 0.75
-ShardOf = Callable[[int, Mapping[str, nn.Parameter]], Shard]
+ShardOf = Callable[[int, Mapping[str, Tensor]], Shard]
 """Makes the shard of a part from its parameters, which it copies."""
 
 
@@ -48,6 +48,7 @@ class ServedWeights:
         self._parts = shards_of(self.masters, servers)
         self.groups: dict[int, int] = {}
         """By part, the last group whose gradients are in this rank's own weights."""
+        self._kept: Mapping[str, Tensor] = {}
         self._shards: dict[int, tuple[list[str], Shard]] = {}
         """Shards by part, with the pipelines that were there for longer when serving began."""
         self._lock = Lock()
@@ -115,14 +116,25 @@ class ServedWeights:
             if group is not None:
                 self.groups[index] = group
 
+    def serve_from(self, kept: Mapping[str, Tensor]) -> None:
+        """Make new shards of these, and not of this rank's own weights, until the next call.
+
+        A shard that is being made is finished first: afterwards the own weights may change.
+
+        Args:
+            kept: weights by name, that nobody changes; of any others the own ones are taken.
+        """
+        with self._lock:
+            self._kept = kept
+
     def _shard(self, header: Header) -> Shard:
-        """This rank's shard; made of its own weights the first time it is asked for."""
+        """This rank's shard; made the first time it is asked for."""
         part, elders = int(header["part"]), header["elders"]
         with self._lock:
             since, shard = self._shards.get(part, (None, None))
             if shard is None or since != elders:
-                # What it kept of an earlier time is older than its own weights.
-                mine = {name: self.masters[name] for name in self._parts[part]}
+                # What it served at an earlier time is older than its own weights.
+                mine = {n: self._kept.get(n, self.masters[n]) for n in self._parts[part]}
                 shard = self._make_shard(part, mine)
                 self._shards[part] = elders, shard
             return shard
@@ -170,7 +182,7 @@ class ServedGradients(ServedWeights):
         for shard in list(self._serving.values()):
             shard.end_all_but(there)
 
-    def _gradient_shard(self, index: int, mine: Mapping[str, nn.Parameter]) -> GradientShard:
+    def _gradient_shard(self, index: int, mine: Mapping[str, Tensor]) -> GradientShard:
         """Serve these: a step that they have had from a server before is not taken again."""
         after = self.groups.get(index, -1)
         self._serving[index] = GradientShard(mine, self._make_optimizer, after)

@@ -67,7 +67,7 @@ class GradientShard:
 
     def __init__(
         self,
-        parameters: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, Tensor],
         make_optimizer: MakeOptimizer,
         after_group: int = -1,
     ) -> None:

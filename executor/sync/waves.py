@@ -108,8 +108,6 @@ class WaveSynchronous:
         self._served = ServedWeights(neighbours, self._make_shard, servers)
         self._neighbours = neighbours
         self._distance = distance
-        self._before: dict[str, Tensor] = {}
-        """The weights without the change that the servers do not have yet."""
         self._calls = neighbours.caller()
         self._pool = ThreadPoolExecutor(1, "pipeplan-wave")
         self._under_way: Future[_Exchange] | None = None
@@ -127,7 +125,8 @@ class WaveSynchronous:
         self._end_exchange()
         masters = self._served.masters
         before = {name: master.detach().clone() for name, master in masters.items()}
-        self._before = before
+        # Servers have none of this wave yet: its changes come with its push.
+        self._served.serve_from(before)
         with torch.enable_grad():
             outcome = optimise()
         share = 1 / max(1, len(self._neighbours.there))
@@ -153,9 +152,7 @@ class WaveSynchronous:
         self._includes = 0
 
     def _make_shard(self, _: int, mine: Mapping[str, Tensor]) -> WaveShard:
-        """Serve these parameters: the change that is still to be pushed comes with its push."""
-        before = {name: weight for name, weight in self._before.items() if name in mine}
-        return WaveShard({**mine, **before}, self._distance)
+        return WaveShard(mine, self._distance)
 
     def _exchange(
         self, wave: int, changes: Mapping[str, Tensor], succeeded: bool, lacks: bool
@@ -168,7 +165,7 @@ class WaveSynchronous:
                 self._served.call(self._calls, index, "push", header, [changes[n] for n in part])
             except CallError:
                 pushed = False
-        self._before = {}
+        self._served.serve_from({})
         self._neighbours.ask(wave, succeeded)
         found = self._pull({"wave": wave}) if lacks else _Exchange()
         found.succeeded = found.succeeded and pushed

@@ -209,6 +209,35 @@ def test_with_distance_0_it_is_the_training_of_one_process(servers: int) -> None
             torch.testing.assert_close(parameter, alone[name], rtol=0, atol=1e-6)
 
 
+def test_a_server_that_others_ask_while_it_steps_serves_the_weights_before_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Making what it serves takes until it steps, if it may step meanwhile."""
+    asked, stepped = threading.Event(), threading.Event()
+
+    class Slow(WaveShard):
+        def __init__(self, parameters: Mapping[str, Tensor], distance: int) -> None:
+            asked.set()
+            stepped.wait(0.2)
+            super().__init__(parameters, distance)
+
+    def gradients(pipeline: Pipeline, step: int) -> Mapping[str, Tensor]:
+        if pipeline.pipeline == 0 and step == 1:
+            assert asked.wait(30)
+        unit = torch.zeros(4)
+        unit[pipeline.pipeline] = 1
+        return {"a": unit, "b": unit}
+
+    def signalling(parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = sgd(parameters)
+        optimizer.register_step_post_hook(lambda *_: asked.is_set() and stepped.set())
+        return optimizer
+
+    monkeypatch.setattr("executor.sync.waves.WaveShard", Slow)
+    for pipeline in run(2, 0, 1, 3, signalling, gradients):
+        assert torch.equal(counts(pipeline).round(), torch.full((2, 2), 3.0))
+
+
 def test_changes_of_another_shape_are_refused() -> None:
     shard = WaveShard({"a": torch.zeros(4)}, 0)
     with pytest.raises(PipeplanError, match="start all pipelines with one plan"):
