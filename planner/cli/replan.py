@@ -103,7 +103,7 @@ def replan(
         from planner.prediction import load_plan
         from planner.replanning.replan import replan as replan_plan
         from planner.variants.machine_changes import parse_added, parse_slow
-        from planner.verification import require_valid, save_valid
+        from planner.verification import require_valid
 
         additions = [parse_added(text) for text in added or ()]
         files = [addition for addition in additions if isinstance(addition, Path)]
@@ -122,7 +122,7 @@ def replan(
             workers=workers,
             deterministic=deterministic,
         )
-        save_valid(found.plan, output)
+        found.plan.save(output)
         if moves is not None:
             found.moves.save(moves)
         _show(found, output, moves, as_json=as_json)

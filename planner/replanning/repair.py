@@ -28,7 +28,7 @@ from planner.search.state import Candidate, Search
 from planner.variants.machine_changes import NewMachines
 
 SURE = 2
-"""The repair that promises most and the one that moves least are scheduled in any case."""
+"""So many repairs are estimated and scheduled in any case."""
 MOST_ESTIMATES = 8
 """Repairs with the least bounds that a quick schedule judges, whatever they move."""
 LESS = 0.995
@@ -75,7 +75,9 @@ def _schedule_best(
 ) -> None:
     """Schedule the most promising while there is time, the first few of them in any case."""
     estimated = [
-        _estimated(search, row) for row in _promising(bounded) if sure or _may_go_on(search, time)
+        _estimated(search, row)
+        for number, row in enumerate(_promising(bounded))
+        if number < sure or (time.has_time() and not search.is_done())
     ]
     for number, row in enumerate(_in_order(_front(estimated))):
         if number >= sure and not _may_go_on(search, time):
@@ -129,9 +131,12 @@ def _estimated(search: Search, row: Repaired) -> Repaired:
 
 
 def _promising(rows: Sequence[Repaired]) -> list[Repaired]:
-    """Return the first repair, the Pareto front, and those with the least bounds."""
-    ranked = sorted(rows, key=lambda row: row.time_s)
-    return [*dict.fromkeys((*rows[:1], *_front(rows), *ranked[:MOST_ESTIMATES]))]
+    """Return the first repair, the Pareto front, and those with the least bounds.
+
+    There may be time for two alone: the first repair, and that with the least bound.
+    """
+    ranked = sorted(rows, key=lambda row: row.time_s)[:MOST_ESTIMATES]
+    return [*dict.fromkeys((*rows[:1], *ranked[:1], *_front(rows), *ranked))]
 
 
 def _front(rows: Sequence[Repaired]) -> list[Repaired]:

@@ -21,6 +21,7 @@ from planner.search.finished import ended_by, limit_text, plan_of
 from planner.search.result import Ended, unjoined_devices
 from planner.search.solve import STEPS, SearchStep, best_of, check_settings, run_until_stopped
 from planner.search.state import Progress, Search, SearchTask
+from planner.search.steps import relax_cluster
 from planner.sync.strategies import SYNCHRONOUS, options_of
 from planner.variants.machine_changes import (
     MachineChanges,
@@ -31,13 +32,16 @@ from planner.variants.machine_changes import (
     parse_added,
     parse_slow,
 )
+from planner.verification import require_valid
 from planner.verification.form import stage_problems
 
 SLACK = 0.05
 """Share by which a plan may be slower than the fastest found if it moves fewer bytes."""
-TIME_LIMIT_S = 2.5
+TIME_LIMIT_S = 2.0
 """Limit of the search; the command then takes about 4 s of a core for 64 GPUs, all in all."""
 GAP_LIMIT = 1e-4
+STEPS_AFTER = tuple(step for step in STEPS if step.run is not relax_cluster)
+"""Steps after the repairs. Relaxations take seconds for their first bound; certificates do not."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ def replan(
     state = State(plan.on_groups, machines.survivors)
     task = SearchTask(machines.problem, Settings(seed, workers, deterministic), GAP_LIMIT)
     search = Search(task, Clock(time_limit_s, deterministic), progress)
-    run_until_stopped(search, (_repairs(plan, machines, state), *STEPS))
+    run_until_stopped(search, (_repairs(plan, machines, state), *STEPS_AFTER))
     limit = limit_text(time_limit_s, deterministic)
     return _replanned(search, plan, machines, state, slack, limit)
 
@@ -144,9 +148,7 @@ def _replanned(
     """Return the choice among the plans of a search that is over."""
     best_of(search)
     found = choose(search, state, slack)
-    made = _plan(search, plan, found[0], limit)
-    if machines.parallel is not None:
-        made = made.of_problem(machines.single, machines.parallel)
+    made = _plan(search, plan, machines, found[0], limit)
     return Replanned(
         plan=made,
         moves=moves_between(plan, made, state),
@@ -165,7 +167,7 @@ def _repairs(plan: Plan, machines: NewMachines, state: State) -> SearchStep:
     def run(search: Search, time: TimeSlice) -> None:
         repair(search, plan.on_groups, machines, state, time)
 
-    return SearchStep("repairs of the old plan", run, TimeShare(0.5, "whole"))
+    return SearchStep("repairs of the old plan", run, TimeShare(0.7, "whole"))
 
 
 def _slow(slow: Mapping[str, float] | Sequence[SlowedDevice]) -> tuple[SlowedDevice, ...]:
@@ -196,11 +198,19 @@ def _require_stages(plan: Plan) -> None:
         )
 
 
-def _plan(search: Search, old: Plan, choice: Alternative, limit: str) -> Plan:
-    """Return the plan of the choice, with the old plan's synchronisation."""
+def _plan(
+    search: Search, old: Plan, machines: NewMachines, choice: Alternative, limit: str
+) -> Plan:
+    """Return the verified plan of the choice, with the old plan's synchronisation."""
     solver = f"replanned, schedule by {choice.schedule.method}"
-    made = plan_of(search, choice.schedule, limit, solver)
-    return with_strategy(made, old.sync)
+    verified = made = plan_of(search, choice.schedule, limit, solver)
+    if made.sync != old.sync:
+        made = with_strategy(made, old.sync)
+    if machines.parallel is not None:
+        made = made.of_problem(machines.single, machines.parallel)
+    if made is not verified:
+        require_valid(made)
+    return made
 
 
 def _lone(made: Plan) -> Iterator[str]:

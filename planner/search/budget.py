@@ -122,6 +122,16 @@ class Clock:
         """Time left; zero or less once the limit is reached."""
         return 0.0 if self.is_stopped else self.limit_s - self.elapsed_s
 
+    def may_go_on(self, until_s: float) -> bool:
+        """Return whether work that has begun may take longer.
+
+        In deterministic mode it may until the clock is stopped: it was charged as a whole.
+
+        Args:
+            until_s: elapsed time.
+        """
+        return not self.is_stopped and (self._deterministic or self.elapsed_s < until_s)
+
 
 @dataclass(frozen=True)
 class TimeSlice:

@@ -22,9 +22,12 @@ from planner.search.partition.chain import Chain, Partition, StageChoice, withou
 from planner.search.partition.memory.recompute import Holding
 from planner.search.partition.memory.recompute_variants import RecomputeVariants
 from planner.search.schedule.heuristic import (
+    HasTime,
     Schedule,
+    always,
     best_heuristic_schedule,
     fits_memory,
+    never,
     quick_estimate_s,
 )
 from planner.search.schedule.pipeline_groups import place_first
@@ -47,7 +50,9 @@ LIKELY = 1.03
 class QuickScheduler(Protocol):
     """A way to schedule stages whose recomputation is decided, without a search."""
 
-    def __call__(self, pipeline: PlacedPipeline, *, backward: Backward) -> Schedule | None:
+    def __call__(
+        self, pipeline: PlacedPipeline, *, backward: Backward, has_time: HasTime
+    ) -> Schedule | None:
         """Return a schedule within memory, with these kinds of backward; None if none is found."""
 
 
@@ -57,29 +62,42 @@ class RecomputedSchedules:
     Args:
         chain: the layers.
         scheduler: makes the quick schedules.
+        has_time: for more than a few schedules once one is found.
     """
 
-    def __init__(self, chain: Chain, scheduler: QuickScheduler = best_heuristic_schedule) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        scheduler: QuickScheduler = best_heuristic_schedule,
+        has_time: HasTime = always,
+    ) -> None:
         self._chain = chain
         self._scheduler = scheduler
+        self._has_time = has_time
         self._backward = chain.problem.job.backward
         self._in_blocks = chain.problem.job.recompute == "blocks"
         self._variants = RecomputeVariants(chain)
         self._bound = PartitionBound(chain, self._variants)
 
-    def best(self, partition: Partition, pipeline: PlacedPipeline) -> Schedule | None:
+    def best(
+        self, partition: Partition, pipeline: PlacedPipeline, *, few: bool = False
+    ) -> Schedule | None:
         """Return the fastest quick schedule within memory; None if none fits.
 
         Args:
             partition: stages on devices.
             pipeline: the same stages placed, nothing recomputed.
+            few: try but a few schedules, as if there was no time.
         """
+        has_time = never if few else self._has_time
         partition = without_recompute(partition)
         found: Schedule | None = None
         for bound_s, placed in self._likely(self._by_bound(partition, pipeline)):
+            if found is not None and not has_time():
+                break
             if found is not None and bound_s >= found.iteration_time_s:
                 continue
-            schedule = self._scheduled(placed)
+            schedule = self._scheduled(placed, has_time)
             if schedule is None:
                 continue
             schedule = self.relaxed(partition, schedule)
@@ -169,12 +187,12 @@ class RecomputedSchedules:
         variant = self._variants.leanest(partition, pipeline)
         if variant is None:
             return None
-        schedule = self._scheduled(self._placed(variant, pipeline))
+        schedule = self._scheduled(self._placed(variant, pipeline), self._has_time)
         return schedule and self.relaxed(partition, schedule)
 
-    def _scheduled(self, pipeline: PlacedPipeline) -> Schedule | None:
+    def _scheduled(self, pipeline: PlacedPipeline, has_time: HasTime) -> Schedule | None:
         """Return the best quick schedule, with gradients reduced as it suits it best."""
-        found = self._scheduler(pipeline, backward=self._backward)
+        found = self._scheduler(pipeline, backward=self._backward, has_time=has_time)
         return found and replace(found, timeline=reduced_soonest(found.timeline))
 
     def _placed(self, variant: Partition, pipeline: PlacedPipeline) -> PlacedPipeline:

@@ -22,7 +22,7 @@ from planner.search.near import SHARE, ChosenSchedule, candidates_near, end_of_c
 from planner.search.partition.chain import Partition
 from planner.search.recomputed import RecomputedSchedules
 from planner.search.result import Complexity, Simplicity
-from planner.search.schedule.heuristic import Schedule, fits_memory, quick_schedules
+from planner.search.schedule.heuristic import HasTime, Schedule, fits_memory, quick_schedules
 from planner.search.state import Candidate, Search, SearchTask
 from planner.space import Backward
 from planner.variants.problems import with_job
@@ -95,9 +95,11 @@ def _contenders(
         yield complexity_of(candidate.schedule, is_published=False), candidate.schedule
 
 
-def published_schedule(pipeline: PlacedPipeline, *, backward: Backward) -> Schedule | None:
+def published_schedule(
+    pipeline: PlacedPipeline, *, backward: Backward, has_time: HasTime
+) -> Schedule | None:
     """Return the fastest published schedule within memory; None if none fits or none applies."""
-    schedules = quick_schedules(pipeline, backward=backward, listed=False)
+    schedules = quick_schedules(pipeline, backward=backward, listed=False, has_time=has_time)
     fit = (schedule for schedule in schedules if fits_memory(schedule.timeline))
     return min(fit, key=lambda schedule: schedule.iteration_time_s, default=None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -47,6 +48,7 @@ from planner.search.steps import (
     bound_by_columns,
     bound_by_work,
     certify,
+    complete_schedules,
     find_any,
     improve_partitions,
     improve_schedules,
@@ -230,6 +232,7 @@ STEPS = (
     SearchStep("descent by schedules", descend, TimeShare(0.35), is_loose),
     SearchStep("annealing by schedules", anneal, TimeShare(0.4), model_applies),
     SearchStep("annealing by schedules", anneal, TimeShare(0.8), is_middling),
+    SearchStep("all quick schedules", complete_schedules, TimeShare(0.5), has_plan),
     SearchStep("fewer replicas", prune_replicas, TimeShare(0.02, "beyond"), has_small_plan),
     SearchStep("schedules by CP-SAT", improve_schedules, TimeShare(0.25), has_small_plan),
     SearchStep("schedules by CP-SAT", improve_schedules, TimeShare(1), has_large_plan),
@@ -446,7 +449,9 @@ def run_until_stopped(search: Search, steps: Sequence[SearchStep] | None = None)
         for step in STEPS if steps is None else steps:
             if step.applies_to(search):
                 logger.debug("%8.2f s  %s", search.clock.elapsed_s, step.name)
-                step.run(search, step.share_of_time.slice_of(search.clock))
+                time = step.share_of_time.slice_of(search.clock)
+                search.schedules_until_s = max(search.clock.limit_s, time.end_s)
+                step.run(search, time)
     except KeyboardInterrupt:
         search.clock.stop()
 
@@ -564,6 +569,8 @@ def _infeasible(search: Search) -> InfeasibleError:
 
 def _choice(search: Search, choose: Choose | None) -> ChosenSchedule | None:
     """Choose among plans near the fastest; None after Ctrl-C, which keeps the fastest."""
+    # Plans are compared, so that none may have fewer schedules than others.
+    search.schedules_until_s = math.inf
     try:
         return choose(search) if choose is not None else None
     except KeyboardInterrupt:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 
 SAME = 1e-12
 """Times that differ by no larger share do so by rounding alone."""
+NEAR = 1.05
+"""Times the best: partitions that seem slower by more get only a few quick schedules."""
+AT_ONCE = 0.02
+"""Share of the time limit that all quick schedules of a partition may take where it is found."""
 Progress = Callable[[HistoryRow], None]
 
 
@@ -42,13 +46,15 @@ class Candidate:
     """A partition with its best schedule so far.
 
     ``partition`` recomputes nothing; the schedule's pipeline says what is recomputed.
-    ``proved_s`` bounds every schedule of these stages, whatever they recompute.
+    ``proved_s`` bounds every schedule of these stages, whatever they recompute. ``has_few``: not
+    all quick schedules of it were tried.
     """
 
     partition: Partition
     schedule: Schedule
     proved_s: float
     improved: bool = False
+    has_few: bool = False
 
     @property
     def shares_devices(self) -> bool:
@@ -210,6 +216,7 @@ class Search:
         most_stages: the most stages with as many a device as the job allows.
         optimiser: finds partitions and bounds them.
         recomputed: schedules partitions.
+        schedules_until_s: elapsed time from which a partition gets only a few schedules.
         longest_s: the longest that scheduling a partition has taken so far.
     """
 
@@ -222,7 +229,10 @@ class Search:
         single = task.problem.job.max_stages_per_device == 1
         self.most_stages = self.max_stages if single else task.chain.stage_limit
         self.allows = task.allows
-        self.recomputed = RecomputedSchedules(task.chain)
+        self.recomputed = RecomputedSchedules(
+            task.chain, has_time=lambda: clock.may_go_on(self.schedules_until_s)
+        )
+        self.schedules_until_s = clock.limit_s
         self.longest_s = 0.0
         self._seeds = itertools.count(task.settings.seed)
         self.optimiser = PartitionOptimiser(
@@ -304,18 +314,51 @@ class Search:
         return quick_estimate_s(*choices, split=self.chain.splits) if choices else None
 
     def schedule(self, partition: Partition, pipeline: PlacedPipeline) -> Candidate | None:
-        """Schedule a partition that was placed already; return None if it does not fit."""
+        """Schedule a partition that was placed already; return None if it does not fit.
+
+        Where all quick schedules take long, or the partition seems far from the best, it gets a
+        few: see :meth:`complete`.
+        """
         self.found.tried += 1
         begin_s = self.clock.elapsed_s
-        operations = pipeline.microbatches * len(partition)
-        self.clock.charge(SearchWork.SCHEDULED_OPERATION, operations)
-        schedule = self.recomputed.best(partition, pipeline)
+        has_few = self._full_s(pipeline) > AT_ONCE * self.clock.limit_s or not self._is_near(
+            partition, pipeline
+        )
+        unit = SearchWork.ESTIMATED_OPERATION if has_few else SearchWork.SCHEDULED_OPERATION
+        self.clock.charge(unit, _operations(pipeline))
+        schedule = self.recomputed.best(partition, pipeline, few=has_few)
         self.longest_s = max(self.longest_s, self.clock.elapsed_s - begin_s)
         if schedule is None or not self.task.allows_orders(schedule):
             return None
-        candidate = Candidate(partition, schedule, self.recomputed.bound_s(partition, pipeline))
+        proved_s = self.recomputed.bound_s(partition, pipeline)
+        candidate = Candidate(partition, schedule, proved_s, has_few=has_few)
         self._keep(candidate)
         return candidate
+
+    def complete(self, candidate: Candidate) -> None:
+        """Try all quick schedules of a candidate that got a few."""
+        if not candidate.has_few:
+            return
+        pipeline = place(self.problem, self.chain.specs(candidate.partition))
+        self.clock.charge(SearchWork.SCHEDULED_OPERATION, _operations(pipeline))
+        found = self.recomputed.best(candidate.partition, pipeline)
+        is_better = (
+            found is not None and found.iteration_time_s < candidate.schedule.iteration_time_s
+        )
+        if found is None or not is_better or not self.task.allows_orders(found):
+            found = candidate.schedule
+        self._keep(replace(candidate, schedule=found, has_few=False))
+
+    def _full_s(self, pipeline: PlacedPipeline) -> float:
+        """Return about how many seconds all quick schedules take."""
+        return SearchWork.SCHEDULED_OPERATION.seconds * _operations(pipeline)
+
+    def _is_near(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
+        """Return whether a partition may be as fast as the best, all schedules tried."""
+        if self.best is None:
+            return True
+        estimate_s = self.estimate_s(partition, pipeline)
+        return estimate_s is None or estimate_s <= NEAR * self.best_s
 
     def _keep(self, candidate: Candidate) -> None:
         """Keep a candidate, and besides it the one without its idle replicas."""
@@ -385,3 +428,8 @@ class Search:
             if not candidate.shares_devices:
                 of_each.setdefault(len(candidate.partition), candidate)
         return list(of_each.values())
+
+
+def _operations(pipeline: PlacedPipeline) -> int:
+    """Return the number of a pipeline's microbatches times that of its stages."""
+    return pipeline.microbatches * len(pipeline.stages)

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -57,6 +57,18 @@ BEST_OF_GROUP = 3
 """Schedules of one of several equal groups that are replayed for all; of many operations one."""
 MOST_ROOMIER = 2
 """List schedules that an estimate makes fit, the fastest first."""
+HasTime = Callable[[], bool]
+"""Whether more schedules may be tried."""
+
+
+def always() -> bool:
+    """Return that there is time: :data:`HasTime` without a limit."""
+    return True
+
+
+def never() -> bool:
+    """Return that there is no time."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,11 @@ def fits_memory(timeline: Timeline) -> bool:
 
 
 def best_heuristic_schedule(
-    pipeline: PlacedPipeline, *, backward: Backward = "whole", measure: Measure = "makespan"
+    pipeline: PlacedPipeline,
+    *,
+    backward: Backward = "whole",
+    measure: Measure = "makespan",
+    has_time: HasTime = always,
 ) -> Schedule | None:
     """Return the best schedule within memory that needs no search; None if none fits.
 
@@ -101,8 +117,10 @@ def best_heuristic_schedule(
         pipeline: the stages.
         backward: kinds of backward that schedules may have.
         measure: what is to be small.
+        has_time: for more than a few schedules, as of :func:`quick_schedules`.
     """
-    best = _best_that_fits([*quick_schedules(pipeline, backward=backward)], measure)
+    found = [*quick_schedules(pipeline, backward=backward, has_time=has_time)]
+    best = _best_that_fits(found, measure)
     job = pipeline.problem.job
     if best is not None or job.order == "1f1b" or (job.has_pipelines and pipeline.has_replicas):
         return best
@@ -111,7 +129,11 @@ def best_heuristic_schedule(
 
 
 def quick_schedules(
-    pipeline: PlacedPipeline, *, backward: Backward = "whole", listed: bool = True
+    pipeline: PlacedPipeline,
+    *,
+    backward: Backward = "whole",
+    listed: bool = True,
+    has_time: HasTime = always,
 ) -> Iterator[Schedule]:
     """Yield all schedules that need no search, whether they fit memory or not.
 
@@ -120,17 +142,43 @@ def quick_schedules(
         backward: kinds of backward that schedules may have. Of ``any``, those that split all
             backwards are also joined where whole ones are quicker.
         listed: list schedules besides the published ones.
+        has_time: asked after each. Once there is none, the likeliest few end what is yielded, as
+            soon as one has fitted memory.
     """
     job = pipeline.problem.job
     if job.has_pipelines and pipeline.has_replicas:
-        yield from _in_pipelines(pipeline, backward)
+        yield from _in_pipelines(pipeline, backward, has_time)
         return
     if job.order == "1f1b":
         yield from _one_forward_one_backward(pipeline)
         return
     for form in scheduled_forms(pipeline):
         schedules = _quick_schedules(form.pipeline, form.owner, backward, listed=listed)
-        yield from _of_all(form, schedules)
+        likely = _likely(form, split=backward != "whole") if listed else ()
+        yield from _of_all(form, _in_time(schedules, likely, has_time))
+        if not has_time():
+            return
+
+
+def _in_time(
+    schedules: Iterable[Schedule], likely: Iterable[Schedule], has_time: HasTime
+) -> Iterator[Schedule]:
+    """Yield schedules while there is time, and until one fits; then the likely if any are left."""
+    fits = False
+    for schedule in schedules:
+        yield schedule
+        fits = fits or fits_memory(schedule.timeline)
+        if fits and not has_time():
+            yield from likely
+            return
+
+
+def _likely(form: ScheduledForm, *, split: bool) -> Iterator[Schedule]:
+    """Yield the schedules that are mostly near the best, as :func:`quick_estimate_s` has them."""
+    if form.pipeline.shares_devices:
+        return _rhythmic(form.pipeline, form.owner, split=split)
+    twice = in_flight_limits(form.pipeline, [TWICE])
+    return _listed(form.pipeline, form.owner, twice, split=split)
 
 
 def _of_all(form: ScheduledForm, schedules: Iterable[Schedule]) -> Iterable[Schedule]:
@@ -198,12 +246,14 @@ def _one_forward_one_backward(pipeline: PlacedPipeline) -> Iterator[Schedule]:
         yield from _that_run(pipeline, [(name, orders)])
 
 
-def _in_pipelines(pipeline: PlacedPipeline, backward: Backward) -> Iterator[Schedule]:
+def _in_pipelines(
+    pipeline: PlacedPipeline, backward: Backward, has_time: HasTime
+) -> Iterator[Schedule]:
     """Yield the quick schedules of one pipeline, each run by all of them."""
     groups = pipelines_of(pipeline)
     if groups is None:
         return
-    first = quick_schedules(groups.first_of(pipeline), backward=backward)
+    first = quick_schedules(groups.first_of(pipeline), backward=backward, has_time=has_time)
     yield from carried_over(pipeline, groups, first)
 
 
@@ -239,7 +289,7 @@ def _apart(orders: Orders, stages: Collection[int]) -> Orders:
 
 
 def best_classic_schedule(
-    pipeline: PlacedPipeline, *, backward: Backward = "whole"
+    pipeline: PlacedPipeline, *, backward: Backward = "whole", has_time: HasTime = always
 ) -> Schedule | None:
     """Return the fastest of the published schedules; None if no schedule fits memory.
 
@@ -249,12 +299,13 @@ def best_classic_schedule(
     Args:
         pipeline: the stages.
         backward: kinds of backward that schedules may have.
+        has_time: for more than a few schedules, as of :func:`quick_schedules`.
     """
-    published = quick_schedules(pipeline, backward=backward, listed=False)
+    published = quick_schedules(pipeline, backward=backward, listed=False, has_time=has_time)
     fastest = min(published, key=lambda schedule: schedule.iteration_time_s, default=None)
     if fastest is not None and fits_memory(fastest.timeline):
         return fastest
-    return best_heuristic_schedule(pipeline, backward=backward)
+    return best_heuristic_schedule(pipeline, backward=backward, has_time=has_time)
 
 
 def quick_estimate_s(*choices: PlacedPipeline, split: bool = False) -> float | None:
