@@ -28,7 +28,7 @@ from planner.search.state import Candidate, Search
 from planner.variants.machine_changes import NewMachines
 
 SURE = 2
-"""So many repairs are estimated and scheduled in any case."""
+"""So many repairs are scheduled in any case."""
 MOST_ESTIMATES = 8
 """Repairs with the least bounds that a quick schedule judges, whatever they move."""
 LESS = 0.995
@@ -74,15 +74,14 @@ def _schedule_best(
     search: Search, bounded: Sequence[Repaired], time: TimeSlice, sure: int = 0
 ) -> None:
     """Schedule the most promising while there is time, the first few of them in any case."""
-    estimated = [
-        _estimated(search, row)
-        for number, row in enumerate(_promising(bounded))
-        if number < sure or (time.has_time() and not search.is_done())
-    ]
-    for number, row in enumerate(_in_order(_front(estimated))):
-        if number >= sure and not _may_go_on(search, time):
+    promising = _promising(bounded)
+    for row in promising[:sure]:
+        search.consider(row.partition)
+    estimated = [_estimated(search, row) for row in promising[sure:] if _may_go_on(search, time)]
+    for row in _in_order(_front(estimated)):
+        if not _may_go_on(search, time):
             return
-        if row.time_s < search.best_s or number < sure:
+        if row.time_s < search.best_s:
             search.consider(row.partition)
 
 

@@ -37,7 +37,7 @@ from planner.verification.form import stage_problems
 
 SLACK = 0.05
 """Share by which a plan may be slower than the fastest found if it moves fewer bytes."""
-TIME_LIMIT_S = 2.0
+TIME_LIMIT_S = 1.5
 """Limit of the search; the command then takes about 4 s of a core for 64 GPUs, all in all."""
 GAP_LIMIT = 1e-4
 STEPS_AFTER = tuple(step for step in STEPS if step.run is not relax_cluster)

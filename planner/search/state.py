@@ -36,8 +36,8 @@ SAME = 1e-12
 """Times that differ by no larger share do so by rounding alone."""
 NEAR = 1.05
 """Times the best: partitions that seem slower by more get only a few quick schedules."""
-AT_ONCE = 0.02
-"""Share of the time limit that all quick schedules of a partition may take where it is found."""
+AT_ONCE, AT_ONCE_S = 0.02, 0.2
+"""Share of the time limit, or seconds, that all quick schedules of a partition may take at once."""
 Progress = Callable[[HistoryRow], None]
 
 
@@ -321,9 +321,7 @@ class Search:
         """
         self.found.tried += 1
         begin_s = self.clock.elapsed_s
-        has_few = self._full_s(pipeline) > AT_ONCE * self.clock.limit_s or not self._is_near(
-            partition, pipeline
-        )
+        has_few = self._takes_long(pipeline) or not self._is_near(partition, pipeline)
         unit = SearchWork.ESTIMATED_OPERATION if has_few else SearchWork.SCHEDULED_OPERATION
         self.clock.charge(unit, _operations(pipeline))
         schedule = self.recomputed.best(partition, pipeline, few=has_few)
@@ -349,9 +347,10 @@ class Search:
             found = candidate.schedule
         self._keep(replace(candidate, schedule=found, has_few=False))
 
-    def _full_s(self, pipeline: PlacedPipeline) -> float:
-        """Return about how many seconds all quick schedules take."""
-        return SearchWork.SCHEDULED_OPERATION.seconds * _operations(pipeline)
+    def _takes_long(self, pipeline: PlacedPipeline) -> bool:
+        """Return whether all quick schedules would take much of the time limit."""
+        seconds = SearchWork.SCHEDULED_OPERATION.seconds * _operations(pipeline)
+        return seconds > max(AT_ONCE_S, AT_ONCE * self.clock.limit_s)
 
     def _is_near(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
         """Return whether a partition may be as fast as the best, all schedules tried."""
