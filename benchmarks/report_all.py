@@ -4,7 +4,7 @@ Usage: python -m benchmarks.report_all [--data FOLDER] [--rows NAMES] [--output 
 
 Runs them one after the other (times are measured), each in a process of its own, and writes
 benchmarks/REPORT.md after each, whole or not at all; Ctrl-C keeps what there is. With --rows, and
-without --output, the page is printed: a part does not take the place of the whole. Takes under 40
+without --output, the page is printed: a part does not take the place of the whole. Takes about 50
 minutes on two cores that do nothing else. The status is 1 if one of them failed, whatever bars were
 reached, and 130 after Ctrl-C.
 """

@@ -93,8 +93,8 @@ def _serve(options: _Options) -> int:
         except KeyboardInterrupt:
             done = store.add(DONE, 0)
             print(
-                f"interrupted: {done} of {work.shares} shares are done; the pipelines end too, as "
-                "they cannot go on without this process",
+                f"interrupted: {done} of {work.shares} work units are done; the pipelines end "
+                "too, as they cannot go on without this process",
                 file=sys.stderr,
                 flush=True,
             )
@@ -124,8 +124,8 @@ def _stranded(report: Mapping[str, Any], options: _Options) -> str:
     log = "" if options.log is None else ", another --log file"
     return (
         f"all pipelines ({pipelines}) are lost with {report['committed']} of "
-        f"{report['total']} shares done, and nobody has the weights; start a new coordinator{log}, "
-        "and all pipelines, with --resume FOLDER, that of their last checkpoint"
+        f"{report['total']} work units done, and nobody has the weights; start a new "
+        f"coordinator{log}, and all pipelines, with --resume FOLDER, that of their last checkpoint"
     )
 
 

@@ -71,11 +71,11 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     """
     dropped = report["dropped"]
     yield (
-        f"{report['committed']} of {report['total']} shares trained, {report['repeated']} of them "
-        f"again after a loss, {len(dropped)} dropped"
+        f"{report['committed']} of {report['total']} work units trained, {report['repeated']} of "
+        f"them again after a loss, {len(dropped)} dropped"
     )
     if dropped:
-        yield f"dropped shares: {', '.join(map(str, dropped))}"
+        yield f"dropped work units: {', '.join(map(str, dropped))}"
     for number, incarnation in enumerate(report["incarnations"]):
         done = report["workers"].get(str(number), {})
         failed = report["failed"][number]
@@ -83,6 +83,6 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
         came_back = f", came back {incarnation - 1} times" if incarnation > 1 else ""
         away = "" if str(number) in (report["last"] or {}) else ", not there at the end"
         yield (
-            f"pipeline {number}: {done.get('committed', 0)} shares, {done.get('lost', 0)} lost"
+            f"pipeline {number}: {done.get('committed', 0)} work units, {done.get('lost', 0)} lost"
             f"{without}{came_back}{away}"
         )

@@ -50,9 +50,9 @@ def begin_line(work: CoordinatorWork, pipeline: int, share_size: int) -> str:
     """
     return (
         f"{work.sync.strategy}: {plural(work.pipelines, 'pipeline')} of "
-        f"{plural(work.places, 'rank')} side by side, {plural(work.shares, 'share')} of "
+        f"{plural(work.places, 'rank')} side by side, {plural(work.shares, 'work unit')} of "
         f"{plural(share_size, 'microbatch', 'es')} in all; the lines of steps are of "
-        f"pipeline {pipeline}'s own shares"
+        f"pipeline {pipeline}'s own"
     )
 
 
@@ -75,8 +75,8 @@ def end_lines(
     done, number = report["committed"], len(report["incarnations"])
     first, last = history[0].loss, history[-1].loss
     yield (
-        f"trained {plural(done, 'share')} on {plural(number, 'pipeline')}, "
-        f"{done / took_s:.3g} shares/s; {len(history)} of them on pipeline "
+        f"trained {plural(done, 'work unit')} on {plural(number, 'pipeline')}, "
+        f"{done / took_s:.3g} a second; {len(history)} of them on pipeline "
         f"{assignment.pipeline}, whose own loss went {first:.4f} -> {last:.4f}"
     )
 

@@ -176,7 +176,7 @@ def test_where_all_pipelines_are_lost_it_says_so_and_ends(running: Running) -> N
     assert "--resume" in answer["why"]
     assert running.process.wait() == 1
     said = running.out.read_text()
-    assert said.count("all pipelines (0, 1) are lost with 0 of 8 shares done") == 1
+    assert said.count("all pipelines (0, 1) are lost with 0 of 8 work units done") == 1
     assert "start a new coordinator, and all pipelines, with --resume FOLDER" in said
     assert "Traceback" not in said
 
@@ -200,7 +200,7 @@ def test_it_prints_the_command_of_pipelines_and_at_ctrl_c_how_many_shares_are_do
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.process.wait() == 130
     said = running.out.read_text()
-    assert "interrupted: 1 of 8 shares are done; the pipelines end too" in said
+    assert "interrupted: 1 of 8 work units are done; the pipelines end too" in said
     assert "Traceback" not in said
 
 

@@ -30,15 +30,15 @@ def test_pipelines_tell_what_all_of_them_trained_and_which_faults_did_not_happen
     assert done.returncode == 0, done.stderr[-4000:]
     first, *_, missed, last = done.stdout.splitlines()
     assert first == (
-        "parameter_server: 2 pipelines of 1 rank side by side, 6 shares of 2 microbatches in all; "
-        "the lines of steps are of pipeline 0's own shares"
+        "parameter_server: 2 pipelines of 1 rank side by side, 6 work units of 2 microbatches in "
+        "all; the lines of steps are of pipeline 0's own"
     )
     never = "inject: hang_at(1,900,1) never happened: its pipeline did not begin step 900"
     assert missed == never
     assert done.stdout.count("never happened") == 1
     assert re.fullmatch(
-        r"trained 6 shares on 2 pipelines, [\d.]+ shares/s; \d of them on pipeline 0, whose own "
-        r"loss went [\d.]+ -> [\d.]+",
+        r"trained 6 work units on 2 pipelines, [\d.]+ a second; \d of them on pipeline 0, whose "
+        r"own loss went [\d.]+ -> [\d.]+",
         last,
     )
 
