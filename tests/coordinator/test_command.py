@@ -209,4 +209,4 @@ def test_without_its_store_the_deciding_process_ends_with_one_line(running: Runn
     os.kill(running.process.pid, signal.SIGKILL)
     running.until(f"coordinator: the store at {running.meeting} is gone")
     said = running.out.read_text().splitlines()[3:]
-    assert len(said) == 1
+    assert len(said) == 1, said
