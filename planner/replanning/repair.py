@@ -24,6 +24,7 @@ from planner.replanning.state import State
 from planner.search.budget import SearchWork, TimeSlice
 from planner.search.partition.chain import Chain, Partition
 from planner.search.schedule.heuristic import quick_estimate_s
+from planner.search.schedule.pipeline_groups import operation_count
 from planner.search.state import Candidate, Search
 from planner.variants.machine_changes import NewMachines
 
@@ -124,7 +125,7 @@ def _estimated(search: Search, row: Repaired) -> Repaired:
     pipeline = place(search.problem, search.chain.specs(row.partition))
     if not is_connected(pipeline):
         return row._replace(time_s=math.inf)
-    search.clock.charge(SearchWork.ESTIMATED_OPERATION, pipeline.microbatches * len(row.partition))
+    search.clock.charge(SearchWork.ESTIMATED_OPERATION, operation_count(pipeline))
     time_s = quick_estimate_s(pipeline, split=pipeline.problem.job.splits)
     return row if time_s is None else row._replace(time_s=time_s)
 

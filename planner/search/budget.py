@@ -64,7 +64,7 @@ class SearchWork(Enum):
 
     PLACED_STAGE = "a stage whose times, bytes and transfers are worked out", 2.5e-4
     SCHEDULED_OPERATION = "an operation, in all quick schedules with all choices to recompute", 3e-3
-    ESTIMATED_OPERATION = "an operation, in one quick estimate", 3e-4
+    ESTIMATED_OPERATION = "an operation, in one quick estimate or a few schedules", 3e-4
     SIMULATED_OPERATION = "an operation, in list schedules and their replay", 6e-5
     REPLAYED_EVENT = "an operation or transfer, in the replay of given orders", 2e-5
     NOISY_EVENT = "an operation or transfer, in one sample of a vectorised replay", 2e-8

@@ -28,6 +28,7 @@ from planner.search.partition.chain import Chain, Partition
 from planner.search.partition.memory.recompute_variants import one_forward_one_backward
 from planner.search.result import HistoryRow, Result
 from planner.search.schedule.heuristic import Schedule, fits_memory, quick_schedules
+from planner.search.schedule.pipeline_groups import operation_count
 from planner.search.state import Progress, Search
 from planner.simulation.simulator import reduced_soonest, simulate
 from planner.units import plural
@@ -276,8 +277,7 @@ class OffloadSearch:
     def _scheduled(self, plain: PlacedPipeline) -> Schedule | None:
         """Return the fastest quick schedule of stages that offload what they need."""
         self.tried += 1
-        operations = plain.microbatches * len(plain.stages)
-        self._clock.charge(SearchWork.SCHEDULED_OPERATION, operations)
+        self._clock.charge(SearchWork.SCHEDULED_OPERATION, operation_count(plain))
         found: Schedule | None = None
         for times in ON_THE_WAY:
             placed = place(self._problem, self._offloading(plain, times))

@@ -12,6 +12,7 @@ from planner.search.budget import SearchWork
 from planner.search.near import ChosenSchedule, candidates_near, end_of_choice_s, key_of
 from planner.search.result import Robustness
 from planner.search.schedule.heuristic import Schedule, fits_memory, quick_schedules
+from planner.search.schedule.pipeline_groups import operation_count
 from planner.search.state import Candidate, Search
 from planner.simulation.noise import Noise, NoisyTimes, times_under_noise
 
@@ -97,8 +98,7 @@ def _contenders(
         if search.clock.elapsed_s + search.longest_s >= stop_s:
             return
         pipeline = candidate.schedule.timeline.pipeline
-        operations = pipeline.microbatches * len(pipeline.stages)
-        search.clock.charge(SearchWork.SCHEDULED_OPERATION, operations)
+        search.clock.charge(SearchWork.SCHEDULED_OPERATION, operation_count(pipeline))
         for schedule in quick_schedules(pipeline, backward=pipeline.problem.job.backward):
             if schedule.iteration_time_s <= longest_s and fits_memory(schedule.timeline):
                 yield schedule

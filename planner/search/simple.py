@@ -23,6 +23,7 @@ from planner.search.partition.chain import Partition
 from planner.search.recomputed import RecomputedSchedules
 from planner.search.result import Complexity, Simplicity
 from planner.search.schedule.heuristic import HasTime, Schedule, fits_memory, quick_schedules
+from planner.search.schedule.pipeline_groups import operation_count
 from planner.search.state import Candidate, Search, SearchTask
 from planner.space import Backward
 from planner.variants.problems import with_job
@@ -84,8 +85,7 @@ def _contenders(
         if number > 0 and search.clock.elapsed_s + search.longest_s >= stop_s:
             break
         pipeline = place(search.problem, search.chain.specs(candidate.partition))
-        operations = pipeline.microbatches * len(pipeline.stages)
-        search.clock.charge(SearchWork.SCHEDULED_OPERATION, operations)
+        search.clock.charge(SearchWork.SCHEDULED_OPERATION, operation_count(pipeline))
         by_rule = published.best(candidate.partition, pipeline)
         if by_rule is not None and search.task.allows_orders(by_rule):
             if by_rule.iteration_time_s <= longest_s:

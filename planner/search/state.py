@@ -24,6 +24,7 @@ from planner.search.partition.relaxations.column_relaxation import ColumnProof
 from planner.search.recomputed import RecomputedSchedules
 from planner.search.result import HistoryRow
 from planner.search.schedule.heuristic import Schedule, quick_estimate_s
+from planner.search.schedule.pipeline_groups import operation_count
 from planner.space import Space
 from planner.units import plural
 
@@ -308,9 +309,8 @@ class Search:
         Returns:
             Seconds; None if memory is too small for its schedule, or bounds exceed ``most_s``.
         """
-        operations = pipeline.microbatches * len(pipeline.stages)
         choices = self.recomputed.choices(partition, pipeline, most_s)
-        self.clock.charge(SearchWork.ESTIMATED_OPERATION, operations * len(choices))
+        self.clock.charge(SearchWork.ESTIMATED_OPERATION, operation_count(pipeline) * len(choices))
         return quick_estimate_s(*choices, split=self.chain.splits) if choices else None
 
     def schedule(self, partition: Partition, pipeline: PlacedPipeline) -> Candidate | None:
@@ -321,9 +321,9 @@ class Search:
         """
         self.found.tried += 1
         begin_s = self.clock.elapsed_s
-        has_few = self._takes_long(pipeline) or not self._is_near(partition, pipeline)
+        has_few = self._takes_long(pipeline) or not self._may_be_near(partition, pipeline)
         unit = SearchWork.ESTIMATED_OPERATION if has_few else SearchWork.SCHEDULED_OPERATION
-        self.clock.charge(unit, _operations(pipeline))
+        self.clock.charge(unit, operation_count(pipeline))
         schedule = self.recomputed.best(partition, pipeline, few=has_few)
         self.longest_s = max(self.longest_s, self.clock.elapsed_s - begin_s)
         if schedule is None or not self.task.allows_orders(schedule):
@@ -338,26 +338,29 @@ class Search:
         if not candidate.has_few:
             return
         pipeline = place(self.problem, self.chain.specs(candidate.partition))
-        self.clock.charge(SearchWork.SCHEDULED_OPERATION, _operations(pipeline))
+        self.clock.charge(SearchWork.SCHEDULED_OPERATION, operation_count(pipeline))
         found = self.recomputed.best(candidate.partition, pipeline)
-        is_better = (
-            found is not None and found.iteration_time_s < candidate.schedule.iteration_time_s
-        )
-        if found is None or not is_better or not self.task.allows_orders(found):
-            found = candidate.schedule
-        self._keep(replace(candidate, schedule=found, has_few=False))
+        known = candidate.schedule
+        if found is None or found.iteration_time_s >= known.iteration_time_s:
+            found = known
+        schedule = found if self.task.allows_orders(found) else known
+        self._keep(replace(candidate, schedule=schedule, has_few=False))
+
+    def is_near(self, time_s: float) -> bool:
+        """Return whether an iteration time is so near the best that all schedules are tried."""
+        return time_s <= NEAR * self.best_s
 
     def _takes_long(self, pipeline: PlacedPipeline) -> bool:
         """Return whether all quick schedules would take much of the time limit."""
-        seconds = SearchWork.SCHEDULED_OPERATION.seconds * _operations(pipeline)
+        seconds = SearchWork.SCHEDULED_OPERATION.seconds * operation_count(pipeline)
         return seconds > max(AT_ONCE_S, AT_ONCE * self.clock.limit_s)
 
-    def _is_near(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
+    def _may_be_near(self, partition: Partition, pipeline: PlacedPipeline) -> bool:
         """Return whether a partition may be as fast as the best, all schedules tried."""
         if self.best is None:
             return True
         estimate_s = self.estimate_s(partition, pipeline)
-        return estimate_s is None or estimate_s <= NEAR * self.best_s
+        return estimate_s is None or self.is_near(estimate_s)
 
     def _keep(self, candidate: Candidate) -> None:
         """Keep a candidate, and besides it the one without its idle replicas."""
@@ -427,8 +430,3 @@ class Search:
             if not candidate.shares_devices:
                 of_each.setdefault(len(candidate.partition), candidate)
         return list(of_each.values())
-
-
-def _operations(pipeline: PlacedPipeline) -> int:
-    """Return the number of a pipeline's microbatches times that of its stages."""
-    return pipeline.microbatches * len(pipeline.stages)

@@ -26,7 +26,7 @@ from planner.search.partition.chain import Partition
 from planner.search.partition.memory.division import Division
 from planner.search.partition.optimiser import MAX_DEVICES_FOR_MODEL
 from planner.search.partition.relaxations.column_relaxation import ColumnRelaxation
-from planner.search.state import NEAR, Candidate, Search
+from planner.search.state import Candidate, Search
 
 if TYPE_CHECKING:
     from planner.search.partition.cp_sat.search import PartitionSearch
@@ -289,7 +289,7 @@ def partition_search(search: Search, known: Partition | None, horizon_s: float) 
 def complete_schedules(search: Search, time: TimeSlice) -> None:
     """Try all quick schedules of candidates near the best that got a few, the fastest first."""
     for candidate in search.ranked():
-        is_near = candidate.schedule.iteration_time_s <= NEAR * search.best_s
+        is_near = search.is_near(candidate.schedule.iteration_time_s)
         if not is_near or not time.has_time() or search.is_done():
             return
         search.complete(candidate)

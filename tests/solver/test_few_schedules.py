@@ -7,9 +7,11 @@ import pytest
 from tiny_problems import tiny_problem
 
 from planner.costs.placement import place
+from planner.plan.operations import owners
 from planner.search.budget import Clock, Settings, TimeSlice
 from planner.search.partition.candidates import even_partition
 from planner.search.partition.chain import Chain, Partition, StageChoice
+from planner.search.schedule import heuristic
 from planner.search.schedule.heuristic import (
     best_heuristic_schedule,
     fits_memory,
@@ -17,6 +19,7 @@ from planner.search.schedule.heuristic import (
     quick_estimate_s,
     quick_schedules,
 )
+from planner.search.schedule.pipeline_groups import scheduled_forms
 from planner.search.state import NEAR, Search, SearchTask
 from planner.search.steps import complete_schedules
 from planner.space import Backward
@@ -59,6 +62,20 @@ def test_without_time_the_likely_schedules_follow_the_first_that_fits(
         estimate_s = quick_estimate_s(pipeline, split=backward != "whole")
         assert best.iteration_time_s <= few.iteration_time_s
         assert estimate_s is None or few.iteration_time_s <= 1.1 * estimate_s
+
+
+def test_without_time_other_forms_are_tried_until_one_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replicas of unlike speed: memory has room for the second way to assign microbatches alone."""
+    problem = tiny_problem(1, layers=4, devices=4, microbatches=6, types=2)
+    chain = Chain(problem)
+    partition = (StageChoice(0, 2, ("d0", "d1")), StageChoice(2, 4, ("d2", "d3")))
+    pipeline = place(problem, chain.specs(partition))
+    forms = scheduled_forms(pipeline)
+    assert len(forms) > 1
+    last = forms[-1].owner
+    monkeypatch.setattr(heuristic, "fits_memory", lambda t: owners(t.orders) == last)
+    found = [*quick_schedules(pipeline, has_time=never)]
+    assert any(owners(row.orders) == last for row in found)
 
 
 def test_a_partition_gets_a_few_where_all_take_long_and_all_of_them_later() -> None:

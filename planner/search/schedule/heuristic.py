@@ -152,11 +152,14 @@ def quick_schedules(
     if job.order == "1f1b":
         yield from _one_forward_one_backward(pipeline)
         return
+    fits = False
     for form in scheduled_forms(pipeline):
         schedules = _quick_schedules(form.pipeline, form.owner, backward, listed=listed)
         likely = _likely(form, split=backward != "whole") if listed else ()
-        yield from _of_all(form, _in_time(schedules, likely, has_time))
-        if not has_time():
+        for schedule in _of_all(form, _in_time(schedules, likely, has_time)):
+            yield schedule
+            fits = fits or fits_memory(schedule.timeline)
+        if fits and not has_time():
             return
 
 
