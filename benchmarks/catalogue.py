@@ -36,10 +36,9 @@ BENCHMARKS = (
     Benchmark(
         "partition",
         "How near the best are stages and devices?",
-        "benchmarks.partition --data DATA",
+        "benchmarks.partition",
         "benchmarks.partition --short",
         "PARTITION.md",
-        takes_data=True,
     ),
     Benchmark(
         "schedule",

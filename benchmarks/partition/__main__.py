@@ -1,15 +1,13 @@
-"""Stage partition and device mapping: public instances and random clusters.
+"""Stage partition and device mapping: random clusters and single files.
 
 Usage:
-    python -m benchmarks.partition [--data FOLDER] [--rows NAMES] [--output FILE]
-    python -m benchmarks.partition --instance FILE [--contiguous | --free] [--cluster FILE]
-        [--time-limit S] --json
-    python -m benchmarks.partition --short [--data FOLDER] [--json] [--claims FILE]
+    python -m benchmarks.partition [--rows NAMES] [--output FILE]
+    python -m benchmarks.partition --instance FILE [--cluster FILE] [--time-limit S] --json
+    python -m benchmarks.partition --short [--json] [--claims FILE]
 
-Without --instance it runs the whole table and writes Markdown. FOLDER holds the public instances
-in the folder dnn_partitioning; rows that need them are left out without it.
-With --instance it solves one file of any importable format and prints one JSON line. With --short
-it checks the same bars on a few instances and prints claims.
+Without --instance it runs the whole table and writes Markdown. With --instance it
+solves one layer graph or importable profile and prints one JSON line. With --short it checks the
+same bars on a few instances and prints claims.
 """
 
 from __future__ import annotations
@@ -26,10 +24,8 @@ from benchmarks import SAMPLE_CLUSTERS
 from benchmarks.partition import rows as partition_rows
 from benchmarks.partition import short
 from benchmarks.partition.best import best_partition
-from benchmarks.placement.loads_file import solve_file
 from benchmarks.reporting.claims import add_short_options, is_short, tell
 from benchmarks.reporting.report import (
-    NO_DATA,
     add_options,
     chosen_sections,
     heading,
@@ -40,8 +36,6 @@ from planner import Cluster, Job, LayerGraph, PipeplanError, Problem
 from planner.errors import InfeasibleError
 from planner.interop.importing.formats import import_file
 from planner.interop.importing.imported import ImportOptions
-from planner.records.document import read_json
-from planner.search.budget import Settings
 from planner.search.feasibility import explain_infeasible
 from planner.search.partition.chain import Chain
 from planner.search.solve import check_settings
@@ -52,12 +46,9 @@ MICROBATCHES = 32
 
 
 def solve_instance(arguments: argparse.Namespace) -> dict[str, Any]:
-    """One file, in its own objective: the largest stage load, or the bound on an iteration."""
+    """Solve one file; the objective is the bound on an iteration of the partition."""
     check_settings(arguments.time_limit, 0.0, arguments.seed, arguments.workers)
     path = Path(arguments.instance)
-    if path.suffix == ".json" and "format" not in read_json(path):
-        settings = Settings(arguments.seed, arguments.workers)
-        return dict(solve_file(path, not arguments.free, arguments.time_limit, settings))
     begin = time.perf_counter()
     problem = _problem(path, arguments)
     try:
@@ -108,11 +99,7 @@ def run_table(arguments: argparse.Namespace) -> str:
     for name in names:
         section = partition_rows.SECTIONS[name]
         parts.append(f"## {section.title}\n\n{section.note}\n")
-        if section.needs_data and arguments.data is None:
-            parts.append(NO_DATA)
-        else:
-            rows = section.run(arguments.data, arguments.workers)
-            parts.append(table(section.columns, rows))
+        parts.append(table(section.columns, section.run(arguments.workers)))
         print(parts[-2], parts[-1], sep="\n", file=sys.stderr, flush=True)
     return "\n".join(parts)
 
@@ -125,9 +112,6 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     found.add_argument("--instance", help="solve one file and print a line")
-    form = found.add_mutually_exclusive_group()
-    form.add_argument("--contiguous", action="store_true", help="convex stages (the default)")
-    form.add_argument("--free", action="store_true", help="any set of layers may be a stage")
     found.add_argument("--cluster", help="cluster file for profiles (default: DAPPLE's testbed)")
     found.add_argument("--json", action="store_true", help="print one JSON line")
     add_options(found, partition_rows.SECTIONS)
@@ -142,7 +126,7 @@ def main() -> int:
         parser().error("--json goes with --instance FILE or --short")
     try:
         if is_short(parser(), arguments):
-            found = short.entries(arguments.data, arguments.workers)
+            found = short.entries(arguments.workers)
             tell(found, arguments.claims, as_json=arguments.json)
             return 0
         if arguments.instance:

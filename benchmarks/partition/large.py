@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 Cells = list[object]
@@ -75,7 +74,7 @@ CASES = (
 )
 
 
-def whole_plans(data: Path | None, workers: int) -> list[Cells]:
+def whole_plans(workers: int) -> list[Cells]:
     """A row a problem."""
     return [_row(case, workers) for case in CASES]
 

@@ -7,8 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from benchmarks.partition.best import best_partition
 from benchmarks.partition.instances import (
@@ -20,15 +19,6 @@ from benchmarks.partition.instances import (
 from benchmarks.partition.large import COLUMNS, MOST_GIB, whole_plans
 from planner import Problem
 
-OPTIMA = {
-    ("bert24_inference", "contiguous"): 17.7899,
-    ("bert24_training", "contiguous"): 41.7458,
-    ("resnet50_inference", "contiguous"): 33.7747,
-    ("resnet50_training", "contiguous"): 78.6318,
-    ("bert_l-3_training", "contiguous"): 65.3031,
-    ("bert24_training", "free"): 39.7895,
-}
-"""The authors' exact optima; the last one proved elsewhere."""
 OPTIMAL = 1e-4
 ENOUGH = 0.3
 """Searches stop once the gap is this share of its bar, to keep the benchmark short."""
@@ -41,44 +31,7 @@ class Section(NamedTuple):
     title: str
     note: str
     columns: Sequence[str]
-    run: Callable[[Any, int], list[Cells]]
-    needs_data: bool = False
-
-
-def loads(data: Path, workers: int) -> list[Cells]:
-    """Solve dnn-partitioning instances, each in a process of its own."""
-    rows: list[Cells] = []
-    for path in sorted((data / "dnn_partitioning").glob("*.json")):
-        for form, limit_s in (("contiguous", 30), ("free", 60)):
-            if form == "free" and (path.stem, form) not in OPTIMA:
-                continue
-            found = _instance(path, f"--{form}", limit_s, workers)
-            optimum = OPTIMA.get((path.stem, form))
-            reached = found["status"] == "optimal" and (
-                optimum is None or abs(found["objective"] - optimum) < 1e-3
-            )
-            rows.append(
-                [
-                    path.stem,
-                    form,
-                    "" if optimum is None else f"{optimum:.4f}",
-                    f"{found['objective']:.4f}",
-                    f"{found['lower_bound']:.4f}",
-                    found["status"],
-                    f"{found['seconds']:.1f}",
-                    f"{found['peak_memory_gib']:.2f}",
-                    _reached(reached),
-                ]
-            )
-    return rows
-
-
-def _instance(path: Path, form: str, limit_s: float, workers: int) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.partition", "--instance", str(path), form]
-    command += ["--time-limit", str(limit_s), "--workers", str(workers), "--json"]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found: dict[str, Any] = json.loads(output)
-    return found
+    run: Callable[[int], list[Cells]]
 
 
 def _reached(condition: bool) -> str:
@@ -143,7 +96,7 @@ def _nodes(count: int, kind: str, nodes: tuple[int, ...], limit_s: float, bar: f
     )
 
 
-def matrices(data: Path | None, workers: int) -> list[Cells]:
+def matrices(workers: int) -> list[Cells]:
     """Random clusters: the partition's objective and its bound."""
     return solve_matrices(matrix_cases(), workers)
 
@@ -190,7 +143,7 @@ print(json.dumps({"seconds": time.perf_counter() - begin, "gap": part.gap,
 """
 
 
-def large(data: Path | None, workers: int) -> list[Cells]:
+def large(workers: int) -> list[Cells]:
     """1,024 GPUs: the partition's gap, in a process of its own."""
     rows: list[Cells] = []
     for name, nodes, bar in (
@@ -217,13 +170,6 @@ def large(data: Path | None, workers: int) -> list[Cells]:
 
 
 SECTIONS = {
-    "loads": Section(
-        "dnn-partitioning: largest stage load",
-        "Optima by the authors' own exact DP; 30 s contiguous, 60 s free.",
-        ("instance", "stages", "known optimum", "objective", "bound", "status", "s", "GiB", "bar"),
-        loads,
-        needs_data=True,
-    ),
     "matrices": Section(
         "Random clusters: the partition's objective",
         "The objective is the bound on the iteration time that holds for every schedule of the "

@@ -1,15 +1,12 @@
-"""Partitions in two minutes: public optima, random clusters."""
+"""Partitions in two minutes: random clusters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from benchmarks.partition import rows as full
-from benchmarks.reporting.claims import Entry, LeftOut, details, met, without_data
-from planner import PipeplanError
+from benchmarks.reporting.claims import Entry, LeftOut, details, met
 
-OPTIMA = "dnn-partitioning's optima: the authors' exact DP, one proved elsewhere (Tarnawski et al.)"
 OURS = "our own bar: a bound that we prove"
 MATRICES = (
     "8 devices, random matrix, 1 type, 24 layers (transformer)",
@@ -22,32 +19,16 @@ MATRICES = (
     "64 devices, two levels, 1 type, 200 layers (transformer)",
     "64 devices, two levels, 3 types, 200 layers (cnn)",
 )
-_SAID = "public instances: the best partition is found and proved"
 
 
-def entries(data: Path | None, workers: int) -> Iterator[Entry]:
+def entries(workers: int) -> Iterator[Entry]:
     """Claims and tables.
 
     Args:
-        data: folder of the public instances; None: what needs them is told as not run.
         workers: of each search.
     """
-    yield from _loads(data, workers)
     yield from _matrices(workers)
     yield LeftOut(text="1,024 GPUs")
-
-
-def _loads(data: Path | None, workers: int) -> Iterator[Entry]:
-    section = full.SECTIONS["loads"]
-    if data is None:
-        yield without_data(_SAID, OPTIMA)
-        return
-    rows = section.run(data, workers)
-    if not rows:
-        raise PipeplanError(f"--data {data}: no *.json under dnn_partitioning; give its parent")
-    reached = sum(row[-1] == "reached" for row in rows)
-    yield met(_SAID, OPTIMA, reached, len(rows), regime="30 s contiguous, 60 s free")
-    yield details(section.title, section.columns, rows)
 
 
 def _matrices(workers: int) -> Iterator[Entry]:

@@ -36,7 +36,6 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 def add_options(parser: argparse.ArgumentParser, sections: Iterable[str]) -> None:
     """Add the options that every benchmark with sections has."""
     parser.add_argument("--time-limit", type=float, default=57.0, metavar="S")
-    parser.add_argument("--data", type=data_folder, help="folder of the public instances")
     parser.add_argument("--rows", help="sections to run: " + ", ".join(sections))
     parser.add_argument("--output", type=Path, help="write the table to this file")
     parser.add_argument("--workers", type=int, default=DEFAULT_WORKERS)

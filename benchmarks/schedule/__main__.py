@@ -27,6 +27,7 @@ from benchmarks.reporting.report import (
     NO_DATA,
     add_options,
     chosen_sections,
+    data_folder,
     heading,
     table,
     write_table,
@@ -281,6 +282,7 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--instance", type=Path, help="solve one file and print a line an instance")
     found.add_argument("--json", action="store_true", help="print JSON lines")
+    found.add_argument("--data", type=data_folder, help="folder of the public instances")
     add_options(found, SECTIONS)
     add_short_options(found)
     return found

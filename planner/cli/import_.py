@@ -140,7 +140,7 @@ FormatOption = Annotated[
     typer.Option(
         "--from",
         metavar="FORMAT",
-        help="kind of FILE (auto: detect it): dapple, pipedream, dnn-partitioning, nvidia-smi, "
+        help="kind of FILE (auto: detect it): dapple, pipedream, nvidia-smi, "
         "rocm-smi, nccl-tests, nccl-all-reduce, nccl-sendrecv, sailor, metis, galvatron, "
         "sailor-links, metis-cluster, galvatron-links",
         autocompletion=completion.import_formats,

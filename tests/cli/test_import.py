@@ -247,7 +247,7 @@ def test_a_log_of_nccl_tests_becomes_a_cluster_that_can_be_planned_for(tmp_path:
         (("--free-inputs",), "apply to profiles only; remove them"),
         (("--from", "nccl-all-reduce"), "is of sendrecv_perf, not of all_reduce_perf"),
         (("--from", "nvidia-smi"), "has no table of `nvidia-smi topo -m`"),
-        (("--from", "nccl"), "use one of auto, dapple, pipedream, dnn-partitioning, sailor"),
+        (("--from", "nccl"), "use one of auto, dapple, pipedream, sailor"),
     ],
 )
 def test_options_that_do_not_fit_a_log_are_refused(

@@ -1,6 +1,5 @@
 """Which file is of which format, whose batch it is, and files that are none."""
 
-import json
 import os
 from pathlib import Path
 
@@ -29,17 +28,6 @@ def test_the_format_is_told_from_name_and_contents(
     assert found == expected
     for same in ("dapple", "pipedream"):
         assert import_file(tmp_path / name, same)[1].graph.record == read.graph.record
-
-
-def test_a_placement_instance_is_told_from_its_contents(tmp_path: Path) -> None:
-    node = {"id": 1, "name": "a", "supportedOnFpga": 1, "cpuLatency": 2.0, "fpgaLatency": 1.0}
-    node |= {"isBackwardNode": 0, "colorClass": 1, "size": 0.0}
-    file = {"maxSizePerFPGA": 1e9, "maxFPGAs": 2, "maxCPUs": 1, "nodes": [node], "edges": []}
-    (tmp_path / "any.json").write_text(json.dumps(file))
-    found, read = import_file(tmp_path / "any.json")
-    assert found == "dnn-partitioning"
-    assert read.cluster is not None
-    assert len(read.cluster.devices) == 3
 
 
 @pytest.mark.parametrize(

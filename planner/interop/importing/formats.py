@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
-from planner.interop.importing.dnn_partitioning import looks_like_dnn_partitioning
-from planner.interop.importing.dnn_partitioning_graph import read_dnn_partitioning
 from planner.interop.importing.galvatron import (
     looks_like_galvatron,
     looks_like_galvatron_links,
@@ -158,11 +156,6 @@ FORMATS: dict[str, Format] = {
         "a profile of PipeDream, graph.txt",
         lambda path, head: looks_like_profile(head),
         read_profile,
-    ),
-    "dnn-partitioning": Format(
-        "a placement instance of dnn-partitioning, JSON",
-        lambda path, head: looks_like_dnn_partitioning(head),
-        lambda path, options: read_dnn_partitioning(path),
     ),
     "sailor": Format(
         "layer times of Sailor, profile.json or profiles_tmp.json",

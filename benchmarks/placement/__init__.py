@@ -1,1 +1,0 @@
-"""The problem of dnn-partitioning: place a graph's nodes so that the largest load is least."""
