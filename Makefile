@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PEERS := .peers/.installed
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-extensive test-all lint docs schemas bench clean
+.PHONY: demo test peers test-extensive test-all lint docs schemas bench clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -23,12 +24,21 @@ demo: $(INSTALLED)
 test: $(INSTALLED)
 	$(PYTEST)
 
+# Megatron-core, torchtitan, DeepSpeed and others that tests compare with, in a folder of their own.
+peers: $(PEERS)
+
+$(PEERS): tests/peers.txt $(INSTALLED)
+	rm -rf .peers
+	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--no-build-isolation --target .peers -r tests/peers.txt
+	@touch $@
+
 # What `test` leaves out: tests marked extensive, their properties with all random examples.
-test-extensive: $(INSTALLED)
+test-extensive: $(INSTALLED) $(PEERS)
 	$(PYTEST) -m extensive --hypothesis-profile full
 
 # Both in one run, all properties with all random examples.
-test-all: $(INSTALLED)
+test-all: $(INSTALLED) $(PEERS)
 	$(PYTEST) -m 'extensive or not extensive' --hypothesis-profile full
 
 lint: $(INSTALLED)
@@ -50,4 +60,4 @@ bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.report_all $(if $(DATA),--data '$(DATA)')
 
 clean:
-	rm -rf $(VENV) demo build dist site *.egg-info
+	rm -rf $(VENV) .peers demo build dist site *.egg-info
