@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from models.llama import MLP, LlamaConfig, RMSNorm, SelfAttention
 from models.rope import rope_tables
-from planner.model.tracing.expert_operations import (
+from planner.tracing.expert_operations import (
     combine_experts,
     dispatch_to_experts,
     expert_offsets,

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from planner.job import Job
     from planner.measured.timeline import MeasuredTimeline
     from planner.model.layer_graph import LayerGraph
-    from planner.model.tracing.trace import trace
     from planner.plan.plan import Plan
     from planner.plan.problem import ModelSource, Problem
     from planner.prediction import load_plan
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from planner.simulation.simulator import simulate_plan as simulate
     from planner.sync.choice import choose as choose_sync
     from planner.sync.simulation.comparison import compare_syncs
+    from planner.tracing.trace import trace
     from planner.verification import verify
 
 _HOME = {
@@ -67,7 +67,7 @@ _HOME = {
     "solve": ("planner.search.solve", "solve"),
     "sweep": ("planner.analysis.sweep.run", "sweep"),
     "times_under_noise": ("planner.simulation.noise", "times_under_noise"),
-    "trace": ("planner.model.tracing.trace", "trace"),
+    "trace": ("planner.tracing.trace", "trace"),
     "verify": ("planner.verification", "verify"),
 }
 

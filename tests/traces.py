@@ -2,7 +2,7 @@
 
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.trace import Factory, TracedStep, trace_step
+from planner.tracing.trace import Factory, TracedStep, trace_step
 
 _traced: dict[tuple[str | Factory, str, str | None], TracedStep] = {}
 
@@ -16,5 +16,5 @@ def step_once(model: str | Factory, job: Job, name: str | None = None) -> Traced
 
 
 def trace_once(model: str | Factory, job: Job) -> LayerGraph:
-    """Return what :func:`~planner.model.tracing.trace.trace` does, as :func:`step_once`."""
+    """Return what :func:`~planner.tracing.trace.trace` does, as :func:`step_once`."""
     return LayerGraph.from_record(step_once(model, job).graph)

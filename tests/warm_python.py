@@ -118,7 +118,7 @@ def _import_everything() -> None:
     for name in names:
         importlib.import_module(name)
     from planner.job import Job
-    from planner.model.tracing.trace import trace
+    from planner.tracing.trace import trace
 
     trace("models.unet:unet_tiny", Job())
     del sys.path[0]

@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from models import ZOO
-from planner.model.tracing.factory import import_factory
+from planner.tracing.factory import import_factory
 
 
 def partly_frozen(name: str, frozen: Sequence[int], **arguments: Any) -> nn.Module:

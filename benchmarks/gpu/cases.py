@@ -16,13 +16,13 @@ from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.factory import import_factory
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.search.schedule.classics import split_backwards
 from planner.search.schedule.heuristic import best_heuristic_schedule
 from planner.sync.strategies import OPTIONS
+from planner.tracing.factory import import_factory
+from planner.tracing.trace import trace
 
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planner import Cluster, Job, LayerGraph
 from planner.model.tracing.sharding.record import with_splits
-from planner.model.tracing.trace import trace_step
+from planner.tracing.trace import trace_step
 
 DEGREES = (2, 4, 8)
 """Sizes of groups that models are traced for, besides single devices."""

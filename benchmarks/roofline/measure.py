@@ -23,11 +23,11 @@ from planner.costs.placement import place
 from planner.job import Job, JsonValue
 from planner.model.graph_record import Layer
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.factory import example_batch, import_factory
-from planner.model.tracing.trace import trace
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
+from planner.tracing.factory import example_batch, import_factory
+from planner.tracing.trace import trace
 
 Tensors = tuple[Tensor, ...]
 Result = TypeVar("Result")

@@ -11,7 +11,7 @@ from planner.cluster.presets import DEVICES
 from planner.costs.roofline import layer_times
 from planner.job import Job
 from planner.model.graph_record import Layer
-from planner.model.tracing.trace import trace
+from planner.tracing.trace import trace
 
 MPT = "llm-foundry"
 DLE = "DeepLearningExamples"

@@ -16,7 +16,7 @@ from planner.cluster.hardware import DeviceType
 from planner.cluster.presets import DEVICES
 from planner.costs.roofline import layer_times
 from planner.job import Job
-from planner.model.tracing.trace import trace
+from planner.tracing.trace import trace
 
 KINDS = "FB"
 PUBLISHED_COLUMNS = (

@@ -10,10 +10,10 @@ from planner.cluster.cluster import Cluster
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
 from planner.job import Job
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.tracing.trace import trace
 
 _MODEL = "gpt_tiny"
 _MICROBATCHES = 2

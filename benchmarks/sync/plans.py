@@ -12,12 +12,12 @@ from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.search.schedule.heuristic import best_heuristic_schedule
 from planner.simulation.simulator import simulate_plan
 from planner.sync.pipeline_replicas import pipeline_replicas_of
+from planner.tracing.trace import trace
 
 FACTORY = "benchmarks.sync.model:student"
 SAMPLES_PER_SHARE = 32

@@ -26,8 +26,8 @@ from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
 from executor.training.loop import StepMetrics
 from executor.training.training import run_training
-from planner.model.tracing.factory import import_factory
 from planner.plan.plan import Plan
+from planner.tracing.factory import import_factory
 
 _LAST_ONLY = 2**62
 """No step has this number: only the end of the training is saved."""

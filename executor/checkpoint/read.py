@@ -22,8 +22,8 @@ from executor.checkpoint.manifest import (
     TensorRecord,
 )
 from planner.errors import PipeplanError, shorten
-from planner.model.tracing.factory import Form
 from planner.records.document import read_json, read_text
+from planner.tracing.factory import Form
 
 
 class Share(Protocol):

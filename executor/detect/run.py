@@ -44,7 +44,6 @@ from executor.launch.run import PlanRank
 from planner.cluster.device_types import KnownType, cpu_type, gpu_type
 from planner.cluster.hardware import GIB, DeviceType
 from planner.errors import PipeplanError
-from planner.model.tracing.torch_private import default_store
 from planner.topology.candidates import NETWORK
 from planner.topology.measurements import (
     Beside,
@@ -55,6 +54,7 @@ from planner.topology.measurements import (
     TimedReduction,
 )
 from planner.topology.message_fit import OfEqual, OneWay, fit_one_way
+from planner.tracing.torch_private import default_store
 from planner.units import format_seconds, plural
 
 Found = Mapping[int, Any]

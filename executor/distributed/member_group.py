@@ -24,7 +24,7 @@ from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single, reduce_scatter_single
 from planner.model.split_record import SplitRecord
 from planner.model.tracing.sharding.localise import join, share
-from planner.model.tracing.torch_private import storage_key
+from planner.tracing.torch_private import storage_key
 
 Parts = tuple[int, ...]
 

@@ -19,7 +19,7 @@ from executor.coordinator.messages import Incarnations, keep
 from executor.coordinator.store import incarnations_there
 from executor.coordinator.waits import WaitLog
 from executor.distributed.host_tuning import let_others_finish
-from planner.model.tracing.torch_private import GlooDevice, gloo_device, gloo_group
+from planner.tracing.torch_private import GlooDevice, gloo_device, gloo_group
 
 _LOOK = timedelta(seconds=0.1)
 """Time between two looks at who is there, while members are waited for."""

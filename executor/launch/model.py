@@ -14,8 +14,9 @@ from executor.launch.partial_model import Needed, NeededPart, PartialModel, buil
 from planner.errors import PipeplanError
 from planner.job import LOSSES
 from planner.model.graph_record import Boundary, GraphRecord, Parameter
-from planner.model.tracing.export import ExportedStep, export_step
-from planner.model.tracing.factory import (
+from planner.plan.plan import Plan
+from planner.tracing.export import ExportedStep, export_step
+from planner.tracing.factory import (
     Loss,
     batch_at,
     build,
@@ -23,11 +24,10 @@ from planner.model.tracing.factory import (
     import_factory,
     import_loss,
 )
-from planner.model.tracing.gradients import nodes_with_gradient
-from planner.model.tracing.hugging_face import is_configuration_file
-from planner.model.tracing.layers import LayerAssignment, assign_layers
-from planner.model.tracing.trace import parameters_of
-from planner.plan.plan import Plan
+from planner.tracing.gradients import nodes_with_gradient
+from planner.tracing.hugging_face import is_configuration_file
+from planner.tracing.layers import LayerAssignment, assign_layers
+from planner.tracing.trace import parameters_of
 from planner.units import plural
 
 Factory = Callable[..., nn.Module]

@@ -20,7 +20,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from executor.training.data import GlobalGenerators
 from planner.errors import PipeplanError
-from planner.model.tracing.torch_private import (
+from planner.tracing.torch_private import (
     TorchDispatchMode,
     packet_of,
     schema_arguments,

@@ -31,17 +31,17 @@ from executor.split.model_split import cut, cut_for_member, messages_by_size
 from executor.split.stage_module import StageModule
 from executor.sync.shared_parameters import ParameterOwners, planned_split
 from planner.errors import PipeplanError
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.factory import Loss
-from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.lookups import lookups, too_small_for_text
-from planner.model.tracing.sharing import written_by
-from planner.model.tracing.torch_private import require_supported
 from planner.plan.plan import Plan
 from planner.plan.programs import Action
 from planner.plan.unsupported import require_without
 from planner.records.document import require_file_path
 from planner.sync.strategies import OPTIONS, SYNCHRONOUS
+from planner.tracing.export import ExportedStep
+from planner.tracing.factory import Loss
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.lookups import lookups, too_small_for_text
+from planner.tracing.sharing import written_by
+from planner.tracing.torch_private import require_supported
 from planner.units import listed
 from planner.verification import require_valid
 

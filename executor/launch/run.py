@@ -21,10 +21,10 @@ from executor.training.dataset import Dataset
 from executor.training.loss_scale import LossScale
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimizer import OptimizerFactory, job_optimizer, own_optimizer
-from planner.model.tracing.factory import Loss
 from planner.plan.plan import Plan, Sync
 from planner.sync.pipeline_replicas import pipeline_count
 from planner.sync.strategies import parse_sync, require_fit
+from planner.tracing.factory import Loss
 
 
 @dataclass(frozen=True)

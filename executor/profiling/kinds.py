@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from executor.split.stage_module import memory_order
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.torch_private import tree_map_only
+from planner.tracing.export import ExportedStep
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.torch_private import tree_map_only
 
 
 def alike(signatures: Sequence[dict[str, str]]) -> list[tuple[str, ...]]:

@@ -33,7 +33,7 @@ from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.measured_costs import OptimizerCosts, SizedCosts, Timing, in_words
-from planner.model.tracing.user_code import one_line
+from planner.tracing.user_code import one_line
 
 _TIMES_THE_CACHE = 2
 """A sweep over so many times its size leaves nothing of a layer in a cache."""

@@ -16,10 +16,10 @@ from executor.split.stage_module import StageModule
 from planner.job import Job
 from planner.model.graph_record import GraphRecord
 from planner.model.measured_costs import Size
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.factory import batch_at, example_batch, import_loss
-from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.trace import trace_step, traced_at
+from planner.tracing.export import ExportedStep
+from planner.tracing.factory import batch_at, example_batch, import_loss
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.trace import trace_step, traced_at
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """The operations of a step that are the core of attention that runs again in the backward.
 
-They are those that the trace counts so (:mod:`planner.model.tracing.attention`).
+They are those that the trace counts so (:mod:`planner.tracing.attention`).
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 from torch import fx
 
 from planner.errors import PipeplanError
-from planner.model.tracing.attention import attention_cores
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.sharing import is_random, memory_of, written_by
+from planner.tracing.attention import attention_cores
+from planner.tracing.export import ExportedStep
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.sharing import is_random, memory_of, written_by
 
 CORE = "attention_core"
 """Key of the :class:`CoreMark` in the ``meta`` of a node."""

@@ -18,10 +18,10 @@ from torch import Tensor, fx
 
 from executor.split.stage_module import StageModule
 from planner.errors import PipeplanError
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.sharing import memory_of, written_by
-from planner.model.tracing.torch_private import OpOverload, schema_name
 from planner.plan.plan import Plan
+from planner.tracing.export import ExportedStep
+from planner.tracing.sharing import memory_of, written_by
+from planner.tracing.torch_private import OpOverload, schema_name
 
 
 @dataclass(frozen=True)

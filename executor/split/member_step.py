@@ -22,11 +22,11 @@ from executor.distributed.member_group import (
 from executor.split.attention import Cores
 from planner.errors import PipeplanError
 from planner.model.split_record import SplitRecord
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.layers import LayerAssignment
 from planner.model.tracing.sharding.localise import Localiser, part_sizes
 from planner.model.tracing.sharding.split import Split, split_step
-from planner.model.tracing.torch_private import FakeTensorMode
+from planner.tracing.export import ExportedStep
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.torch_private import FakeTensorMode
 
 GROUP = "tensor_parallel_group"
 """Name of the attribute of a graph's module that holds the group."""

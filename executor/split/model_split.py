@@ -16,10 +16,10 @@ from executor.split.piece_graph import Filled, HeldAttributes, PieceGraph
 from executor.split.stage_module import BoundaryTensor, Piece, StageModule, memory_order
 from planner.costs.stage_bytes import StageLayers
 from planner.errors import PipeplanError
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.sharing import is_random, written_by
 from planner.plan.plan import Plan
+from planner.tracing.export import ExportedStep
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.sharing import is_random, written_by
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from executor.split.attention import CORE, CoreMark
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.torch_private import tree_map_only
+from planner.tracing.export import ExportedStep
+from planner.tracing.torch_private import tree_map_only
 
 Filled = Callable[[Tensor], Tensor]
 """Gives a parameter or buffer that is held in place of the model's own."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from executor.training.data import RandomState, seed_generator
-from planner.model.tracing.sharing import attribute_of
+from planner.tracing.sharing import attribute_of
 
 
 def drawn_offset(nodes: Iterable[fx.Node], device: torch.device) -> int:

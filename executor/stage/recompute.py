@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from executor.stage.statistics import Statistics
 from executor.training.data import RandomState
-from planner.model.tracing.sharing import attribute_of
+from planner.tracing.sharing import attribute_of
 
 Run = Callable[..., tuple[Tensor, ...]]
 

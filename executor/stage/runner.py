@@ -37,7 +37,7 @@ from executor.training.data import (
     seed_generator,
     state_bytes,
 )
-from planner.model.tracing.gradients import is_deferrable, trained_weights
+from planner.tracing.gradients import is_deferrable, trained_weights
 
 CPU = torch.device("cpu")
 
@@ -311,7 +311,7 @@ class StageRunner:
         Returns:
             Gradients of the received tensors that require one, in order. Zeros if none came this
             way: boundaries require one only if the loss reaches them
-            (:func:`planner.model.tracing.gradients.nodes_with_gradient`), here or on another way,
+            (:func:`planner.tracing.gradients.nodes_with_gradient`), here or on another way,
             so that no parameter gets a gradient that plain torch would leave None.
         """
         self.bring_back(microbatch)
@@ -476,7 +476,7 @@ def defer_weight_gradients(module: fx.GraphModule, queue: Queue) -> fx.GraphModu
     """A copy of the module whose backward leaves weight gradients in ``queue``.
 
     Operations that cannot be taken apart (see
-    :func:`planner.model.tracing.gradients.is_deferrable`), or that run again with the core of
+    :func:`planner.tracing.gradients.is_deferrable`), or that run again with the core of
     attention, keep the gradients of parameters in the backward itself. What is computed from
     parameters alone has its backward in the second half, whatever uses it.
     """

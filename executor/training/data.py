@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from planner.errors import PipeplanError
 from planner.job import TARGET, Job, text_problem, token_input
-from planner.model.tracing.factory import Form, batch_at, example_batch
+from planner.tracing.factory import Form, batch_at, example_batch
 
 _STEPS = 1_000_003
 
@@ -190,7 +190,7 @@ def batches(
         job: microbatch size.
         seed: of the order of samples.
         too_small: why the model has no room for bytes
-            (:func:`planner.model.tracing.lookups.too_small_for_text`), if it has none.
+            (:func:`planner.tracing.lookups.too_small_for_text`), if it has none.
 
     Raises:
         PipeplanError: if ``text`` is asked for and the model does not read sequences of tokens

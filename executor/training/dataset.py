@@ -17,8 +17,8 @@ from torch import Tensor
 
 from executor.training.data import GlobalGenerators
 from planner.errors import PipeplanError, shorten
-from planner.model.tracing.factory import Form
-from planner.model.tracing.user_code import FAILURES, import_callable, one_line
+from planner.tracing.factory import Form
+from planner.tracing.user_code import FAILURES, import_callable, one_line
 
 
 def fitted_entries(
@@ -194,7 +194,7 @@ class DatasetBatches:
 
     Args:
         dataset: the user's.
-        example: the model's example batch (:func:`planner.model.tracing.factory.example_batch`):
+        example: the model's example batch (:func:`planner.tracing.factory.example_batch`):
         names,
             shapes with samples first, dtypes. Float32 entries of samples are rounded to an
             example's low precision; nothing else is converted.

@@ -14,10 +14,10 @@ from executor.launch.prepare import Prepared
 from executor.training.data import BatchOf, Source, batches, is_always_the_same
 from executor.training.dataset import Dataset, DatasetBatches, fitted_entries, load_dataset
 from planner.errors import PipeplanError, shorten
-from planner.model.tracing.factory import Form, batch_at, example_batch
-from planner.model.tracing.user_code import FAILURES, one_line
 from planner.plan.plan import Plan
 from planner.plan.unsupported import require_without
+from planner.tracing.factory import Form, batch_at, example_batch
+from planner.tracing.user_code import FAILURES, one_line
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from executor.training.master_weights import (
     scale_gradients,
 )
 from planner.errors import PipeplanError, shorten
-from planner.model.tracing.user_code import FAILURES, import_callable, one_line
+from planner.tracing.user_code import FAILURES, import_callable, one_line
 
 if TYPE_CHECKING:
     from executor.training.state_shards import StateShards

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from planner.errors import PipeplanError, shorten
 from planner.job import Job
-from planner.model.tracing.user_code import FAILURES, import_callable, one_line
+from planner.tracing.user_code import FAILURES, import_callable, one_line
 
 Parameters = Mapping[str, nn.Parameter]
 OptimizerFactory = Callable[..., torch.optim.Optimizer]

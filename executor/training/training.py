@@ -55,12 +55,12 @@ from executor.training.optimizer import OptimizerFactory
 from executor.training.saved_state import SavedState
 from executor.training.trainer import Trainer, optimisation_of
 from planner.errors import PipeplanError, shorten
-from planner.model.tracing.factory import Loss
 from planner.plan.plan import Plan
 from planner.prediction import with_strategy
 from planner.records.document import require_file_path
 from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
 from planner.sync.strategies import STALE, SYNCHRONOUS
+from planner.tracing.factory import Loss
 from planner.verification import require_valid
 
 logger = logging.getLogger(__name__)

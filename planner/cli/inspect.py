@@ -91,8 +91,8 @@ def _show_splits(
     from planner.model.layer_graph import LayerGraph
     from planner.model.tracing.sharding.record import with_splits
     from planner.model.tracing.sharding.routing import ExpertRouting, routing_of
-    from planner.model.tracing.trace import trace_step
     from planner.report.split import split_table, unsplit_lines
+    from planner.tracing.trace import trace_step
 
     routing = routing_of(job) or (ExpertRouting() if experts else None)
     step = trace_step(model, job)

@@ -271,8 +271,8 @@ def _traced(model: str, job: Job, degrees: Sequence[int] = ()) -> tuple[LayerGra
             "hf:ClassName or hf:CONFIG.json for a model of Hugging Face transformers, "
             "or a graph.json written by `pipeplan trace` or `pipeplan import`"
         )
-    from planner.model.tracing.lookups import text_problem_of_step
-    from planner.model.tracing.trace import trace_step
+    from planner.tracing.lookups import text_problem_of_step
+    from planner.tracing.trace import trace_step
 
     step = trace_step(model, job)
     record = step.graph

@@ -12,8 +12,8 @@ from transformers_by_hand import machines, problem, transformer
 
 from planner import adopt
 from planner.job import Job
-from planner.model.tracing import trace as tracing
-from planner.model.tracing.trace import Factory, TracedStep, trace_step
+from planner.tracing import trace as tracing
+from planner.tracing.trace import Factory, TracedStep, trace_step
 
 JOB = """
 format = "pipeplan-job/1"

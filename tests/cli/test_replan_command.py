@@ -8,12 +8,12 @@ from commands import CLUSTERS, pipeplan
 
 from planner.cluster.cluster import Cluster
 from planner.job import Job
-from planner.model.tracing.trace import trace
 from planner.plan.moves import Moves
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.run_command import resume_commands
 from planner.search.solve import solve
+from planner.tracing.trace import trace
 
 QUICK = ("--deterministic", "--time-limit", 0.3)
 

@@ -17,12 +17,12 @@ from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.sharding.record import record_of
 from planner.model.tracing.sharding.routing import routing_of
-from planner.model.tracing.trace import trace, trace_step
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.tracing.trace import trace, trace_step
 
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))
 DEVICES = ("d0", "d1", "d2", "d3")

@@ -15,10 +15,10 @@ from executor.launch import model as launched
 from executor.stage.statistics import copied
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.export import ExportedStep, export_step
-from planner.model.tracing.factory import Loss
-from planner.model.tracing.gradients import nodes_with_gradient
 from planner.plan.plan import Plan
+from planner.tracing.export import ExportedStep, export_step
+from planner.tracing.factory import Loss
+from planner.tracing.gradients import nodes_with_gradient
 
 
 class SharedExports:

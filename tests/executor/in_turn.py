@@ -14,8 +14,8 @@ from executor.split.stage_module import StageModule
 from executor.stage.runner import StageRunner
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.factory import TrainingStep
 from planner.plan.plan import Plan
+from planner.tracing.factory import TrainingStep
 
 Stages = Sequence[Sequence[str]]
 MEAN_SQUARES = Job(samples_per_microbatch=5, loss="mse")

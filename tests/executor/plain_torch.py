@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from executor.launch.config import TrainingConfig
 from executor.launch.model import allowed_loss
 from executor.training.data import BatchOf, batches, microbatch_seed
-from planner.model.tracing.factory import TrainingStep, import_factory
 from planner.plan.plan import Plan
+from planner.tracing.factory import TrainingStep, import_factory
 
 Named = dict[str, Tensor]
 

@@ -12,8 +12,8 @@ from executor.stage.runner import StageRunner
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.factory import example_batch, import_factory
-from planner.model.tracing.trace import trace
+from planner.tracing.factory import example_batch, import_factory
+from planner.tracing.trace import trace
 
 WIDTH, HEADS, TOKENS, SAMPLES = 32, 4, 16, 3
 ROUND = 64

@@ -26,11 +26,11 @@ from executor.sync.shared_parameters import shared_parameters
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.factory import example_batch, import_factory
-from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.export import ExportedStep
+from planner.tracing.factory import example_batch, import_factory
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.trace import trace
 
 Exported = tuple[nn.Module, ExportedStep, LayerAssignment]
 

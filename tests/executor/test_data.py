@@ -11,7 +11,7 @@ from executor.training.data import batches, is_always_the_same, standard_library
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.factory import import_factory
+from planner.tracing.factory import import_factory
 
 JOB = Job(samples_per_microbatch=3)
 

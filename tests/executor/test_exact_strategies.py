@@ -10,8 +10,8 @@ from run_files import RunFiles
 
 from models import ZOO
 from planner.job import Job
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.trace import trace
 
 pytestmark = pytest.mark.extensive
 STEPS, RANKS = 5, 3

@@ -12,8 +12,8 @@ from examples.models.several_heads import SeveralHeads
 from examples.models.vision_language import Block, VisionLanguage
 from executor.stage.runner import StageRunner
 from planner.job import Job
-from planner.model.tracing.factory import example_batch
-from planner.model.tracing.trace import trace
+from planner.tracing.factory import example_batch
+from planner.tracing.trace import trace
 
 WORDS = Job(samples_per_microbatch=2)
 OWN_LOSS = Job(samples_per_microbatch=2, loss="output")

@@ -17,7 +17,7 @@ from executor.stage.runner import StageRunner
 from executor.training.data import microbatch_seed
 from models import ZOO
 from planner.job import Job
-from planner.model.tracing.factory import example_batch, import_factory
+from planner.tracing.factory import example_batch, import_factory
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
 DOUBLE = 1e-12

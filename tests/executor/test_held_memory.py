@@ -15,9 +15,9 @@ from models import ZOO
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
 from planner.job import Job
-from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
 from planner.plan.problem import Problem
 from planner.simulation.simulator import simulate
+from planner.tracing.factory import TrainingStep, example_batch, import_factory
 
 pytestmark = pytest.mark.extensive
 SAMPLES, NARROW, WIDE = 32, 64, 256

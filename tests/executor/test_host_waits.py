@@ -29,11 +29,11 @@ from executor.training.trainer import Trainer, optimisation_of
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.export import export_step
-from planner.model.tracing.sharing import is_random
-from planner.model.tracing.torch_private import TorchDispatchMode
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.export import export_step
+from planner.tracing.sharing import is_random
+from planner.tracing.torch_private import TorchDispatchMode
+from planner.tracing.trace import trace
 
 CPU = torch.device("cpu")
 READS = [Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.cpu, Tensor.__float__, Tensor.__bool__]

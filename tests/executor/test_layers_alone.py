@@ -13,10 +13,10 @@ from executor.split.model_split import cut_layers
 from executor.stage.runner import StageRunner
 from models import ZOO
 from planner.job import Job
-from planner.model.tracing.export import ExportedStep, export_step
-from planner.model.tracing.factory import example_batch, import_factory
-from planner.model.tracing.gradients import nodes_with_gradient
-from planner.model.tracing.layers import LayerAssignment, assign_layers
+from planner.tracing.export import ExportedStep, export_step
+from planner.tracing.factory import example_batch, import_factory
+from planner.tracing.gradients import nodes_with_gradient
+from planner.tracing.layers import LayerAssignment, assign_layers
 
 pytestmark = pytest.mark.extensive
 JOB = Job(samples_per_microbatch=2)

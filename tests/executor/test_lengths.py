@@ -21,8 +21,8 @@ from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.trace import trace
 
 LENGTHS = {"tokens": (8, 24, 64), "shares": (0.4, 0.35, 0.25)}
 

@@ -15,9 +15,9 @@ from executor.stage.runner import StageRunner
 from models import ZOO
 from planner.costs.stage_bytes import stage_bytes
 from planner.job import Job
-from planner.model.tracing.factory import example_batch, import_factory
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan, Stage
+from planner.tracing.factory import example_batch, import_factory
+from planner.tracing.trace import trace
 
 
 class Blocks(nn.Module):

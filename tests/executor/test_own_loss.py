@@ -13,9 +13,9 @@ from executor.launch.model import allowed_loss, export_planned_model
 from executor.split.model_split import cut
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.factory import TrainingStep, example_batch
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.factory import TrainingStep, example_batch
+from planner.tracing.trace import trace
 
 SOURCE = """
 from torch.nn import functional

@@ -27,8 +27,8 @@ from executor.launch.run import PlanRank
 from models import ZOO
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.job import Job
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.trace import trace
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
 WORKER = "benchmarks.executor.parity_worker"

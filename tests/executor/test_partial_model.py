@@ -23,8 +23,8 @@ from executor.launch.prepare import needed_by, prepare
 from executor.launch.run import PlanRank
 from executor.sync.shared_parameters import planned_split
 from models import ZOO
-from planner.model.tracing.factory import import_factory
-from planner.model.tracing.torch_private import TorchDispatchMode
+from planner.tracing.factory import import_factory
+from planner.tracing.torch_private import TorchDispatchMode
 
 Make = Callable[[], nn.Module]
 

@@ -20,7 +20,7 @@ from executor.profiling.sizes import SizedModel, sized_models
 from planner.job import Job
 from planner.model.length_graph import record_at
 from planner.model.measured_costs import Costs, SizedCosts, Timing
-from planner.model.tracing.trace import trace
+from planner.tracing.trace import trace
 
 CPU = torch.device("cpu")
 QUICK = Patience(0.0, least=2)

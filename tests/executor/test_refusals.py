@@ -18,8 +18,8 @@ from executor.__main__ import main
 from executor.launch.model import structure_differences
 from models import ZOO
 from planner.job import Job
-from planner.model.tracing.trace import trace_step
 from planner.plan.plan import Plan
+from planner.tracing.trace import trace_step
 
 GPT = ZOO["gpt_tiny"]
 Run = Callable[..., tuple[int, list[str]]]

@@ -16,8 +16,8 @@ from executor.checkpoint import Checkpoint
 from executor.launch.config import TrainingConfig
 from executor.training.data import batches
 from models import ZOO
-from planner.model.tracing.factory import import_factory
 from planner.plan.plan import Plan
+from planner.tracing.factory import import_factory
 
 pytestmark = pytest.mark.extensive
 WORKER = Path(__file__).with_name("pipelines_worker.py")

@@ -20,9 +20,9 @@ from executor.launch.config import TrainingConfig
 from executor.training.dataset import DatasetBatches
 from models import ZOO
 from planner.job import Job
-from planner.model.tracing.factory import example_batch, import_factory
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.factory import example_batch, import_factory
+from planner.tracing.trace import trace
 
 HERE = Path(__file__).parent
 STEPS = 4

@@ -13,9 +13,9 @@ from transformer_sizes import TINY
 from executor.launch.model import allowed_factory
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.factory import import_factory
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.factory import import_factory
+from planner.tracing.trace import trace
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.extensive

@@ -14,9 +14,9 @@ from executor.__main__ import main
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
 from planner.job import Job
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
+from planner.tracing.trace import trace
 
 Run = Callable[..., tuple[int, list[str], list[str]]]
 SOURCE = """

@@ -44,7 +44,7 @@ def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_proces
 ) -> None:
     """One stage a rank, a loop and a V, backwards whole and split, in one and two pipelines."""
     pytest.importorskip("torchtitan.models.llama3")
-    from planner.model.tracing.trace import trace
+    from planner.tracing.trace import trace
 
     tokens = {
         name: InputSpec(shape=(16,), dtype="int64", below=2048) for name in ("tokens", "target")

@@ -17,8 +17,8 @@ from planner.cluster.presets import DEVICES
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.trace import trace
 from planner.plan.plan import Plan
+from planner.tracing.trace import trace
 from planner.variants.clusters import united
 from planner.variants.machine_changes import (
     MachineChanges,

@@ -22,12 +22,12 @@ from planner.model.figures import PHASES
 from planner.model.graph_record import GraphRecord
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at
-from planner.model.tracing.trace import trace
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.report.summary import length_lines
 from planner.simulation.lengths import estimated_times, placed_by_length, predicted_by_length
 from planner.simulation.simulator import simulate, simulate_plan
+from planner.tracing.trace import trace
 from planner.units import format_seconds
 from planner.variants.microbatches import in_proportion
 

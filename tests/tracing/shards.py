@@ -14,9 +14,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.sharding.localise import join, localise, part_sizes, share
 from planner.model.tracing.sharding.split import Split
+from planner.tracing.export import ExportedStep
 
 
 class Shares(list[Any]):

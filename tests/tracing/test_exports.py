@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from executor.launch.model import structure_differences
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.export import export_step
-from planner.model.tracing.layers import assign_layers
-from planner.model.tracing.trace import trace
+from planner.tracing.export import export_step
+from planner.tracing.layers import assign_layers
+from planner.tracing.trace import trace
 
 JOB = Job(samples_per_microbatch=5, loss="mse")
 

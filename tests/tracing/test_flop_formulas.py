@@ -16,7 +16,7 @@ import pytest
 from models import ZOO
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.trace import trace
+from planner.tracing.trace import trace
 
 pytestmark = pytest.mark.extensive
 

@@ -9,8 +9,8 @@ from planner import Job, Problem
 from planner.cluster.group_packing import packed
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.sharding.record import with_splits
-from planner.model.tracing.trace import TracedStep, trace_step
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.tracing.trace import TracedStep, trace_step
 
 WIDTH, SEQUENCE, SAMPLES = 512, 32, 3
 SIZES = {"layers": 1, "width": WIDTH, "heads": 8, "sequence_length": SEQUENCE, "vocabulary": 96}

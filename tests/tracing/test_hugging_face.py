@@ -17,10 +17,10 @@ from executor.launch.model import structure_differences
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.export import export_step
-from planner.model.tracing.factory import TrainingStep, example_batch, import_factory
-from planner.model.tracing.layers import assign_layers
-from planner.model.tracing.trace import trace
+from planner.tracing.export import export_step
+from planner.tracing.factory import TrainingStep, example_batch, import_factory
+from planner.tracing.layers import assign_layers
+from planner.tracing.trace import trace
 
 transformers = pytest.importorskip("transformers")
 

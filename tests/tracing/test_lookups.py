@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from planner.job import Job
-from planner.model.tracing.export import export_step
-from planner.model.tracing.factory import import_factory
-from planner.model.tracing.lookups import text_problem_of_step
-from planner.model.tracing.trace import trace_step
+from planner.tracing.export import export_step
+from planner.tracing.factory import import_factory
+from planner.tracing.lookups import text_problem_of_step
+from planner.tracing.trace import trace_step
 
 ROWS = {"samples": 2, "tokens": 6}
 JOB = Job(samples_per_microbatch=2)

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from executor.launch.model import structure_differences
 from planner.job import Job
-from planner.model.tracing.export import export_step
-from planner.model.tracing.layers import assign_layers
-from planner.model.tracing.measure import measure
-from planner.model.tracing.trace import graph_record, trace
+from planner.tracing.export import export_step
+from planner.tracing.layers import assign_layers
+from planner.tracing.measure import measure
+from planner.tracing.trace import graph_record, trace
 
 
 def test_layers_inside_a_wrapper_are_layers() -> None:

@@ -9,8 +9,8 @@ import torch
 from models import ZOO
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.factory import import_factory
-from planner.model.tracing.trace import trace
+from planner.tracing.factory import import_factory
+from planner.tracing.trace import trace
 
 pytestmark = pytest.mark.extensive
 

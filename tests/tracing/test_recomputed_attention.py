@@ -14,8 +14,8 @@ from planner import Job, PipeplanError, Problem, adopt, trace, verify
 from planner.cluster.group_packing import packed
 from planner.model.layer_graph import LayerGraph
 from planner.model.tracing.sharding.record import with_splits
-from planner.model.tracing.trace import trace_step
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.tracing.trace import trace_step
 from planner.verification.costs import PlanCosts
 
 WIDTH, HEADS, TOKENS, SAMPLES = 32, 4, 16, 3

@@ -11,8 +11,8 @@ from torch.nn import functional
 
 from models import ZOO
 from planner.job import Job
-from planner.model.tracing.factory import import_factory
-from planner.model.tracing.trace import trace
+from planner.tracing.factory import import_factory
+from planner.tracing.trace import trace
 
 
 def kept_by_autograd(model: nn.Module, batch: dict[str, Tensor]) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.autograd.graph import get_gradient_edge
 
 from planner.errors import PipeplanError
-from planner.model.tracing import torch_private
+from planner.tracing import torch_private
 
 ROOT = Path(__file__).resolve().parents[2]
 PRIVATE = re.compile(

@@ -7,7 +7,7 @@ import pytest
 
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.model.tracing.trace import trace
+from planner.tracing.trace import trace
 
 MODULE = """
     import sys

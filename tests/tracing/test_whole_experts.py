@@ -19,12 +19,12 @@ from planner.errors import PipeplanError
 from planner.model.graph_record import Layer
 from planner.model.layer_graph import LayerGraph
 from planner.model.split_record import SplitRecord
-from planner.model.tracing import expert_operations
-from planner.model.tracing.expert_operations import grouped_product
 from planner.model.tracing.sharding.record import record_of
 from planner.model.tracing.sharding.routing import ExpertRouting
-from planner.model.tracing.trace import TracedStep, trace_step
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.tracing import expert_operations
+from planner.tracing.expert_operations import grouped_product
+from planner.tracing.trace import TracedStep, trace_step
 
 MIXTRAL = "models.mixtral:mixtral_tiny"
 TOKENS, CHOICES, WIDTH, FFN, EXPERTS, FLOAT = 64, 2, 32, 48, 4, 4

@@ -6,7 +6,7 @@ from torch.nn import functional
 
 from planner.job import Job
 from planner.model.graph_record import Layer
-from planner.model.tracing.trace import trace
+from planner.tracing.trace import trace
 
 SAMPLES, TOKENS, WIDTH, HEADS = 2, 8, 16, 4
 ELEMENT = 4

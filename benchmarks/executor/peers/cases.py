@@ -11,10 +11,10 @@ from planner import Cluster, Job, Problem
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
-from planner.model.tracing.trace import trace
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource
+from planner.tracing.trace import trace
 
 Schedule = Literal["1f1b", "interleaved 1f1b", "interleaved zero bubble", "zb-v"]
 SCHEDULES: tuple[Schedule, ...] = (

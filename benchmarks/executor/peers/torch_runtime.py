@@ -19,8 +19,8 @@ from torch.nn import functional
 from benchmarks.executor.peers.cases import FACTORIES, Case
 from benchmarks.executor.peers.models import PARTS
 from executor.split.stage_module import StageModule
-from planner.model.tracing.factory import import_factory
 from planner.plan.operations import Operation, parse_operation
+from planner.tracing.factory import import_factory
 
 MULTIPLE = {
     "interleaved 1f1b": ScheduleInterleaved1F1B,

@@ -12,15 +12,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from planner.model.tracing.torch_private import OpOverload, schema_arguments, schema_name
+from planner.tracing.sharing import arguments_of as arguments_of
+from planner.tracing.sharing import operator_name as operator_name
+from planner.tracing.sharing import shape_of as shape_of
+from planner.tracing.torch_private import OpOverload
 
 DISPATCH, OFFSETS, COMBINE = "dispatch_to_experts", "expert_offsets", "combine_experts"
-"""Operations of :mod:`planner.model.tracing.expert_operations` around the experts' products."""
+"""Operations of :mod:`planner.tracing.expert_operations` around the experts' products."""
 Dimension = tuple[fx.Node, int]
 """A dimension of a value, counted from the front."""
 
@@ -54,28 +56,6 @@ def axes_of(node: fx.Node) -> tuple[Axis, ...] | None:
     if rule is None and torch.Tag.pointwise in node.target.tags:
         rule = _pointwise
     return None if rule is None else tuple(rule(node))
-
-
-def operator_name(node: fx.Node) -> str:
-    """Return an operator's name without namespace and overload, such as ``linear``."""
-    if isinstance(node.target, OpOverload):
-        return schema_name(node.target).partition("::")[2]
-    return str(node.target)
-
-
-def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """Return the shape of a tensor; of anything else the empty one."""
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operation by their names in its schema, defaults included."""
-    assert isinstance(node.target, OpOverload)
-    arguments = schema_arguments(node.target)
-    given = {argument.name: argument.default_value for argument in arguments}
-    given.update(zip((argument.name for argument in arguments), node.args, strict=False))
-    return {**given, **node.kwargs}
 
 
 def results_of(node: fx.Node) -> dict[int, fx.Node]:

@@ -19,7 +19,6 @@ from math import gcd
 import networkx as nx
 from torch import fx, nn
 
-from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.sharding.axes import (
     OFFSETS,
     Axis,
@@ -29,6 +28,7 @@ from planner.model.tracing.sharding.axes import (
     results_of,
     shape_of,
 )
+from planner.tracing.export import ExportedStep
 
 Parts = tuple[Fraction, ...]
 """Fractions of a dimension that are split one by one: a third each for fused query, key, value."""

@@ -16,8 +16,6 @@ import torch
 from torch import Tensor, fx
 
 from planner.errors import PipeplanError
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.operators import MATRIX_PRODUCTS
 from planner.model.tracing.sharding.axes import (
     Dimension,
     added_after,
@@ -32,7 +30,9 @@ from planner.model.tracing.sharding.drawn import DrawnShares
 from planner.model.tracing.sharding.experts import ExpertGroup, RoutedShares
 from planner.model.tracing.sharding.regions import is_routing
 from planner.model.tracing.sharding.split import Split
-from planner.model.tracing.sharing import is_random
+from planner.tracing.export import ExportedStep
+from planner.tracing.operators import MATRIX_PRODUCTS
+from planner.tracing.sharing import is_random
 
 
 class MemberGroup(ExpertGroup, Protocol):

@@ -19,8 +19,6 @@ from planner.model.split_record import (
     SplitRecord,
     SplitRegion,
 )
-from planner.model.tracing.measure import OperationCost
-from planner.model.tracing.products import is_batched, products_of
 from planner.model.tracing.sharding.axes import OFFSETS, operator_name, shape_of
 from planner.model.tracing.sharding.localise import Localiser, part_sizes
 from planner.model.tracing.sharding.placements import bytes_of
@@ -28,7 +26,9 @@ from planner.model.tracing.sharding.regions import Region
 from planner.model.tracing.sharding.routing import ExpertRouting, require_whole_experts
 from planner.model.tracing.sharding.split import Split, split_step
 from planner.model.tracing.sharding.user_plan import wanted_by
-from planner.model.tracing.trace import TracedStep, gradient_sum, work_of
+from planner.tracing.measure import OperationCost
+from planner.tracing.products import is_batched, products_of
+from planner.tracing.trace import TracedStep, gradient_sum, work_of
 
 _OF_ROWS = ("send_rows", "return_rows")
 _KINDS: Mapping[tuple[str, Phase], CollectiveKind] = {

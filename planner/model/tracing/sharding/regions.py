@@ -10,8 +10,6 @@ from torch import fx
 
 from planner.errors import PipeplanError
 from planner.model.split_record import INDIVISIBLE, RegionKind
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.operators import MATRIX_PRODUCTS
 from planner.model.tracing.sharding.axes import (
     COMBINE,
     DISPATCH,
@@ -23,6 +21,8 @@ from planner.model.tracing.sharding.axes import (
 )
 from planner.model.tracing.sharding.dimensions import DimensionClass, Dimensions, Parts
 from planner.model.tracing.sharding.user_plan import Wanted
+from planner.tracing.export import ExportedStep
+from planner.tracing.operators import MATRIX_PRODUCTS
 
 
 @dataclass(frozen=True)

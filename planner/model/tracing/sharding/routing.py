@@ -9,9 +9,9 @@ from fractions import Fraction
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.split_record import most_loaded
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.layers import LayerAssignment
 from planner.model.tracing.sharding.dimensions import DimensionClass, dimensions_of
+from planner.tracing.export import ExportedStep
+from planner.tracing.layers import LayerAssignment
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def require_whole_experts(
     if not experts:
         raise PipeplanError(
             "expert_parallel = true: the model sends no tokens to experts by the operations of "
-            "planner.model.tracing.expert_operations (docs/experts.md), so that there are no whole "
+            "planner.tracing.expert_operations (docs/experts.md), so that there are no whole "
             "experts to give out; use these operations, or leave expert_parallel out"
         )
     named = [(_layer(row, layers), row.experts) for row in experts]

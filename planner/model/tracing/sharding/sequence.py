@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from torch import fx
 
-from planner.model.tracing.export import ExportedStep
 from planner.model.tracing.sharding.axes import Dimension, results_of, shape_of
 from planner.model.tracing.sharding.dimensions import Dimensions, Parts, dimensions_of
 from planner.model.tracing.sharding.placements import Placements
+from planner.tracing.export import ExportedStep
 
 
 def share_positions(

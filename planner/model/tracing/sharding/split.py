@@ -9,15 +9,15 @@ from functools import partial
 from torch import fx
 
 from planner.errors import PipeplanError
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.gradients import nodes_with_gradient
-from planner.model.tracing.layers import LayerAssignment
 from planner.model.tracing.sharding.dimensions import Dimensions, Parts, dimensions_of
 from planner.model.tracing.sharding.placements import Placements, place
 from planner.model.tracing.sharding.regions import Region, choose
 from planner.model.tracing.sharding.sequence import share_positions
 from planner.model.tracing.sharding.user_plan import Wanted
-from planner.model.tracing.sharing import written_by
+from planner.tracing.export import ExportedStep
+from planner.tracing.gradients import nodes_with_gradient
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.sharing import written_by
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from planner.model.blocks import LOSS
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.sharing import is_random, memory_of, written_by
-from planner.model.tracing.torch_private import storage_key, tree_leaves
+from planner.tracing.export import ExportedStep
+from planner.tracing.sharing import is_random, memory_of, written_by
+from planner.tracing.torch_private import storage_key, tree_leaves
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from torch.nn import functional
 from planner.errors import PipeplanError, shorten
 from planner.job import LOSSES, TARGET, Job
 from planner.lengths import Lengths
-from planner.model.tracing.hugging_face import PREFIX, factory_of
-from planner.model.tracing.user_code import (
+from planner.tracing.hugging_face import PREFIX, factory_of
+from planner.tracing.user_code import (
     FAILURES,
     import_callable,
     is_exports_own,
@@ -47,7 +47,7 @@ def import_factory(name: str) -> Callable[..., nn.Module]:
     """Import ``module:factory``, including from the current folder, as ``python -m`` would.
 
     ``hf:ClassName`` and ``hf:CONFIG.json`` are models of Hugging Face transformers, see
-    :mod:`planner.model.tracing.hugging_face`.
+    :mod:`planner.tracing.hugging_face`.
 
     Only call this with a name that the user typed or the zoo contains: importing runs code.
 

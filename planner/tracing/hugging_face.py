@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PipeplanError, shorten
-from planner.model.tracing.hugging_face_experts import send_tokens_to_experts
+from planner.tracing.hugging_face_experts import send_tokens_to_experts
 
 PREFIX = "hf:"
 SEQUENCE_LENGTH = "sequence_length"

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from planner.model.tracing.expert_operations import (
+from planner.tracing.expert_operations import (
     combine_experts,
     dispatch_to_experts,
     expert_offsets,

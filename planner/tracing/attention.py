@@ -13,10 +13,10 @@ from dataclasses import replace
 from torch import fx
 
 from planner.errors import PipeplanError
-from planner.model.tracing.measure import ATTENTION, Measurement, OperationCost
-from planner.model.tracing.operators import MATRIX_PRODUCTS
-from planner.model.tracing.products import is_batched
-from planner.model.tracing.sharding.axes import operator_name
+from planner.tracing.measure import ATTENTION, Measurement, OperationCost
+from planner.tracing.operators import MATRIX_PRODUCTS
+from planner.tracing.products import is_batched
+from planner.tracing.sharing import operator_name
 
 _SOFTMAX = frozenset(("softmax", "_softmax", "_safe_softmax"))
 

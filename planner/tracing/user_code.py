@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PipeplanError
-from planner.model.tracing.torch_private import EXPORT_MODULES
+from planner.tracing.torch_private import EXPORT_MODULES
 
-_PLANNER = str(Path(__file__).parents[2])
+_PLANNER = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")})
 
 FAILURES = (Exception, SystemExit)

@@ -8,8 +8,8 @@ from math import prod
 from torch import fx
 
 from planner.model.figures import Product
-from planner.model.tracing.operators import MATRIX_PRODUCTS
-from planner.model.tracing.sharding.axes import operator_name, shape_of
+from planner.tracing.operators import MATRIX_PRODUCTS
+from planner.tracing.sharing import operator_name, shape_of
 
 
 def products_of(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, Product]]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 
 from planner.job import KINDS_OF_BYTES, Job, text_problem
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.torch_private import OpOverload
+from planner.tracing.export import ExportedStep
+from planner.tracing.torch_private import OpOverload
 
 _SAME_VALUES = frozenset(
     "view _unsafe_view reshape flatten unflatten unsqueeze squeeze slice select transpose permute "

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from planner.model.tracing.gradients import is_deferrable, trained_weights
-from planner.model.tracing.torch_private import tree_leaves
+from planner.tracing.gradients import is_deferrable, trained_weights
+from planner.tracing.torch_private import tree_leaves
 
 # Operators that do arithmetic torch's FLOP counter has no formula for, but so little of it per
 # byte that their time is their traffic: normalisations, reductions, lookups, pooling.

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from planner.model.tracing.sharing import attribute_of
-from planner.model.tracing.torch_private import HigherOrderOperator
+from planner.tracing.sharing import attribute_of
+from planner.tracing.torch_private import HigherOrderOperator
 
 _REGION = "wrap_with_set_grad_enabled"
 """What export makes of a part in which gradients are switched: a call of a graph of its own."""

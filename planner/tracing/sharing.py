@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from planner.model.tracing.torch_private import (
+from planner.tracing.torch_private import (
     HigherOrderOperator,
     OpOverload,
     schema_arguments,
@@ -35,7 +35,7 @@ def written_by(node: fx.Node) -> list[fx.Node]:
         return _written_inside(node)
     if not isinstance(node.target, OpOverload):
         return []
-    given, arguments = _arguments(node), schema_arguments(node.target)
+    given, arguments = arguments_of(node), schema_arguments(node.target)
     names = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
     if given.get(_WRITES_STATISTICS_IF.get(schema_name(node.target), "")):
         names.update(_STATISTICS)
@@ -55,7 +55,7 @@ def is_random(node: fx.Node) -> bool:
 def _drops_nothing(node: fx.Node) -> bool:
     """Return whether an operation with dropout has a dropout of zero."""
     assert isinstance(node.target, OpOverload)
-    given = _arguments(node)
+    given = arguments_of(node)
     is_dropout = schema_name(node.target) in _MAY_RETURN_ARGUMENT
     rate = given.get("p") if is_dropout else given.get("dropout_p", given.get("dropout"))
     return rate == 0 or (rate is not None and given.get("train") is False)
@@ -77,13 +77,26 @@ def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
     return memory
 
 
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """Return the operation's arguments by their names in its schema."""
+def operator_name(node: fx.Node) -> str:
+    """Return an operator's name without namespace and overload, such as ``linear``."""
+    if isinstance(node.target, OpOverload):
+        return schema_name(node.target).partition("::")[2]
+    return str(node.target)
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of a tensor; of anything else the empty one."""
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operation by their names in its schema, defaults included."""
     assert isinstance(node.target, OpOverload)
     arguments = schema_arguments(node.target)
-    names = [argument.name for argument in arguments]
-    defaults = {argument.name: argument.default_value for argument in arguments}
-    return {**defaults, **dict(zip(names, node.args, strict=False)), **node.kwargs}
+    given = {argument.name: argument.default_value for argument in arguments}
+    given.update(zip((argument.name for argument in arguments), node.args, strict=False))
+    return {**given, **node.kwargs}
 
 
 def _nodes(values: Any) -> list[fx.Node]:

@@ -14,10 +14,10 @@ from torch import Tensor, fx, nn
 
 from planner.errors import PipeplanError
 from planner.job import LOSSES, TARGET, Job
-from planner.model.tracing.factory import Loss, TrainingStep
-from planner.model.tracing.no_grad import inline_no_grad
-from planner.model.tracing.sharing import attribute_of
-from planner.model.tracing.user_code import FAILURES, is_exports_own, one_line
+from planner.tracing.factory import Loss, TrainingStep
+from planner.tracing.no_grad import inline_no_grad
+from planner.tracing.sharing import attribute_of
+from planner.tracing.user_code import FAILURES, is_exports_own, one_line
 
 _PREFIX = "model."
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.sharing import attribute_of, memory_of, written_by
-from planner.model.tracing.torch_private import (
+from planner.tracing.export import ExportedStep
+from planner.tracing.sharing import attribute_of, memory_of, written_by
+from planner.tracing.torch_private import (
     FakeTensorMode,
     OpOverload,
     returns_alias,

@@ -13,9 +13,9 @@ from planner.model.figures import PHASES, OperationClass, Phase, Product, Work, 
 from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import joined
-from planner.model.tracing.attention import with_attention_again
-from planner.model.tracing.export import ExportedStep, export_step
-from planner.model.tracing.factory import (
+from planner.tracing.attention import with_attention_again
+from planner.tracing.export import ExportedStep, export_step
+from planner.tracing.factory import (
     Loss,
     batch_at,
     build,
@@ -23,11 +23,11 @@ from planner.model.tracing.factory import (
     import_factory,
     import_loss,
 )
-from planner.model.tracing.gradients import nodes_with_gradient
-from planner.model.tracing.layers import LayerAssignment, assign_layers
-from planner.model.tracing.measure import Measurement, OperationCost, measure
-from planner.model.tracing.products import products_of
-from planner.model.tracing.torch_private import require_supported
+from planner.tracing.gradients import nodes_with_gradient
+from planner.tracing.layers import LayerAssignment, assign_layers
+from planner.tracing.measure import Measurement, OperationCost, measure
+from planner.tracing.products import products_of
+from planner.tracing.torch_private import require_supported
 
 
 def work_of(costs: Iterable[OperationCost]) -> tuple[Work, ...]:
@@ -363,7 +363,7 @@ def parameters_of(
     Args:
         exported: the training step.
         layers: layers of its operations.
-        gradients: result of :func:`~planner.model.tracing.gradients.nodes_with_gradient`; a
+        gradients: result of :func:`~planner.tracing.gradients.nodes_with_gradient`; a
             parameter is trainable if one of its nodes is among them.
     """
     used = {name for names in _parameter_names(exported, layers).values() for name in names}

@@ -16,10 +16,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from planner.errors import PipeplanError
 from planner.model.figures import OperationClass
-from planner.model.tracing.export import ExportedStep
-from planner.model.tracing.gradients import is_detached
-from planner.model.tracing.layers import LayerAssignment
-from planner.model.tracing.operators import (
+from planner.tracing.export import ExportedStep
+from planner.tracing.gradients import is_detached
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.operators import (
     FLOPS,
     FREE,
     LOOKUPS,
@@ -27,14 +27,14 @@ from planner.model.tracing.operators import (
     TRAFFIC_BOUND,
     WeightStash,
 )
-from planner.model.tracing.torch_private import (
+from planner.tracing.torch_private import (
     HigherOrderOperator,
     TorchDispatchMode,
     has_flop_formula,
     packet_of,
     storage_key,
 )
-from planner.model.tracing.user_code import one_line
+from planner.tracing.user_code import one_line
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
 
