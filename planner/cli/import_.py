@@ -130,9 +130,9 @@ OutputOption = Annotated[
     typer.Option(
         "-o",
         "--output",
-        help="layer graph to write (.json, default: graph.json); the job, and the cluster if "
-        "FILE holds one, are written next to it as NAME.job.json and NAME.cluster.json; for link "
-        "measurements, the cluster file to write (.toml or .json, default: cluster.toml)",
+        help="layer graph to write (.json, default: graph.json), with the job next to it as "
+        "NAME.job.json; for links, the cluster file to write (.toml or .json, default: "
+        "cluster.toml)",
     ),
 ]
 FormatOption = Annotated[
@@ -238,16 +238,16 @@ def _import_profile(
 
     paths = _paths(output)
     name, imported = import_file(file, kind, options)
-    written = _write(imported, paths)
+    _write(imported, paths)
     if as_json:
-        print_json(_report(name, imported, written))
+        print_json(_report(name, imported, paths))
     else:
-        _show(name, imported, written)
+        _show(name, imported, paths)
 
 
 def _require_apart(file: Path, output: Path) -> None:
     """Refuse to write over the file to read."""
-    for path in (output, *(output.with_suffix(f".{kind}{SUFFIX}") for kind in ("job", "cluster"))):
+    for path in (output, output.with_suffix(f".job{SUFFIX}")):
         if path.resolve() == file.resolve():
             raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
 
@@ -261,35 +261,18 @@ def _paths(output: Path) -> dict[str, Path]:
             f"-o {output}: expected a name that ends in {SUFFIX}, because `pipeplan plan` "
             f"recognises layer graphs by it; for example {output.with_suffix(SUFFIX)}"
         )
-    paths = {
-        "graph": output,
-        "job": output.with_suffix(f".job{SUFFIX}"),
-        "cluster": output.with_suffix(f".cluster{SUFFIX}"),
-    }
+    paths = {"graph": output, "job": output.with_suffix(f".job{SUFFIX}")}
     for path in paths.values():
         require_file_path(path)
     return paths
 
 
-def _write(imported: Imported, paths: dict[str, Path]) -> dict[str, Path]:
-    """Write the artifacts that exist and return their paths, by kind."""
-    from planner.cluster.cluster import Cluster
+def _write(imported: Imported, paths: dict[str, Path]) -> None:
     from planner.records.document import write_atomically
 
-    records: dict[str, Record | None] = {
-        "graph": imported.graph.record,
-        "job": imported.job,
-        "cluster": imported.cluster,
-    }
-    written = {}
+    records: dict[str, Record] = {"graph": imported.graph.record, "job": imported.job}
     for kind, record in records.items():
-        if isinstance(record, Cluster):
-            record.save(paths[kind])
-        elif record is not None:
-            write_atomically(paths[kind], record.model_dump_json(indent=1) + "\n")
-        if record is not None:
-            written[kind] = paths[kind]
-    return written
+        write_atomically(paths[kind], record.model_dump_json(indent=1) + "\n")
 
 
 def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str, Any]:
@@ -335,6 +318,5 @@ def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
         f"{replication}; edit {job_path} to change it"
     )
     say(f"wrote {', '.join(map(str, written.values()))}")
-    cluster = shlex.quote(str(written["cluster"])) if "cluster" in written else "CLUSTER.toml"
     graph, job = (shlex.quote(str(written[kind])) for kind in ("graph", "job"))
-    say(f"next: pipeplan plan {graph} --cluster {cluster} --job {job}")
+    say(f"next: pipeplan plan {graph} --cluster CLUSTER.toml --job {job}")

@@ -1,11 +1,9 @@
 """``pipeplan import``: what it writes, prints and refuses, and the way on from there."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from builders import star
 from commands import CLUSTERS, pipeplan
 from link_files import topology
 from planner_profiles import sailor_folder, sailor_links, write
@@ -61,8 +59,6 @@ def test_graph_and_job_fit_each_other(profile_path: Path, tmp_path: Path) -> Non
     assert report["forward_s"] == pytest.approx((0.01 + 0.011 + 0.056 + 2 * 8.07) * 1e-3)
     assert report["backward_s"] == pytest.approx(2 * 13.4e-3)
     assert report["parameter_bytes"] == 127000 + 2 * 50000
-    assert "cluster" not in report
-    assert not (tmp_path / "g.cluster.json").exists()
 
 
 def test_inputs_can_be_free(tmp_path: Path) -> None:
@@ -72,19 +68,6 @@ def test_inputs_can_be_free(tmp_path: Path) -> None:
         json.loads(pipeplan(*arguments, *more).stdout) for more in ((), ("--free-inputs",))
     )
     assert whole["forward_s"] - free["forward_s"] == pytest.approx(2e-3)
-
-
-def test_a_cluster_of_the_file_is_written_beside(
-    profile_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machines = star(3, 2.5, latency_us=7, duplex="half")
-    kind = formats.FORMATS["dapple"]
-    with_cluster = replace(kind, read=lambda *given: replace(kind.read(*given), cluster=machines))
-    monkeypatch.setitem(formats.FORMATS, "dapple", with_cluster)
-    output = pipeplan("import", profile_path, "-o", tmp_path / "g.json").stdout
-    path = tmp_path / "g.cluster.json"
-    assert f"--cluster {path}" in output
-    assert Cluster.load(path) == machines
 
 
 def test_help_names_every_format() -> None:

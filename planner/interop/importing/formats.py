@@ -63,7 +63,6 @@ def read_profile(path: Path, options: ImportOptions) -> Imported:
     name = _model_name(path)
     return Imported(
         graph=draft.layer_graph(name, samples),
-        cluster=None,
         # The profile does not say how a backward divides into input and weight gradient.
         job=Job(name=name, samples_per_microbatch=samples, precision=PRECISION, backward="whole"),
         notes=(source, *profile.notes, *draft.notes(), *_assumptions(profile, options)),

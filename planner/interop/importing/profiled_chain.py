@@ -134,7 +134,6 @@ def imported_chain(
     """Return a row of layers as an import, with a job of whole backwards of its size."""
     return Imported(
         graph=chain_graph(name, layers, measured),
-        cluster=None,
         job=Job.model_validate(
             {
                 "name": name[:100],
