@@ -7,19 +7,16 @@ from dataclasses import dataclass
 
 from planner.cluster.cluster_file import ClusterFile
 from planner.cluster.hardware import DeviceType
-from planner.cluster.presets import DEVICES
+from planner.cluster.presets import DEVICE_ROWS, DEVICES
 from planner.errors import PipeplanError, shorten
 
 CPU = "CPU-core"
 _MEMORY_SHARE = 0.1
 """A GPU reports slightly less memory than its name states."""
-_OTHERS = {
-    "A100-80GB": {"PCIE"},
-    "H100-80GB": {"PCIE", "NVL"},
-    "RTX-3090": {"TI"},
-    "RTX-4090": {"D", "LAPTOP"},
-}
-"""Words in names of devices with similar names and different figures."""
+_MAKERS = re.compile(r"\b(NVIDIA|AMD|Tesla|GeForce|Quadro)\b", re.IGNORECASE)
+_SLICE = re.compile(r"(.+?) MIG (?:\dc\.)?(\d)g\.(\d+)gb.*", re.IGNORECASE)
+_MOST_SLICES = 7
+"""A GPU divides into at most 7 slices of compute (NVIDIA Multi-Instance GPU User Guide)."""
 _IN_DEVICE_NAMES = re.compile(r"[^A-Za-z0-9_.:-]+")
 
 
@@ -75,10 +72,11 @@ def gpu_type(called: str, memory_gib: float) -> KnownType:
         called: the driver's name, such as ``NVIDIA A100-SXM4-80GB``.
         memory_gib: memory as torch reports it.
     """
-    words = set(re.split(r"[^A-Z0-9]+", called.upper()))
-    for name, figures in DEVICES.items():
-        if _is_called(name, words) and _is_near(figures.memory_gib, memory_gib):
-            return KnownType(name, figures)
+    if (part := _SLICE.fullmatch(called)) is not None:
+        return _slice(called, part, memory_gib)
+    for name in _presets_called(called):
+        if _is_near(DEVICES[name].memory_gib, memory_gib):
+            return KnownType(name, DEVICES[name])
     nearest = min(
         (name for name in DEVICES if name != CPU),
         key=lambda name: abs(DEVICES[name].memory_gib - memory_gib),
@@ -102,23 +100,50 @@ def named_type(called: str, place: str) -> KnownType:
         place: where the name is, for messages.
 
     Raises:
-        PipeplanError: if no preset matches, or several do.
+        PipeplanError: if no preset matches.
     """
-    words = set(re.split(r"[^A-Z0-9]+", called.upper()))
-    found = [name for name in DEVICES if _is_called(name, words)]
-    sizes = [int(size) for size in re.findall(r"(\d+) ?GB", called.upper())]
-    if sizes:
-        found = [name for name in found if _is_near(DEVICES[name].memory_gib, sizes[0])]
-    if len(found) != 1:
-        which = f"may be {' or '.join(found)}" if found else "is no preset"
-        raise PipeplanError(f"{place}: {called!r} {which}; give --device-type NAME")
+    if (part := _SLICE.fullmatch(called)) is not None:
+        return _slice(called, part, float(part[3]))
+    found = _presets_called(called)
+    if not found:
+        raise PipeplanError(
+            f"{place}: {called!r} is no preset; give --device-type NAME: the nearest "
+            "preset (`pipeplan presets`), or FILE.toml:NAME of your own"
+        )
     return KnownType(found[0], DEVICES[found[0]])
 
 
-def _is_called(preset: str, words: set[str]) -> bool:
-    """Return whether a name has the preset's words, apart from memory, and no other model's."""
-    wanted = {word for word in preset.upper().split("-") if not word.endswith("GB")}
-    return wanted <= words and words.isdisjoint(_OTHERS.get(preset, set()))
+def _presets_called(called: str) -> list[str]:
+    """Return the presets whose ``names`` match a driver's name without its maker."""
+    words = " ".join(_MAKERS.sub(" ", called).split())
+    return [
+        preset
+        for preset, row in DEVICE_ROWS.items()
+        if any(re.fullmatch(name, words, re.IGNORECASE) for name in row.get("names", ()))
+    ]
+
+
+def _slice(called: str, part: re.Match[str], memory_gib: float) -> KnownType:
+    """Return the type of a MIG slice: its share of the GPU's compute and of its memory."""
+    whole = named_type(part[1], called)
+    compute = int(part[2]) / _MOST_SLICES
+    memory_gib = round(memory_gib, 2)
+    figures = whole.figures
+    update = {
+        "memory_gib": memory_gib,
+        "reserved_gib": min(figures.reserved_gib, memory_gib / 2),
+        "memory_bandwidth_gb_per_s": figures.memory_bandwidth_gb_per_s
+        * min(1.0, memory_gib / figures.memory_gib),
+        "peak_tflop_per_s": {k: peak * compute for k, peak in figures.peak_tflop_per_s.items()},
+        "source": "assumed",
+    }
+    name = f"{whole.name}-MIG-{part[2]}g.{part[3]}gb"
+    note = (
+        f"{called!r} is a slice of {whole.name}: it is assumed to have {part[2]} of "
+        f"{_MOST_SLICES} of its throughput and its memory's share of memory bandwidth; correct "
+        f"[device_types.{name!r}] in the file"
+    )
+    return KnownType(name, figures.model_copy(update=update), note)
 
 
 def _is_near(preset_gib: float, memory_gib: float) -> bool:

@@ -16,13 +16,22 @@ from planner.report.tables import DEVICE_COLUMNS, LINK_COLUMNS, device_rows, lin
 SIXTEEN_BIT = {
     "V100-16GB": (80, 1024, 1.53),
     "V100-32GB": (80, 1024, 1.53),
+    "V100-16GB-PCIe": (80, 1024, 1.38),
+    "V100-32GB-PCIe": (80, 1024, 1.38),
     "T4": (40, 1024, 1.59),
     "A10": (72, 1024, 1.695),
+    "A10G": (80, 512, 1.71),
+    "A30": (56, 2048, 1.44),
+    "A40": (84, 1024, 1.74),
     "L4": (58, 1024, 2.04),
+    "L40": (142, 512, 2.49),
     "L40S": (142, 1024, 2.49),
     "A6000": (84, 1024, 1.8),
     "RTX-3090": (82, 512, 1.695),
     "RTX-4090": (128, 512, 2.52),
+    "RTX-5090": (170, 512, 2.407),
+    "RTX-6000-Ada": (142, 1024, 2.505),
+    "RTX-PRO-6000": (188, 1024, 2.617),
     "A100-40GB": (108, 2048, 1.41),
     "A100-80GB": (108, 2048, 1.41),
     "A100-80GB-PCIe": (108, 2048, 1.41),
@@ -30,33 +39,55 @@ SIXTEEN_BIT = {
     "H100-80GB-PCIe": (114, 4096, 1.62),
     "H100-94GB-NVL": (132, 4096, 1.545),
     "H200": (132, 4096, 1.83),
+    "H200-NVL": (132, 4096, 1.545),
+    "GH200-96GB": (132, 4096, 1.83),
     "B200": (148, 8192, 1.85),
+    "B300": (148, 8192, 1.85),
+    "MI210": (104, 1024, 1.7),
+    "MI250": (104, 1024, 1.7),
     "MI250X": (110, 1024, 1.7),
     "MI300X": (304, 2048, 2.1),
+    "MI325X": (304, 2048, 2.1),
+    "MI355X": (256, 4096, 2.4),
 }
 # Bits of the memory's bus and Gbit/s of each pin.
 MEMORY = {
     "V100-16GB": (4096, 1.752),
     "V100-32GB": (4096, 1.752),
+    "V100-16GB-PCIe": (4096, 1.752),
+    "V100-32GB-PCIe": (4096, 1.752),
     "T4": (256, 10),
     "A10": (384, 12.5),
+    "A10G": (384, 12.5),
+    "A30": (3072, 2.43),
+    "A40": (384, 14.5),
     "L4": (192, 12.5),
+    "L40": (384, 18),
     "L40S": (384, 18),
     "A6000": (384, 16),
     "RTX-3090": (384, 19.5),
     "RTX-4090": (384, 21),
+    "RTX-5090": (512, 28),
+    "RTX-6000-Ada": (384, 20),
+    "RTX-PRO-6000": (512, 28),
     "A100-40GB": (5120, 2.43),
     "A100-80GB": (5120, 3.186),
     "A100-80GB-PCIe": (5120, 3.024),
     "H100-80GB": (5120, 5.23),
     "H100-80GB-PCIe": (5120, 3.12),
     "H200": (6144, 6.25),
+    "H200-NVL": (6144, 6.25),
     "B200": (7680, 7.992),
+    "B300": (7680, 7.992),
+    "MI210": (4096, 3.2),
+    "MI250": (4096, 3.2),
     "MI250X": (4096, 3.2),
     "MI300X": (8192, 5.2),
+    "MI325X": (8192, 5.86),
+    "MI355X": (8192, 7.8),
 }
 WITHOUT_CHIP = {"CPU-core"}
-OF_RACKS = {"GB200"}
+OF_RACKS = {"GB200", "GB300"}
 """Known from figures of a whole rack: its clock is in no public document."""
 
 
@@ -68,15 +99,18 @@ def test_peaks_are_dense_with_float32_accumulation(name: str) -> None:
     )
 
 
-def test_a_gpu_of_a_rack_has_its_part() -> None:
-    """GB200 NVL72: 360 PFLOP/s in 16 bits and 180 in TF32 with sparsity, 5,760 TFLOP/s in float32,
-    13.4 TB at 576 TB/s."""
-    gpu = DEVICES["GB200"]
-    peaks = {"float32": 5760 / 72, "tf32": 180e3 / 2 / 72, "bfloat16": 360e3 / 2 / 72}
-    assert {name: gpu.peak_tflop_per_s[name] for name in peaks} == peaks
+@pytest.mark.parametrize(
+    ("name", "float32", "gigabytes"), [("GB200", 5760, 13.4e3), ("GB300", 6000, 20e3)]
+)
+def test_a_gpu_of_a_rack_has_its_part(name: str, float32: float, gigabytes: float) -> None:
+    """NVL72: 360 PFLOP/s in 16 bits and 180 in TF32 with sparsity, 576 TB/s."""
+    gpu = DEVICES[name]
+    peaks = {"float32": float32 / 72, "tf32": 180e3 / 2 / 72, "bfloat16": 360e3 / 2 / 72}
+    found = {name: gpu.peak_tflop_per_s[name] for name in peaks}
+    assert found == pytest.approx(peaks, rel=1e-3)
     assert gpu.memory_bandwidth_gb_per_s == 576e3 / 72
     # A vendor's GB of such memory are GiB, less what firmware keeps.
-    assert gpu.memory_gib == pytest.approx(13.4e3 / 72, rel=0.01)
+    assert gpu.memory_gib == pytest.approx(gigabytes / 72, rel=0.01)
 
 
 @pytest.mark.parametrize("name", sorted(MEMORY))
@@ -114,7 +148,7 @@ def test_nvlinks_and_xgmi_links() -> None:
         assert LINKS[name].bandwidth_gb_per_s == links * each
         assert FABRIC_LINKS[name] == links
         assert any(ports.fabric == name for ports in PORTS.values())
-    for name, gt_per_s in (("xGMI-MI250X", 25), ("xGMI-MI300X", 32)):
+    for name, gt_per_s in (("xGMI-MI250X", 25), ("xGMI-MI300X", 32), ("xGMI-MI355X", 38.4)):
         assert LINKS[name].bandwidth_gb_per_s == 16 * gt_per_s / 8
         assert FABRIC_LINKS[name] == 1
     assert set(FABRIC_LINKS) == {ports.fabric for ports in PORTS.values()} - {None}

@@ -186,7 +186,7 @@ def row_places(text: str) -> int:
         (log_of().replace("on         n0 device  1", "on         n0 device  0"), "two ranks share"),
         (log_of(test="alltoall"), "is of alltoall_perf; those that can be read are all_reduce"),
         (log_of("Tesla P4"), "rank 0: 'Tesla P4' is no preset; give --device-type"),
-        (log_of("Tesla V100"), "may be V100-16GB or V100-32GB"),
+        (log_of("Tesla V100"), "is no preset; give --device-type"),
         (log_of().partition(f"\n{SIZES[0]:12}")[0], "the table has no row"),
         (log_of().replace(" 0     ", " 3     "), "found wrong values (#wrong is 3)"),
     ],
