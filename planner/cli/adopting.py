@@ -112,7 +112,8 @@ def _adopted(request: AdoptRequest) -> tuple[Adopted, LoadedProblem, RuntimeLayo
     else:
         fields = layout.job_fields(job_of(request.problem.job, request.problem.settings))
         loaded = loaded_problem(replace(request.problem, fields=fields, source=layout.source))
-        found = layout.adopted(_run_by(loaded.problem, request), names)
+        problem = _run_by(loaded.problem, request, blocks_messages=layout.blocks_messages)
+        found = layout.adopted(problem, names)
     return found, loaded, layout
 
 
@@ -136,9 +137,10 @@ def _adopted_parts(request: AdoptRequest, names: list[str] | None) -> tuple[Adop
     return found, loaded
 
 
-def _run_by(problem: Problem, request: AdoptRequest) -> Problem:
+def _run_by(problem: Problem, request: AdoptRequest, *, blocks_messages: bool = False) -> Problem:
     """Return the problem under the rules of ``--runtime``, if that was given."""
-    rules = given_rules(request.runtime)
+    blocks = blocks_messages and request.runtime == "megatron"
+    rules = given_rules("megatron-blocking" if blocks else request.runtime)
     return problem if rules is None else replace(problem, runtime=rules)
 
 

@@ -162,6 +162,63 @@ def test_a_launch_script_is_read_as_a_shell_reads_it(read: Any) -> None:
     assert layout.recompute_blocks == 3
 
 
+SAME = {
+    "dashes.sh": "run --tensor-model-parallel-size 2 --sequence-parallel --micro-batch-size 3",
+    "underscores.sh": "run --tensor_model_parallel_size 2 --sequence_parallel true "
+    "--micro_batch_size=3",
+    "semicolons.sh": "TP=2; MBS=3  # both\nA=(--sequence-parallel); A+=(--micro-batch-size $MBS);"
+    'run --tensor-model-parallel-size $TP "${A[@]}"',
+    "defaults.sh": 'export TP=${TP:-2}\nC="run --tensor-model-parallel-size ${TP} '
+    '--sequence-parallel --micro-batch-size 3"\neval $C',
+    "hydra.sh": "run model.tensor_model_parallel_size=2 ++model.sequence_parallel=true "
+    "model.micro_batch_size=3",
+    "nested.yaml": "MODEL_ARGS:\n  --tensor-model-parallel-size: 2\n  --sequence-parallel: true\n"
+    "  --micro-batch-size: 3\n  --bf16: false",
+    "fields.yml": "model: {tensor_model_parallel_size: 2, sequence_parallel: yes}\n"
+    "micro_batch_size: 3\npipeline_model_parallel_layout: null",
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_arguments_are_the_same_in_any_spelling(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(SAME[name])
+    found = read_megatron_arguments(tmp_path / name)
+    assert (found.tensor_parallel, found.sequence_parallel) == (2, True)
+    assert (found.samples_per_microbatch, found.precision) == (3, None)
+    assert found.notes == (("TP is 2 unless the environment sets it",) if "def" in name else ())
+
+
+@pytest.mark.parametrize(
+    ("method", "size", "expected"),
+    [
+        ("type:transformer", 5, [3, 3, 2, 2, 2]),
+        ("'type:transformer|embedding'", 4, [3, 4, 3, 2]),
+        ("uniform", 4, [2, 5, 4, 1]),
+        ("parameters", 3, [4, 6, 2]),
+    ],
+)
+def test_deepspeed_deals_out_blocks_by_its_methods(
+    read: Any, method: str, size: int, expected: list[int]
+) -> None:
+    """18 entries with conversions: 5, 5, 4, 4 by ``uniform``; 2, 12, 1, 2 tensors: 6, 6, 5."""
+    layout = read(
+        f"--deepspeed --pipeline-model-parallel-size {size} --pp-partition-method {method}"
+    )
+    assert blocks_of(plan_of(layout, 12, size, microbatches=4)) == expected
+
+
+def test_other_numbers_of_microbatches_in_turn_are_run_in_turn(read: Any) -> None:
+    """Ten of them, three in turn on two ranks: rank 0 runs 3 + 2 forwards ahead, and one more."""
+    text = (
+        "--pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2 "
+        "--microbatch-group-size-per-virtual-pipeline-stage 5 --micro-batch-size 1 "
+        "--global-batch-size 10"
+    )
+    plan = plan_of(read(text), 4, 2)
+    first = plan.orders["n0/gpu0"].split()
+    assert first[:9] == ["0F0", "0F1", "0F2", "0F3", "0F4", "2F0", "2F1", "2F2", "2B0"]
+
+
 def test_the_first_blocks_of_every_stage_run_again(read: Any) -> None:
     text = (
         "--pipeline-model-parallel-size 2 --recompute-granularity full --recompute-num-layers 1 "
@@ -245,7 +302,33 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
     [
         ("--context-parallel-size 2", "context parallel groups are not planned; set it to 1"),
         ("--zero-stage 2", "'2': expected 0, or 1 for an optimizer's state that pipelines share"),
-        ("--pp-partition-method uniform", "'uniform': expected 'type:transformer', or"),
+        (
+            "--pp-partition-method profile --pipeline-model-parallel-size 2",
+            "profile: expected uniform, parameters or type:NAME",
+        ),
+        (
+            "--pp-partition-method type:mlp --pipeline-model-parallel-size 2",
+            "0 layers of that type for 2 pipeline ranks",
+        ),
+        (
+            "--deepspeed --pipeline-model-parallel-size 2 --num-virtual-stages-per-pipeline-rank 2",
+            "DeepSpeed's pipeline has --pp-partition-method alone; leave it out",
+        ),
+        (
+            "--pp-partition-method parameters --pipeline-model-parallel-size 2 "
+            "--tensor-model-parallel-size 2",
+            "DeepSpeed counts those of a rank",
+        ),
+        ("--no-pipeline-parallel --deepspeed --pipeline-model-parallel-size 2", "leave one of"),
+        ("--standalone-embedding-stage", "megatron-core 0.16.1 has no such argument; give the"),
+        ("--pipeline-parallel-degree 2", "is no argument of Megatron-LM known here; correct it"),
+        ("--use-checkpoint-args", "the checkpoint's arguments are not in the file; paste them"),
+        ("", "has no argument of Megatron-LM that lays out a model"),
+        ("python pretrain_gpt.py --lr 1e-4", "has no argument of Megatron-LM that lays out"),
+        ("TP=1; [ $# = 0 ] && TP=2; run --tensor-model-parallel-size $TP", "paste the arguments"),
+        ("if true; then A=(--num-layers 4); fi; run ${A[@]}", "paste the arguments"),
+        ("run --micro-batch-size $((4 / 2))", "paste the arguments"),
+        ("run --bf16 $(cat arguments)", "paste the arguments"),
         ("--checkpoint-activations --checkpoint-num-layers 2", "set it to 1"),
         ("--recompute-granularity most", "'most': expected full or selective"),
         (
@@ -284,7 +367,7 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
         ),
         ("--use-megatron-fsdp", "plans keep whole parameters in every pipeline"),
         ("--rampup-batch-size 16 16 100", "a plan is of one batch size"),
-        ("--tensor-model-parallel-size $TP", "write the value of the variable"),
+        ("--tensor-model-parallel-size $TP", "'$TP': the script computes it, or has it in a"),
         ("--tensor-model-parallel-size 0", "expected a whole number of at least 1"),
         ("--tensor-model-parallel-size --bf16", "--tensor-model-parallel-size: has no value"),
         ("--tensor-model-parallel 2", "write it in full, --tensor-model-parallel-size"),
@@ -292,7 +375,7 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
         ("--num-layers '4", "No closing quotation; give a file"),
         (
             "--num-layers-per-virtual-pipeline-stage 1 --num-virtual-stages-per-pipeline-rank 2",
-            "give one of --pipeline-model-parallel-layout, ",
+            "Megatron-LM does not take it with --num-virtual-stages-per-pipeline-rank; give one",
         ),
         (
             "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|t|tL'",
@@ -313,9 +396,28 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
             "4 blocks cannot be dealt out equally to 8 stages on 4 pipeline ranks",
         ),
         (
-            "--pipeline-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 1 "
-            "--microbatch-group-size-per-virtual-pipeline-stage 4",
-            "--microbatch-group-size-per-virtual-pipeline-stage 4: interleaved 1F1B takes",
+            "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 1 "
+            "--account-for-loss-in-pipeline-split --decoder-last-pipeline-num-layers 1",
+            "--decoder-last-pipeline-num-layers: Megatron-LM does not take it with --account-for-",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2",
+            "does not interleave 2 stages a rank on as many ranks; use more ranks",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-size 2 "
+            "--no-overlap-p2p-communication",
+            "and --no-overlap-p2p-communication; use more ranks, or one stage a rank",
+        ),
+        (
+            "--num-virtual-stages-per-pipeline-rank 2 --pipeline-model-parallel-size 2 "
+            "--micro-batch-size 1 --global-batch-size 10",
+            "interleaved 1F1B takes 4 or 6 microbatches; change --global-batch-size",
+        ),
+        (
+            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 2 "
+            "--decoder-last-pipeline-num-layers 2",
+            "4 blocks cannot be dealt out equally to 4 stages on 4 pipeline ranks",
         ),
     ],
 )

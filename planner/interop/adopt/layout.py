@@ -10,6 +10,7 @@ from planner.errors import PipeplanError
 from planner.interop.adopt.adopt import Adopted, adopted
 from planner.interop.adopt.division import Division
 from planner.interop.adopt.orders import Schedule
+from planner.interop.importing.schedule_csv import ScheduleTable
 from planner.job import Job, Precision
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
@@ -18,6 +19,8 @@ from planner.units import plural
 
 Divide = Callable[[LayerGraph], Division]
 """The layers of every stage of a model."""
+Table = Callable[[int, int], ScheduleTable | None]
+"""The order of so many stages and microbatches of a pipeline; None: as the schedule's name says."""
 Objection = Callable[[int, int], str | None]
 """Why plans cannot express a layout, given the devices there are and the pipelines of it."""
 
@@ -38,6 +41,8 @@ class RuntimeLayout:
         replicas: data-parallel pipelines; None: as many as there are devices for.
         is_pipeline_first: whether consecutive groups are a pipeline, instead of replicas.
         schedule: its name or table; None: 1F1B, interleaved where ranks hold several stages.
+        table: gives the order where a name does not, or refuses the number of microbatches.
+        blocks_messages: whether messages block where stages are interleaved.
         samples_per_microbatch: None: the job's.
         global_batch: samples of an iteration; None: not told.
         share: microbatches of each pipeline; None: not told.
@@ -63,6 +68,8 @@ class RuntimeLayout:
     replicas: int | None = None
     is_pipeline_first: bool = False
     schedule: Schedule = None
+    table: Table | None = None
+    blocks_messages: bool = False
     samples_per_microbatch: int | None = None
     global_batch: int | None = None
     share: int | None = None
@@ -177,10 +184,12 @@ class RuntimeLayout:
         division = self.divide(problem.graph)
         held = max(len(division) // self.pipeline_size, problem.job.max_stages_per_device)
         job = problem.job.model_copy(update={"max_stages_per_device": held})
+        share = job.microbatches // self.replicas
+        table = self.table and self.table(len(division), share)
         return adopted(
             replace(problem, job=job),
             division,
-            schedule=self.schedule,
+            schedule=table or self.schedule,
             pipeline_size=self.pipeline_size,
             replicas=self.replicas,
             devices=devices,

@@ -1,20 +1,25 @@
 """The arguments of Megatron-LM that say how a model is laid out, read from a text file.
 
-Names are those of Megatron-LM d98e8a6, ``megatron/training/arguments.py`` and
-``megatron/core/model_parallel_config.py``, and a few of Megatron-DeepSpeed's own
-(github.com/bigscience-workshop/Megatron-DeepSpeed, ``megatron/arguments.py``).
+Names are those of Megatron-LM d98e8a6, ``megatron/training/arguments.py``, of the fields that these
+set in ``TransformerConfig`` of megatron-core 0.16.1, and of ``megatron/arguments.py`` of
+Megatron-DeepSpeed (github.com/bigscience-workshop and deepspeedai). Dashes and underscores are the
+same. A name that is not known here, but has a word in it that could concern the layout, is refused:
+what was not understood never becomes a default.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
 
 from planner.errors import PipeplanError, shorten
+from planner.interop.adopt.shell_words import ShellWords, Word
 from planner.records.document import read_text
 
 _NUMBERS = (
@@ -33,6 +38,7 @@ _NUMBERS = (
     "context-parallel-size",
     "expert-model-parallel-size",
     "expert-tensor-parallel-size",
+    "mtp-num-layers",
 )
 _WORDS = (
     "pipeline-model-parallel-layout",
@@ -42,6 +48,7 @@ _WORDS = (
     "zero-stage",
     "moe-token-dispatcher-type",
     "moe-expert-capacity-factor",
+    "data-parallel-sharding-strategy",
 )
 _LISTS = ("recompute-modules",)
 _SWITCHES = (
@@ -55,29 +62,79 @@ _SWITCHES = (
     "checkpoint-activations",
     "tp-comm-overlap",
     "overlap-param-gather",
+    "no-overlap-p2p-communication",
+    "untie-embeddings-and-output-weights",
+    "deepspeed",
+    "no-pipeline-parallel",
     "bf16",
     "fp16",
 )
+_FSDP = "plans keep whole parameters in every pipeline; leave it out"
+_TWO_STACKS = "two stacks have no layout; use --stages instead"
 _REFUSED = {
-    "use-megatron-fsdp": "plans keep whole parameters in every pipeline; leave it out",
-    "use-custom-fsdp": "plans keep whole parameters in every pipeline; leave it out",
-    "use-torch-fsdp2": "plans keep whole parameters in every pipeline; leave it out",
+    "use-megatron-fsdp": _FSDP,
+    "use-custom-fsdp": _FSDP,
+    "use-torch-fsdp2": _FSDP,
     "rampup-batch-size": "a plan is of one batch size; give that of most iterations alone",
     "step-batch-size-schedule": "a plan is of one batch size; give --global-batch-size alone",
-    "mtp-num-layers": "multi-token prediction layers are not supported; leave it out",
     "hybrid-layer-pattern": "stages are of equal blocks; give --pipeline-model-parallel-layout",
-    "pipeline-model-parallel-split-rank": "two stacks have no layout; use --stages instead",
-    "encoder-num-layers": "two stacks have no layout; use --stages instead",
+    "pipeline-model-parallel-split-rank": _TWO_STACKS,
+    "encoder-num-layers": _TWO_STACKS,
+    "decoder-num-layers": _TWO_STACKS,
     "model-parallel-size": "it is an old name; use --tensor-model-parallel-size",
     "batch-size": "it is an old name; use --micro-batch-size",
     "distribute-saved-activations": "plans keep what blocks start from whole; leave it out",
     "cpu-offloading": "plans keep stashes on the device; leave it out",
+    "fine-grained-activation-offloading": "plans keep stashes on the device; leave it out",
+    "num-distributed-optimizer-instances": "all pipelines share one optimizer state; leave it out",
+    "use-checkpoint-args": "the checkpoint's arguments are not in the file; paste them",
+    "yaml-cfg": "the arguments are in another file; give that one",
+    "heterogeneous-layers-config-path": "blocks are counted as equal; give the stages (--stages)",
+    "standalone-embedding-stage": (
+        "megatron-core 0.16.1 has no such argument; give the stages instead, such as "
+        "--pipeline-model-parallel-layout 'E|tttt|tttt|ttttL'"
+    ),
 }
+_ALIASES = {
+    "tensor-parallel-size": "tensor-model-parallel-size",
+    "pipeline-parallel-size": "pipeline-model-parallel-size",
+    "virtual-pipeline-model-parallel-size": "num-virtual-stages-per-pipeline-rank",
+    "num-layers-in-first-pipeline-stage": "decoder-first-pipeline-num-layers",
+    "num-layers-in-last-pipeline-stage": "decoder-last-pipeline-num-layers",
+    "deepspeed-config": "deepspeed",
+    "microbatch-group-size-per-vp-stage": "microbatch-group-size-per-virtual-pipeline-stage",
+}
+"""Names of the same thing: fields of ``TransformerConfig``, which frameworks around it take."""
 _KNOWN = frozenset((*_NUMBERS, *_WORDS, *_LISTS, *_SWITCHES, *_REFUSED))
-_ARRAY = re.compile(r"\w+\+?=\(?")
-"""The beginning of a shell array or string: ``GPT_ARGS=(``."""
-_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_CONCERNS = re.compile(
+    r"(?:^|-)(?:pipeline|parallel|parallelism|pp|tp|dp|cp|vpp|virtual|stages?|micro|microbatch"
+    r"|microbatches|batch|gbs|mbs|recompute|recomputation|interleaved?|layers|partition|fsdp|hsdp"
+    r"|zero|offload|offloading|mtp|activations|p2p)(?:-|$)"
+)
+_UNRELATED = re.compile(
+    # Messages, precision, experts, checkpoints, evaluation, inference: they divide nothing.
+    r"""cp-comm-type|tp-comm-.*|batch-p2p-.*|overlap-p2p-communication.*|(?:no-)?ckpt-.*|dist-ckpt-.*
+    |.*-(?:start|end)-in-bf16|pipeline-model-parallel-comm-backend|data-parallel-random-init
+    |deepspeed-.*|partition-activations|deepspeed|contigious-checkpointing|zero-.*|eval-.*
+    |mtp-.*|inference-.*|rl-.*|vllm-.*|check-.*|offload-(?:model|bridge|optimizer|teacher-model)
+    |first-last-layers-.*|rotary-.*|async-tensor-model-parallel-allreduce
+    |no-async-tensor-model-parallel-allreduce|expert-.*|moe-.*|megatron-fsdp-.*|fsdp-.*
+    |overlap-moe-expert-parallel-comm|num-layers-at-.*|optimizer-.*offload.*|.*-optimizer-.*
+    |use-torch-optimizer-for-cpu-offload|sequence-parallel-.*|freeze-.*|muon-tp-mode
+    |use-same-sampling-seed-across-dp-ranks|decrease-batch-size-if-needed|indexer-batch-size
+    |context-parallel-.*|hierarchical-context-parallel-sizes|checkpoint-in-cpu|synchronize-.*
+    |profile-.*|log-.*|save-.*|load-.*|test-.*|lora-.*|ds-.*|aux-.*|vit-.*|per-device-eval-.*""",
+    re.VERBOSE,
+)
+_OFF = ("false", "0", "off", "no")
+_OVERRIDE = re.compile(r"[+]{0,2}(?:[a-z0-9_]+\.)+([a-z0-9_]+)=(.*)", re.DOTALL)
+"""A value as Hydra takes it, such as NeMo's ``trainer.strategy.pipeline_model_parallel_size=2``."""
+_SUBSTITUTION = re.compile(r"\$\((?!\().*\)|`.*`", re.DOTALL)
 MOST_SCRIPT_BYTES = 2**20
+PASTE = (
+    "the script computes it, or has it in a branch, a loop or a function, and is not executed; "
+    "paste the arguments with their values"
+)
 
 
 @dataclass
@@ -88,11 +145,13 @@ class MegatronArguments:
         source: the file.
         values: words by name, without dashes; a switch has an empty one.
         problems: what is wrong with them.
+        notes: what depends on more than the file.
     """
 
     source: str
     values: dict[str, str]
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def has(self, name: str) -> bool:
         """Return whether an argument was given."""
@@ -109,8 +168,7 @@ class MegatronArguments:
             return None
         if re.fullmatch("[1-9][0-9]{0,8}", text):
             return int(text)
-        hint = "write the value of the variable" if "$" in text else "correct it"
-        self.wrong(name, f"{shorten(text)}: expected a whole number of at least 1; {hint}")
+        self.wrong(name, f"{shorten(text)}: expected a whole number of at least 1; correct it")
         return 1
 
     def wrong(self, name: str, problem: str) -> None:
@@ -119,73 +177,152 @@ class MegatronArguments:
 
 
 def read_arguments(path: str | Path) -> MegatronArguments:
-    """Read the arguments of a text file, words as a shell reads them; nothing of it is run.
+    """Read the arguments of a text file; nothing of it is run.
 
     Args:
-        path: of a launch script, or of the arguments alone; ``NAME=( … )`` is an array of them.
+        path: of a launch script, of the arguments alone, or of YAML with a value for each name, as
+            Megatron-LM's tests and frameworks around it have.
 
     Raises:
-        PipeplanError: if quotes do not match, or an argument is shortened or has no value.
+        PipeplanError: if it cannot be read, or names no argument that lays a model out.
     """
-    source = str(path)
+    source, text = str(path), read_text(Path(path), MOST_SCRIPT_BYTES)
     found = MegatronArguments(source, {})
-    for name, value in _pairs(read_text(Path(path), MOST_SCRIPT_BYTES), source):
-        if found.values.setdefault(name, value) != value:
-            found.wrong(name, f"{shorten(found.values[name])} and {shorten(value)}; give it once")
-        if name in _REFUSED:
-            found.wrong(name, _REFUSED[name])
+    if Path(path).suffix in (".yaml", ".yml"):
+        pairs = _pairs_of_yaml(text, source)
+    else:
+        pairs = _pairs_of_words(_script(text, found), found)
+    for name, value, is_literal in pairs:
+        _take(found, name, value, is_literal=is_literal)
+    if not found.values and not found.problems:
+        raise PipeplanError(
+            f"{source}: has no argument of Megatron-LM that lays out a model, such as "
+            "--pipeline-model-parallel-size or --micro-batch-size; paste the arguments of the run"
+        )
     return found
 
 
-def _pairs(text: str, source: str) -> Iterator[tuple[str, str]]:
-    """Yield the known arguments with their values.
-
-    Raises:
-        PipeplanError: if quotes do not match, or an argument is shortened or has no value.
-    """
-    words = _words(text, source)
-    for place, word in enumerate(words):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if not word.startswith("--"):
-            continue
-        if name not in _KNOWN:
-            _refuse_shortened(name, source)
-            continue
-        if name in _SWITCHES or name in _REFUSED:
-            yield name, ""
-            continue
-        if not equals:
-            value = words[place + 1] if place + 1 < len(words) else ""
-        if not value or value.startswith("--"):
-            raise PipeplanError(f"{source}: --{name}: has no value; write one behind it")
-        if name in _LISTS and not equals:
-            value = " ".join(takewhile(lambda more: more[:2] != "--", words[place + 1 :]))
-        yield name, value
+def _take(found: MegatronArguments, name: str, value: str, *, is_literal: bool) -> None:
+    """Note an argument, or what is wrong with it."""
+    if name not in _KNOWN:
+        if _CONCERNS.search(name) and not _UNRELATED.fullmatch(name):
+            meant = [known for known in sorted(_KNOWN) if known.startswith(name)]
+            remedy = f"write it in full, --{meant[0]}" if len(meant) == 1 else "leave it out"
+            found.wrong(name, f"is no argument of Megatron-LM known here; correct it, or {remedy}")
+    elif not is_literal:
+        found.wrong(name, f"{shorten(value)}: {PASTE}" if value else PASTE)
+    elif name in _REFUSED:
+        found.wrong(name, _REFUSED[name])
+    elif found.values.setdefault(name, value) != value:
+        found.wrong(name, f"{shorten(found.values[name])} and {shorten(value)}; give it once")
 
 
-def _words(text: str, source: str) -> list[str]:
-    """Return words as a shell would read them; arrays and strings of words are opened.
+_Pair = tuple[str, str, bool]
+"""The name of an argument, its value, and whether the file alone says both."""
 
-    Variables have the values that the file gives them before, if these are single words.
-    """
-    values: dict[str, str] = {}
-    found: list[str] = []
+
+def _script(text: str, found: MegatronArguments) -> Sequence[Word]:
     try:
-        for word in shlex.split(text.replace("\\\n", " "), comments=True):
-            begin = _ARRAY.match(word)
-            inside = word[begin.end() :] if begin else word
-            if begin and begin[0].endswith("=") and inside:
-                values[begin[0].rstrip("+=")] = inside
-            found += shlex.split(inside) if begin and "--" in inside else [inside]
+        script = ShellWords.of(text)
     except ValueError as error:
         raise PipeplanError(
-            f"{source}: {error}; give a file with Megatron-LM's arguments alone"
+            f"{found.source}: {error}; give a file with Megatron-LM's arguments alone"
         ) from None
-    return [_VARIABLE.sub(lambda name: values.get(name[1], name[0]), word) for word in found]
+    found.notes += dict.fromkeys(script.notes)
+    return script.words
 
 
-def _refuse_shortened(name: str, source: str) -> None:
-    """Refuse what argparse takes for a known argument."""
-    meant = [known for known in _KNOWN if len(name) > 5 and known.startswith(name)]
-    if len(meant) == 1:
-        raise PipeplanError(f"{source}: --{name}: write it in full, --{meant[0]}")
+def _pairs_of_words(words: Sequence[Word], found: MegatronArguments) -> Iterator[_Pair]:
+    """Yield arguments with their values.
+
+    Raises:
+        PipeplanError: if a known one has no value, or a word may hide some.
+    """
+    is_value = False
+    for place, word in enumerate(words):
+        override = _OVERRIDE.fullmatch(word.text)
+        if override and _normal(override[1]) in _KNOWN:
+            yield from _pair_of_override(_normal(override[1]), override[2], word)
+            continue
+        if not word.text.startswith("--"):
+            if not is_value and _SUBSTITUTION.fullmatch(word.text):
+                raise PipeplanError(f"{found.source}: {shorten(word.text)}: {PASTE}")
+            if not is_value and word.text.startswith("$") and not word.is_literal:
+                found.notes.append(f"{shorten(word.text)} is not set in the file: taken as empty")
+            is_value = False
+            continue
+        given, equals, value = word.text[2:].partition("=")
+        name = _normal(given)
+        rest = words[place + 1 :]
+        values = list(takewhile(lambda more: not more.text.startswith("--"), rest))
+        is_value = not equals and name not in _SWITCHES
+        if name in _SWITCHES:
+            said = value.lower() if equals else values[0].text.lower() if values else ""
+            if said not in _OFF or name == "deepspeed":
+                yield name, "", word.is_literal
+            continue
+        if equals:
+            values = [Word(value, word.is_literal)]
+        elif name in _KNOWN and name not in _REFUSED and not values:
+            raise PipeplanError(f"{found.source}: --{name}: has no value; write one behind it")
+        taken = values if name in _LISTS else values[:1]
+        text = " ".join(more.text for more in taken)
+        yield name, text, all(more.is_literal for more in (word, *taken))
+
+
+def _pair_of_override(name: str, value: str, word: Word) -> Iterator[_Pair]:
+    if name not in _SWITCHES:
+        yield name, value, word.is_literal
+    elif value.lower() not in _OFF:
+        yield name, "", word.is_literal
+
+
+def _normal(name: str) -> str:
+    name = name.lstrip("-").rpartition(".")[2].replace("_", "-")
+    return _ALIASES.get(name, name)
+
+
+class _PlainYaml(yaml.SafeLoader):  # type: ignore[misc]
+    """A loader without anchors, by which a small file can stand for an endless one."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it refers to an anchor; write the values out")
+        return super().compose_node(parent, index)
+
+
+def _pairs_of_yaml(text: str, source: str) -> Iterator[_Pair]:
+    """Yield arguments with their values, in whatever mappings they are.
+
+    Raises:
+        PipeplanError: if it is no YAML of mappings.
+    """
+    try:
+        data = yaml.load(text, _PlainYaml)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise PipeplanError(f"{source}: {shorten(str(error), 200)}; expected YAML") from None
+    if not isinstance(data, Mapping):
+        raise PipeplanError(f"{source}: expected a mapping of arguments to values")
+    yield from _pairs_of_mapping(data)
+
+
+def _pairs_of_mapping(data: Mapping[Any, Any]) -> Iterator[_Pair]:
+    for key, value in data.items():
+        name = _normal(str(key))
+        if isinstance(value, Mapping):
+            yield from _pairs_of_mapping(value)
+        elif value is None or (value is False and name not in _REFUSED):
+            continue
+        elif name == "pipeline-model-parallel-layout" and isinstance(value, list):
+            yield name, _layout_of(value), True
+        elif isinstance(value, list):
+            yield name, " ".join(map(str, value)), True
+        elif value is not False:
+            yield name, "" if value is True else str(value), "$" not in str(value)
+
+
+def _layout_of(stages: list[Any]) -> str:
+    """Return a layout of lists of names, megatron-core's other form, as a string."""
+    symbols = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+    rows = ((stage if isinstance(stage, list) else [stage]) for stage in stages)
+    return "|".join("".join(symbols.get(str(name), str(name)) for name in row) for row in rows)

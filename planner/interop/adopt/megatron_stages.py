@@ -1,0 +1,241 @@
+"""How Megatron-LM's arguments deal out blocks to stages, and the order in which ranks run them.
+
+Meanings are those of megatron-core 0.16.1: ``TransformerConfig.__post_init__``,
+``get_num_layers_to_build`` of ``transformer_block.py``, and ``schedules.py`` in
+``pipeline_parallel``; of arguments, ``validate_args`` in Megatron-LM's
+``megatron/training/arguments.py``. What these refuse is refused here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.errors import PipeplanError
+from planner.interop.adopt.deepspeed_partition import DeepSpeedPartition
+from planner.interop.adopt.division import Division, divide
+from planner.interop.adopt.megatron_arguments import MegatronArguments
+from planner.interop.importing.megatron_layout import parse_layout
+from planner.interop.importing.schedule_csv import ScheduleTable
+from planner.model.blocks import block_stack
+from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import in_turn
+from planner.units import plural
+
+_LAYOUT = "pipeline-model-parallel-layout"
+_EACH = "num-layers-per-virtual-pipeline-stage"
+_CHUNKS = "num-virtual-stages-per-pipeline-rank"
+_FIRST, _LAST = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers"
+_EMBEDDING = "account-for-embedding-in-pipeline-split"
+_LOSS = "account-for-loss-in-pipeline-split"
+_TURN = "microbatch-group-size-per-virtual-pipeline-stage"
+_METHOD = "pp-partition-method"
+_EXCLUDING = ((_LAYOUT, _EACH, _CHUNKS), (_LAYOUT, _FIRST, _EMBEDDING), (_LAYOUT, _FIRST, _LOSS),
+              (_LAYOUT, _LAST, _EMBEDDING), (_LAYOUT, _LAST, _LOSS), (_EACH, _FIRST),
+              (_EACH, _LAST))  # fmt: skip
+"""Arguments of which Megatron-LM takes one alone."""
+
+
+def deepspeed_partition(
+    found: MegatronArguments, size: int, degree: int
+) -> DeepSpeedPartition | None:
+    """Return how DeepSpeed's pipeline deals out layers; None where it is Megatron-LM's own.
+
+    Args:
+        found: the arguments, which note what plans cannot express.
+        size: pipeline ranks.
+        degree: devices of a tensor-parallel group.
+    """
+    method = found.word(_METHOD)
+    if method is None and not (found.has("deepspeed") or found.has("zero-stage")):
+        return None
+    if size > 1 and found.has("no-pipeline-parallel"):
+        found.wrong("no-pipeline-parallel", f"with {size} pipeline ranks; leave one of them out")
+    if size == 1:
+        return None
+    for name in (_LAYOUT, _EACH, _CHUNKS, _FIRST, _LAST, _EMBEDDING, _LOSS, "mtp-num-layers"):
+        if found.has(name):
+            found.wrong(name, f"DeepSpeed's pipeline has --{_METHOD} alone; leave it out")
+    if method is not None and method.lower() == "parameters" and degree > 1:
+        found.wrong(
+            _METHOD,
+            f"parameters: DeepSpeed counts those of a rank, and {degree} ranks of a group divide "
+            "some of a block's; give the stages (--stages)",
+        )
+    is_tied = not found.has("untie-embeddings-and-output-weights")
+    converts = found.has("bf16") or found.has("fp16")
+    method = method or "type:transformer"
+    return DeepSpeedPartition(found.source, method, size, is_tied, converts)
+
+
+@dataclass(frozen=True)
+class MegatronStages:
+    """How blocks are dealt out to stages.
+
+    Attributes:
+        source: the file, for messages.
+        size: pipeline ranks.
+        layout: symbols of each stage; None: by the numbers.
+        blocks: of the model; None: not told.
+        each: blocks of a stage; None: by the number of stages.
+        chunks: stages of a rank; None: not told.
+        first: blocks of the first rank; None: as the others.
+        last: blocks of the last rank; None: as the others.
+        embedding: whether the embedding counts as a block.
+        loss: whether the head counts as a block.
+        turn: microbatches that a stage runs in turn; None: as many as ranks.
+        overlaps: whether messages overlap where stages are interleaved.
+    """
+
+    source: str
+    size: int
+    layout: tuple[str, ...] | None
+    blocks: int | None
+    each: int | None
+    chunks: int | None
+    first: int | None
+    last: int | None
+    embedding: bool
+    loss: bool
+    turn: int | None
+    overlaps: bool
+
+    @classmethod
+    def of(cls, found: MegatronArguments, size: int) -> MegatronStages:
+        """Return what arguments say of stages, and note what Megatron-LM refuses."""
+        for names in _EXCLUDING:
+            given = [name for name in names if found.has(name)]
+            if len(given) > 1:
+                rest = " or ".join(f"--{name}" for name in given[1:])
+                found.wrong(given[0], f"Megatron-LM does not take it with {rest}; give one of them")
+        return cls(
+            source=found.source,
+            size=size,
+            layout=_layout(found, size),
+            blocks=found.number("num-layers"),
+            each=found.number(_EACH),
+            chunks=found.number(_CHUNKS),
+            first=found.number(_FIRST),
+            last=found.number(_LAST),
+            embedding=found.has(_EMBEDDING),
+            loss=found.has(_LOSS),
+            turn=found.number(_TURN),
+            overlaps=not found.has("no-overlap-p2p-communication"),
+        )
+
+    def divide(self, graph: LayerGraph) -> Division:
+        """Return the layers of every stage of a model.
+
+        Raises:
+            PipeplanError: if its blocks cannot be dealt out so.
+        """
+        blocks = len(block_stack(graph).blocks)
+        if self.blocks not in (None, blocks):
+            raise PipeplanError(
+                f"{self.source}: --num-layers {self.blocks}: the model has {blocks} blocks; make "
+                "them equal"
+            )
+        stages = self.layout or self._by_numbers(blocks)
+        chunks = len(stages) // self.size
+        if chunks > 1 and self.size <= (1 if self.overlaps else 2):
+            why = "" if self.overlaps else " and --no-overlap-p2p-communication"
+            raise PipeplanError(
+                f"{self.source}: --pipeline-model-parallel-size {self.size}: Megatron-LM does not "
+                f"interleave {chunks} stages a rank on as many ranks{why}; use more ranks, or one "
+                "stage a rank"
+            )
+        return divide(graph, "|".join(stages), self.source)
+
+    def table(self, stages: int, share: int) -> ScheduleTable | None:
+        """Return the order of ranks that run other microbatches in turn than there are ranks.
+
+        Args:
+            stages: their number.
+            share: microbatches of a pipeline.
+
+        Raises:
+            PipeplanError: if Megatron-LM does not interleave so many microbatches.
+        """
+        if stages == self.size:
+            return None
+        turn = self.turn or self.size
+        rest = share % turn
+        if not self.size <= turn <= share or 0 < rest < self.size:
+            raise PipeplanError(
+                f"{self.source}: {plural(share, 'microbatch', 'es')} of each pipeline, {turn} in "
+                f"turn, on {self.size} pipeline ranks: Megatron-LM's interleaved 1F1B takes "
+                f"{_working(share, turn, self.size)}; change --global-batch-size or "
+                f"--{_TURN}"
+            )
+        if turn == self.size:
+            return None
+        rounds = [range(first, min(first + turn, share)) for first in range(0, share, turn)]
+        ahead = (stages // self.size - 1) * turn
+        rows = [
+            tuple(
+                in_turn(range(rank, stages, self.size), rounds, ahead + 2 * (self.size - 1 - rank))
+            )
+            for rank in range(self.size)
+        ]
+        return ScheduleTable(tuple(rows), f"interleaved 1F1B, {turn} microbatches in turn")
+
+    def _by_numbers(self, blocks: int) -> tuple[str, ...]:
+        rows = ["t" * count for count in self._counts(blocks)]
+        rows[0] = "E" + rows[0]
+        rows[-1] += "L"
+        return tuple(rows)
+
+    def _counts(self, blocks: int) -> list[int]:
+        """Return the number of blocks of every stage, as ``get_num_layers_to_build`` does."""
+        of_rank: list[int | None] = [None] * self.size
+        of_rank[0] = self.first
+        of_rank[-1] = of_rank[-1] if self.last is None else self.last
+        left = blocks + self.embedding + self.loss - sum(row or 0 for row in of_rank)
+        each, rest = divmod(left, of_rank.count(None)) if None in of_rank else (0, left)
+        numbers = [each if row is None else row for row in of_rank]
+        chunks = max(each // self.each, 1) if self.each else self.chunks or 1
+        is_uneven = self.each is not None and each != self.each * chunks
+        if rest or is_uneven or any(row < 1 or row % chunks for row in numbers):
+            raise PipeplanError(
+                f"{self.source}: {plural(blocks, 'block')} cannot be dealt out equally to "
+                f"{plural(self.size * chunks, 'stage')} on {plural(self.size, 'pipeline rank')}; "
+                f"{self._remedy(blocks)}, or give --{_LAYOUT}"
+            )
+        rows = [number // chunks for _ in range(chunks) for number in numbers]
+        rows[0] -= self.embedding
+        rows[-1] -= self.loss
+        return rows
+
+    def _remedy(self, blocks: int) -> str:
+        """Return the numbers of ranks that divide the blocks, or what to change instead."""
+        counted = blocks + self.embedding + self.loss
+        if self.first is None and self.last is None and not (self.each or self.chunks):
+            ranks = [str(n) for n in range(2, counted + 1) if counted % n == 0]
+            if ranks:
+                return f"--pipeline-model-parallel-size {', '.join(ranks)} would do"
+        return "change --pipeline-model-parallel-size or the virtual stages"
+
+
+def _working(share: int, turn: int, size: int) -> str:
+    """Return the nearest numbers of microbatches that are interleaved."""
+    if turn < size:
+        return f"at least {size} in turn"
+    works = [n for n in range(turn, share + 2 * turn) if not 0 < n % turn < size]
+    near = sorted(works, key=lambda n: abs(n - share))[:2]
+    return " or ".join(map(str, sorted(near))) + " microbatches"
+
+
+def _layout(found: MegatronArguments, size: int) -> tuple[str, ...] | None:
+    """Return the stages of a layout, or None; what is wrong with it is noted."""
+    text = found.word(_LAYOUT)
+    if text is None:
+        return None
+    try:
+        stages = parse_layout(text, f"{found.source}: --{_LAYOUT}")
+    except PipeplanError as error:
+        found.problems += error.problems
+        return None
+    if len(stages) % size:
+        found.wrong(
+            _LAYOUT, f"{plural(len(stages), 'stage')} on {size} pipeline ranks; make it a multiple"
+        )
+    return stages
