@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from itertools import permutations, product
+from itertools import combinations, pairwise, permutations
 
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 
@@ -77,19 +77,13 @@ def branching_problem(
     )
 
 
-def monotone_divisions(problem: Problem) -> Iterator[list[list[str]]]:
-    """All ways to put layers into stages, none empty, with no edge backwards."""
+def interval_divisions(problem: Problem) -> Iterator[list[list[str]]]:
+    """All ways to cut the file's order into stages."""
     names = list(problem.graph.layers)
-    edges = [(names.index(u), names.index(v)) for u, v in problem.graph.edges]
     for count in range(1, min(len(names), len(problem.cluster.devices)) + 1):
-        for stage_of in product(range(count), repeat=len(names)):
-            if len(set(stage_of)) == count and all(stage_of[u] <= stage_of[v] for u, v in edges):
-                yield [[n for n, j in zip(names, stage_of, strict=True) if j == k]
-                       for k in range(count)]  # fmt: skip
-
-
-def is_interval_division(problem: Problem, division: list[list[str]]) -> bool:
-    return [name for stage in division for name in stage] == list(problem.graph.layers)
+        for cuts in combinations(range(1, len(names)), count - 1):
+            edges = [0, *cuts, len(names)]
+            yield [names[a:b] for a, b in pairwise(edges)]
 
 
 def on_single_devices(

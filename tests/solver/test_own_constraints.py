@@ -89,16 +89,15 @@ KEPT = {
 
 
 @pytest.mark.parametrize("topology", ["mesh", "switches"])
-@pytest.mark.parametrize("form", ["chain", "graph"])
 @pytest.mark.parametrize("constrain", KEPT, ids=lambda rule: rule.__name__)
-def test_found_is_the_best_of_all_partitions_that_keep_the_constraint(constrain, form, topology):
+def test_found_is_the_best_of_all_partitions_that_keep_the_constraint(constrain, topology):
     """With two switches some devices are interchangeable, but not for who names them."""
     problem = tiny_problem(
         7, layers=4, devices=3, microbatches=4, replication=topology == "mesh", topology=topology
     )
     kept = [specs for specs in all_partitions(problem) if KEPT[constrain](specs)]
     best_s = min(schedule_bound_s(place(problem, specs)) for specs in kept)
-    found = search_partition(problem, constrain=constrain, form=form, time_limit_s=600, workers=2)
+    found = search_partition(problem, constrain=constrain, time_limit_s=600, workers=2)
     assert found.status == "optimal"
     assert KEPT[constrain](found.stages)
     assert found.objective_s == pytest.approx(best_s, rel=1e-4)
@@ -165,8 +164,8 @@ def test_deterministic_search_gives_the_same_partition_twice():
 def test_settings_out_of_range_are_all_named():
     problem = tiny_problem(1, layers=3, devices=2, microbatches=2)
     with pytest.raises(PipeplanError) as caught:
-        search_partition(problem, form="tree", time_limit_s=0, workers=0)
-    assert len(caught.value.problems) == 3
+        search_partition(problem, time_limit_s=0, workers=0)
+    assert len(caught.value.problems) == 2
 
 
 def test_a_constraint_that_is_returned_instead_of_added_is_told() -> None:

@@ -139,8 +139,7 @@ def with_memory(problem, peak_bytes):
 
 
 @given(st.data())
-@pytest.mark.parametrize("form", ["chain", "graph"])
-def test_every_plan_is_allowed_and_no_faster_than_the_model_says(form, data):
+def test_every_plan_is_allowed_and_no_faster_than_the_model_says(data):
     """Any stages, replicas, recomputation and schedule, with no more memory than they need."""
     problem = data.draw(problems())
     specs = data.draw(partitions(problem))
@@ -152,7 +151,7 @@ def test_every_plan_is_allowed_and_no_faster_than_the_model_says(form, data):
     assume(all(event.end_s > event.start_s for event in timeline.operations))
     short = with_memory(problem, timeline.peak_memory_bytes)
     horizon_s = max(2 * timeline.iteration_time_s, 1e-6)
-    model = PartitionModel(Chain(short), horizon_s, len(specs), form=form, break_symmetry=False)
+    model = PartitionModel(Chain(short), horizon_s, len(specs), break_symmetry=False)
     assert allows_within(model, specs, timeline.iteration_time_s * (1 + 1e-9))
 
 
@@ -211,8 +210,7 @@ def test_reductions_of_any_number_of_replicas_are_exact(replicas):
     assert value_s >= bound_s * (1 - 1e-6) - 1.01 * model.tick_s
 
 
-@pytest.mark.parametrize("form", ["chain", "graph"])
-def test_layers_keep_to_the_device_types_they_may_run_on(form):
+def test_layers_keep_to_the_device_types_they_may_run_on():
     problem = tiny_problem(2, layers=5, devices=3, microbatches=4, types=2)
     record = problem.graph.record
     rows = [
@@ -221,7 +219,7 @@ def test_layers_keep_to_the_device_types_they_may_run_on(form):
     ]
     limited = record.model_copy(update={"layers": tuple(rows)})
     problem = replace(problem, graph=LayerGraph.from_record(limited))
-    model = PartitionModel(Chain(problem), 10.0, 3, form=form)
+    model = PartitionModel(Chain(problem), 10.0, 3)
     solver = cp_model.CpSolver()
     assert solver.solve(model.model) == cp_model.OPTIMAL
     found = next(stage for stage in model.stages(solver) if "layer2" in stage.layers)

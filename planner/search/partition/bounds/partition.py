@@ -109,7 +109,7 @@ def work_bound_s(chain: Chain) -> float:
     return max(path, chain.problem.job.microbatches * even)
 
 
-def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None = None) -> float:
+def longest_plan_s(chain: Chain, max_stages: int) -> float:
     """Return the longest time of a plan that runs one microbatch after the other.
 
     Every layer on its slowest type, recomputed if it may be, every transfer at the largest cut
@@ -118,7 +118,6 @@ def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None =
     Args:
         chain: the layers.
         max_stages: the largest number of stages.
-        crossing_bytes: the most that a cut sends, there and back; of the chain's cuts if not given.
     """
     problem = chain.problem
     cluster, microbatches = problem.cluster, problem.job.microbatches
@@ -138,9 +137,8 @@ def longest_plan_s(chain: Chain, max_stages: int, crossing_bytes: float | None =
         for name in chain.types
     ]
     work = float(np.max(seconds, axis=0).sum())
-    chains, crossing = [chain.on(name) for name in chain.types], crossing_bytes
-    if crossing is None:
-        crossing = max(float(own.cut_bytes.max() + own.cut_gradient_bytes.max()) for own in chains)
+    chains = [chain.on(name) for name in chain.types]
+    crossing = max(float(own.cut_bytes.max() + own.cut_gradient_bytes.max()) for own in chains)
     transfers = (max_stages - 1) * (2 * latency_s + crossing / width)
     state = float(max(static_bytes(problem, own.graph.record.parameters) for own in chains))
     reductions = max_stages + len(chain.tied_parameters)

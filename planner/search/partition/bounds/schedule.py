@@ -22,7 +22,7 @@ def schedule_bound_s(pipeline: PlacedPipeline, *, split: bool = False) -> float:
     between two single devices likewise. Where devices hold several stages: their own work, and the
     way of a single microbatch. Where messages block, the work of each device and what it waits for.
 
-    The CP-SAT model of planner.search.partition minimises the same expression, for whole backwards.
+    The CP-SAT model of planner.search.partition minimises the same expression.
 
     Args:
         pipeline: the stages.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import Literal as OneOf
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -17,9 +16,7 @@ from planner.search.partition.chain import Chain, FloatArray, StageChoice
 from planner.search.partition.cp_sat.stages import (
     ChainCuts,
     Expression,
-    GraphStages,
     LayersByStage,
-    LayerStages,
     Literal,
 )
 from planner.search.partition.cp_sat.tensors import CutTensor, cut_tensors
@@ -101,8 +98,6 @@ class DeviceSets:
                 self._model.add(place[first] <= place[second])
 
 
-Form = OneOf["chain", "graph"]
-"""Stages are intervals of the file's order, or any sets of layers that no edge leaves backwards."""
 Stages = Sequence[StageChoice | StageSpec]
 """Stages by positions in the chain, or by layer names."""
 OBJECTIVE_TICKS = 200_000
@@ -121,7 +116,6 @@ class Decisions:
         chain: the layers.
         horizon_s: the longest time to tell apart.
         max_stages: the largest number of stages.
-        form: of the stages.
         break_symmetry: let interchangeable devices hold stages in one order only. Constraints that
             name devices need it off.
 
@@ -143,11 +137,9 @@ class Decisions:
         horizon_s: float,
         max_stages: int,
         *,
-        form: Form = "chain",
         break_symmetry: bool = True,
     ) -> None:
         self.chain = chain
-        self.form = form
         self.job = chain.problem.job
         self.cluster = chain.problem.cluster
         self.devices = self.cluster.device_names
@@ -156,10 +148,8 @@ class Decisions:
         self.horizon = (OBJECTIVE_TICKS + 1) * FINE
         self.model = cp_model.CpModel()
         self.tensors: tuple[CutTensor, ...] = cut_tensors(chain.problem.graph)
-        self.layers: LayerStages = self._layer_stages()
+        self.layers = ChainCuts(self.model, chain.length, self.tensors, max_stages, chain.cuts)
         self.active = self.layers.active
-        if form == "graph":
-            self._keep_together()
         sets = DeviceSets(self.model, self.cluster, self.active, replication=self.job.replication)
         if self.job.has_pipelines:
             sets.equalise(self.active)
@@ -167,21 +157,6 @@ class Decisions:
         self.interchangeable = interchangeable_devices(self.cluster) if break_symmetry else []
         sets.order(self.interchangeable)
         self._literals: dict[tuple[object, ...], cp_model.IntVar] = {}
-
-    def _layer_stages(self) -> LayerStages:
-        count, length = len(self.stages), self.chain.length
-        if self.form == "chain":
-            return ChainCuts(self.model, length, self.tensors, count, self.chain.cuts)
-        position = {name: index for index, name in enumerate(self.chain.names)}
-        edges = [(position[u], position[v]) for u, v in self.chain.problem.graph.edges]
-        return GraphStages(self.model, length, self.tensors, edges, count)
-
-    def _keep_together(self) -> None:
-        """Keep layers in one stage with those before them, where the job allows no cut."""
-        for layer in np.flatnonzero(~self.chain.may_cut).tolist():
-            for j in self.stages:
-                before, after = self.layers.done_by(j, layer - 1), self.layers.done_by(j, layer)
-                self.model.add(before == after)
 
     # --- literals for constraints ------------------------------------------------------------
 
@@ -292,16 +267,15 @@ class Decisions:
         return self._literals[key]
 
     def has(self, stages: Stages) -> bool:
-        """Return whether the stages can be decided: one a device, no more than there are.
+        """Return whether these stages can be decided.
 
-        In the chain form they also are intervals of the file's order.
+        They are intervals of the file's order, one a device, and no more than the model has.
         """
         devices = [device for stage in stages for device in stage.devices]
         if len(set(devices)) < len(devices) or len(stages) > len(self.stages):
             return False
         layers, _ = self.places(stages)
-        in_order = [layer for held in layers for layer in held] == list(range(self.chain.length))
-        return in_order or self.form == "graph"
+        return [layer for held in layers for layer in held] == list(range(self.chain.length))
 
     def values_of(self, stages: Stages) -> Iterator[tuple[cp_model.IntVar, int]]:
         """Yield the decisions that make these stages on these devices, with their values.

@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 
 from planner.costs.optimizer import most_holders, static_bytes
 from planner.search.partition.chain import Chain, FloatArray
-from planner.search.partition.cp_sat.decisions import Decisions, Form
+from planner.search.partition.cp_sat.decisions import Decisions
 from planner.search.partition.cp_sat.recomputation import RecomputeDecisions, StageStashes
 from planner.search.partition.cp_sat.stages import Expression
 from planner.search.partition.cp_sat.tensors import ByteUnit
@@ -67,7 +67,7 @@ MOST_LAYERS = 1500
 """Longer chains are not looked at interval by interval."""
 
 
-def memory_may_bind(chain: Chain, horizon_s: float, form: Form) -> bool:
+def memory_may_bind(chain: Chain, horizon_s: float) -> bool:
     """Return whether a stage of a plan within the horizon could be short of memory.
 
     A stage of work w a microbatch has no use for more in flight than the longest round trip holds
@@ -75,7 +75,7 @@ def memory_may_bind(chain: Chain, horizon_s: float, form: Form) -> bool:
     """
     kinds = chain.problem.cluster.device_types
     capacity = min(kinds[name].capacity_bytes for name in chain.types)
-    if form == "graph" or chain.length > MOST_LAYERS:
+    if chain.length > MOST_LAYERS:
         return _whole_bytes(chain) > capacity
     memory, count = IntervalMemory(chain), chain.problem.job.microbatches
     work = np.min([_work_s(row) for row in chain.work_s], axis=0)

@@ -16,7 +16,7 @@ from ortools.sat.python import cp_model
 from planner.costs.placed_pipeline import StageSpec
 from planner.search.budget import Clock, run_solver
 from planner.search.partition.chain import Chain, Partition, StageChoice
-from planner.search.partition.cp_sat.decisions import FINE, OBJECTIVE_TICKS, Decisions, Form, Stages
+from planner.search.partition.cp_sat.decisions import FINE, OBJECTIVE_TICKS, Decisions, Stages
 from planner.search.partition.cp_sat.endings import StageEndings
 from planner.search.partition.cp_sat.memory import StageMemory, memory_may_bind
 from planner.search.partition.cp_sat.recomputation import RecomputeDecisions
@@ -184,8 +184,6 @@ class PartitionModel:
         horizon_s: time of a known plan; nothing slower is looked for.
         max_stages: the largest number of stages.
         least_s: a proven bound on every plan; the objective is not below it.
-        form: of the stages: ``chain``, intervals of the file's order; ``graph``, any sets of
-            layers that no edge leaves backwards.
         break_symmetry: look at one of the orders of interchangeable devices only. Constraints
             that name devices need it off.
 
@@ -202,14 +200,11 @@ class PartitionModel:
         max_stages: int,
         *,
         least_s: float = 0.0,
-        form: Form = "chain",
         break_symmetry: bool = True,
     ) -> None:
         # Variables: stages, their layers and devices, and the layers that run again.
-        self.decisions = Decisions(
-            chain, horizon_s, max_stages, form=form, break_symmetry=break_symmetry
-        )
-        binds = memory_may_bind(chain, horizon_s, form)
+        self.decisions = Decisions(chain, horizon_s, max_stages, break_symmetry=break_symmetry)
+        binds = memory_may_bind(chain, horizon_s)
         self._recomputation = RecomputeDecisions(self.decisions) if binds else None
         # Constraints: what stages compute, send and end with, and whether they fit.
         self.times = StageTimes(self.decisions, self._recomputation)
@@ -296,11 +291,11 @@ class PartitionModel:
         )
 
     def partition(self, values: Values) -> Partition:
-        """Return the partition of a solution of the chain form, nothing recomputed."""
+        """Return the partition of a solution, nothing recomputed."""
         return tuple(replace(stage, recompute=()) for stage in self.recomputed(values))
 
     def recomputed(self, values: Values) -> Partition:
-        """Return the partition of a solution of the chain form, with what its stages recompute."""
+        """Return the partition of a solution, with what its stages recompute."""
         return tuple(
             StageChoice(
                 layers[0],

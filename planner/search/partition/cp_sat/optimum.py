@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ortools.sat.python import cp_model
 
@@ -17,9 +17,9 @@ from planner.search.partition.bounds.partition import longest_plan_s, work_bound
 from planner.search.partition.bounds.schedule import schedule_bound_s
 from planner.search.partition.candidates import even_partition
 from planner.search.partition.chain import Chain
-from planner.search.partition.cp_sat.decisions import OBJECTIVE_TICKS, Form
+from planner.search.partition.cp_sat.decisions import OBJECTIVE_TICKS
 from planner.search.partition.cp_sat.model import PartitionModel
-from planner.search.partition.cp_sat.search import PRECISION, Constrain, add_own
+from planner.search.partition.cp_sat.search import PRECISION, Constrain, PartitionSearch, add_own
 
 LEAST_HORIZON_S = 1e-9
 """Where nothing takes any time a tick of the model still takes some."""
@@ -27,6 +27,10 @@ FIRST_SHARE = 0.3
 """Share of the time for a coarse estimate of the iteration time; the rest refines it."""
 ROUGH = 0.02
 """The gap at which that is known well enough."""
+NEAR = 1e-4
+"""The gap at which a partition counts as optimal."""
+MOST_ROUNDS = 50
+"""Further searches at most, each without the partitions that were found before."""
 Status = Literal["optimal", "feasible", "infeasible", "unknown"]
 
 
@@ -36,8 +40,8 @@ class PartitionOptimum:
 
     Attributes:
         status: ``optimal``: no partition that keeps the constraints has a smaller objective (to
-            a hundred-thousandth); ``feasible``: time ran out first; ``infeasible``: no partition
-            keeps them; ``unknown``: none was found in time.
+            a ten-thousandth); ``feasible``: the search ended before that was proved;
+            ``infeasible``: no partition keeps them; ``unknown``: none was found in time.
         stages: layers and devices of each, and what it recomputes; none unless found.
         objective_s: no schedule of these stages is faster; infinity without.
         lower_bound_s: no plan with one stage a device that keeps the constraints is faster.
@@ -58,7 +62,6 @@ def search_partition(
     problem: Problem,
     *,
     constrain: Constrain | None = None,
-    form: Form = "chain",
     time_limit_s: float = 30.0,
     seed: int = 0,
     workers: int = 2,
@@ -70,8 +73,6 @@ def search_partition(
         problem: the model, cluster and job.
         constrain: is called with the model's :class:`Decisions` and adds constraints to
             ``decisions.model``; it may be called several times, with different ones.
-        form: ``chain``: stages are intervals of the file's order; ``graph``: any sets of layers
-            that no edge leaves backwards.
         time_limit_s: seconds, of CP-SAT's deterministic time in deterministic mode.
         seed: of the search.
         workers: threads.
@@ -81,17 +82,15 @@ def search_partition(
         PipeplanError: if a setting is out of range, or ``constrain`` names a layer or device that
             is not there.
     """
-    _check(form, time_limit_s, workers)
+    _check(time_limit_s, workers)
     chain = Chain(problem)
     settings = Settings(seed, workers, deterministic)
     clock = Clock(time_limit_s, deterministic)
-    return _Search(chain, constrain, form, settings, clock).run(time_limit_s)
+    return _Search(chain, constrain, settings, clock).run(time_limit_s)
 
 
-def _check(form: str, time_limit_s: float, workers: int) -> None:
+def _check(time_limit_s: float, workers: int) -> None:
     problems = []
-    if form not in get_args(Form):
-        problems.append(f"form: {form!r} is not one of {', '.join(get_args(Form))}")
     if not time_limit_s > 0:
         problems.append(f"time_limit_s: {time_limit_s} is not a positive number of seconds")
     if workers < 1:
@@ -105,13 +104,11 @@ class _Search:
         self,
         chain: Chain,
         constrain: Constrain | None,
-        form: Form,
         settings: Settings,
         clock: Clock,
     ) -> None:
         self._chain = chain
         self._constrain = constrain
-        self._form: Form = form
         self._settings = settings
         self._clock = clock
         self._max_stages = chain.max_stages
@@ -129,28 +126,58 @@ class _Search:
         least_s, left_s = first.lower_bound_s, self._clock.left_s
         second = self._solve(known_s, least_s, first.stages, left_s, PRECISION)
         if second.stages:
-            return second
+            return self._refined(second)
         # What was found stands. Out of time the second bound holds, too; rounded off it does not.
         bounds = [first.lower_bound_s]
         bounds += [second.lower_bound_s] if second.status == "unknown" else []
         bound_s = min(max(bounds), first.objective_s)
         return PartitionOptimum("feasible", first.stages, first.objective_s, bound_s)
 
+    def _refined(self, best: PartitionOptimum) -> PartitionOptimum:
+        """Go on to other partitions where the model's objective is below that of its stages.
+
+        The model rounds, and divides microbatches over replicas in fractions.
+        """
+        search = PartitionSearch(
+            self._chain,
+            self._max_stages,
+            self._settings,
+            self._clock,
+            None,
+            max(best.objective_s, LEAST_HORIZON_S),
+            least_s=best.lower_bound_s,
+            constrain=self._constrain,
+        )
+        stages, objective_s, bound_s = best.stages, best.objective_s, best.lower_bound_s
+        for _ in range(MOST_ROUNDS):
+            if objective_s <= bound_s * (1 + NEAR) or self._clock.left_s <= 0:
+                break
+            found = search.next(objective_s, self._clock.left_s)
+            for plain, recomputed in zip(found.partitions, found.recomputed, strict=True):
+                search.exclude(plain, self._bound_s(self._chain.specs(plain)))
+                specs = self._chain.specs(recomputed)
+                stages, objective_s = min(
+                    (stages, objective_s), (specs, self._bound_s(specs)), key=lambda row: row[1]
+                )
+            bound_s = min(search.bound_s, objective_s)
+        status: Status = "optimal" if objective_s <= bound_s * (1 + NEAR) else "feasible"
+        return PartitionOptimum(status, stages, objective_s, bound_s)
+
     def _longest_s(self) -> float:
-        crossing = None
-        if self._form == "graph":
-            record = self._chain.problem.graph.record
-            crossing = 2.0 * sum(tensor.bytes for tensor in record.boundaries)
-        return max(longest_plan_s(self._chain, self._max_stages, crossing), LEAST_HORIZON_S)
+        return max(longest_plan_s(self._chain, self._max_stages), LEAST_HORIZON_S)
 
     def _start(self) -> tuple[StageSpec, ...]:
         """Return the best even partition to begin with; the constraints may rule it out."""
         best: tuple[float, tuple[StageSpec, ...]] = (float("inf"), ())
         for specs in self._even():
-            pipeline = place(self._chain.problem, specs)
-            if is_connected(pipeline):
-                best = min(best, (schedule_bound_s(pipeline), specs), key=lambda row: row[0])
+            if is_connected(place(self._chain.problem, specs)):
+                best = min(best, (self._bound_s(specs), specs), key=lambda row: row[0])
         return best[1]
+
+    def _bound_s(self, stages: tuple[StageSpec, ...]) -> float:
+        """Return a time that no schedule of these stages beats, split backwards included."""
+        problem = self._chain.problem
+        return schedule_bound_s(place(problem, stages), split=problem.job.splits)
 
     def _even(self) -> Iterator[tuple[StageSpec, ...]]:
         for count in range(1, self._max_stages + 1):
@@ -169,7 +196,6 @@ class _Search:
             horizon_s,
             self._max_stages,
             least_s=least_s,
-            form=self._form,
             break_symmetry=self._constrain is None,
         )
         if self._constrain is not None:
@@ -186,10 +212,7 @@ class _Search:
         if status == cp_model.UNKNOWN:
             return PartitionOptimum("unknown", (), float("inf"), bound_s)
         stages = model.stages(solver)
-        objective_s = max(
-            solver.objective_value * model.tick_s,
-            schedule_bound_s(place(self._chain.problem, stages)),
-        )
+        objective_s = max(solver.objective_value * model.tick_s, self._bound_s(stages))
         proved = status == cp_model.OPTIMAL and precision == PRECISION
         bound_s = min(bound_s, objective_s)
         return PartitionOptimum("optimal" if proved else "feasible", stages, objective_s, bound_s)

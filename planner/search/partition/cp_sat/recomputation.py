@@ -92,7 +92,7 @@ class StageStashes:
     def _may_be_kept(self, tensor: CutTensor) -> bool:
         """No stage is between neighbours of the chain, so none keeps what it does not use."""
         besides = tensor.users == (tensor.producer + 1,)
-        return not (self._d.form == "chain" and besides and tensor.saver == tensor.producer + 1)
+        return not (besides and tensor.saver == tensor.producer + 1)
 
     def _reasons(self, tensor: CutTensor, j: int) -> Iterator[list[Literal]]:
         """Conditions each of which makes stage j keep a tensor that no layer's stash contains.
@@ -107,7 +107,7 @@ class StageStashes:
             if saver not in tensor.users and (j, saver) in self._again:
                 elsewhere.append([self._again[j, saver]])
         for condition in elsewhere:
-            for user in self._d.layers.latest(tensor.users) if j else ():
+            for user in tensor.users[-1:] if j else ():
                 made = self._d.layers.done_by(j - 1, tensor.producer)
                 yield [made, ~self._d.layers.done_by(j - 1, user), *condition]
             for user in tensor.users:

@@ -10,7 +10,7 @@ from ortools.sat.python import cp_model
 from planner.errors import PipeplanError
 from planner.search.budget import Clock, Settings, run_solver
 from planner.search.partition.chain import Chain, Partition, without_recompute
-from planner.search.partition.cp_sat.decisions import Decisions, Form, Stages
+from planner.search.partition.cp_sat.decisions import Decisions, Stages
 from planner.search.partition.cp_sat.model import PartitionModel
 
 Constrain = Callable[[Decisions], object]
@@ -158,13 +158,10 @@ class ConstraintCheck:
         chain: the layers.
         max_stages: the largest number of stages.
         constrain: adds the constraints to ``decisions.model``.
-        form: of the stages that will be asked for.
     """
 
-    def __init__(
-        self, chain: Chain, max_stages: int, constrain: Constrain, form: Form = "chain"
-    ) -> None:
-        self._decisions = Decisions(chain, 1.0, max_stages, form=form, break_symmetry=False)
+    def __init__(self, chain: Chain, max_stages: int, constrain: Constrain) -> None:
+        self._decisions = Decisions(chain, 1.0, max_stages, break_symmetry=False)
         add_own(constrain, self._decisions)
 
     def keeps(self, stages: Stages) -> bool:
