@@ -24,7 +24,7 @@ def export(
         typer.Option(
             "--to",
             metavar="TOOL",
-            help="torch-csv, torchtitan, megatron, deepspeed or megatron-deepspeed",
+            help="torch-csv, torchtitan, megatron or deepspeed",
             autocompletion=completion.export_targets,
         ),
     ],

@@ -25,7 +25,6 @@ from planner.space import WITH_SHARDED_PARAMETERS
 
 FILES = {
     "megatron": (("megatron.sh", read_megatron_arguments),),
-    "megatron-deepspeed": (("megatron_deepspeed.sh", read_megatron_arguments),),
     "torchtitan": (
         ("torchtitan.json", read_torchtitan_config),
         ("torchtitan_main.json", read_torchtitan_config),
@@ -124,12 +123,6 @@ def test_an_export_is_adopted_with_the_same_predicted_time(
         with pytest.raises(PipeplanError, match="so there is nothing to pipeline"):
             export_plan(plan, target)
         return
-    if target == "megatron-deepspeed" and not deepspeed_runs(plan):
-        with pytest.raises(PipeplanError, match="megatron-deepspeed: stages: "):
-            export_plan(plan, target)
-        return
-    if target == "megatron-deepspeed" and plan.overlaps and len(plan.stages[0].devices) > 1:
-        return  # It reduces gradients later.
     for back in ways_back(plan, target, tmp_path_factory.mktemp("export")):
         assert verify(back) == []
         assert back.predicted.iteration_time_s == plan.predicted.iteration_time_s
@@ -140,15 +133,6 @@ def test_an_export_is_adopted_with_the_same_predicted_time(
         assert back.job.sequence_parallel == plan.job.sequence_parallel
         assert back.job.shard_optimizer == plan.job.shard_optimizer
         assert back.job.shard_parameters == plan.job.shard_parameters
-
-
-def deepspeed_runs(plan: Plan) -> bool:
-    """Whether ranks have one stage each, of equally many blocks, or one less at both ends."""
-    blocks = [sum(name.startswith("h.") for name in stage.layers) for stage in plan.stages]
-    if len(blocks) > len({stage.devices for stage in plan.stages}):
-        return False
-    # The head of these models has weights of its own, so that it counts as no block.
-    return len(set(blocks)) == 1
 
 
 def test_ranks_of_a_group_follow_each_other() -> None:
@@ -280,44 +264,6 @@ def test_a_rank_of_a_group_builds_the_layers_of_its_stage(monkeypatch: pytest.Mo
             assert made._topo.sizes == (2, 2, 2)
             held = found["LAYERS"][slice(*made.bounds)]
             assert held == [name for name in stage["layers"] if name != "loss"]
-
-
-def test_embedding_and_head_that_count_as_blocks_are_one_block_less_at_the_ends() -> None:
-    graph = transformer(7, degrees=(2,)).record
-    # Embedding and head share their weight.
-    layers = tuple(
-        row.model_copy(update={"parameters": ("wte.weight",)}) if row.name == "lm_head" else row
-        for row in graph.layers
-    )
-    tied = LayerGraph.from_record(graph.model_copy(update={"layers": layers}))
-    plan = adopt(problem(tied, machines(6), tensor_parallel=2), "Ett|ttt|ttL")
-    exported = export_plan(plan, "megatron-deepspeed")
-    script = exported.files["megatron_deepspeed.sh"]
-    assert "--pp-partition-method 'type:transformer|embedding'" in script
-    assert any("bigscience-workshop" in note for note in exported.notes)
-    with pytest.raises(PipeplanError, match=r"they hold 2, 3, 2 blocks, .*export --to deepspeed"):
-        export_plan(
-            adopt(
-                problem(transformer(7, degrees=(2,)), machines(6), tensor_parallel=2), "Ett|ttt|ttL"
-            ),
-            "megatron-deepspeed",
-        )
-
-
-def test_deepspeed_recomputes_all_blocks_where_the_plan_recomputes_some() -> None:
-    plan = adopt(problem(transformer(4), machines(2)), "Ett|ttL")
-    some = plan.stages[0].model_copy(update={"recompute": ("h.0",)})
-    exported = export_plan(
-        plan.model_copy(update={"stages": (some, plan.stages[1])}), "megatron-deepspeed"
-    )
-    assert "    --checkpoint-activations\n" in exported.files["megatron_deepspeed.sh"]
-    assert any("recomputes every block" in note for note in exported.notes)
-
-
-def test_a_stage_of_several_a_rank_is_no_plan_of_deepspeed() -> None:
-    plan = adopt(problem(transformer(4), machines(2)), "Et|t|t|tL", pipeline_size=2)
-    with pytest.raises(PipeplanError, match="4 on 2 pipeline ranks, but DeepSpeed has one stage"):
-        export_plan(plan, "megatron-deepspeed")
 
 
 CHAIN = ("tok_embeddings", *(f"layers.{i}" for i in range(5)), "lm_head", "loss")

@@ -1,11 +1,11 @@
 """How DeepSpeed deals out a list of layers to pipeline stages.
 
-As ``PipelineModule._partition_layers`` of DeepSpeed 0.19.8 does, with ``partition_uniform`` and
-``partition_balanced`` (``deepspeed/runtime/pipe/module.py`` and ``runtime/utils.py``), over the list
-that Megatron-DeepSpeed makes (``GPTModelPipe`` in ``megatron/model/gpt_model.py``): a conversion of
-types, the embedding, a transposition, the blocks, a transposition, the norm, the head, and with 16
-bits a conversion again. The fork of github.com/deepspeedai has no transpositions, and always
-partitions by ``type:transformer``, so that these do not matter there.
+As ``PipelineModule._partition_layers`` of DeepSpeed 0.19.8 does (``runtime/pipe/module.py``, with
+``runtime/utils.py``), over the list that Megatron-DeepSpeed makes (``GPTModelPipe`` in
+``megatron/model/gpt_model.py``): a conversion of types, the embedding, a transposition, the blocks,
+a transposition, the norm, the head, and with 16 bits a conversion again. The fork of
+github.com/deepspeedai has no transpositions, and always partitions by ``type:transformer``, so that
+these do not matter there.
 """
 
 from __future__ import annotations

@@ -386,7 +386,7 @@ def _notes(plan: Plan, timeline: Timeline, pipelines: int) -> Iterator[str]:
             "give `layers` whose modules do (Megatron-DeepSpeed's ColumnParallelLinear, "
             "RowParallelLinear and VocabParallelEmbedding, or your own), and initialize them with "
             "PipeModelDataParallelTopology's groups; `pipeplan trace --split` says how the plan "
-            "counts each layer, `export --to megatron-deepspeed` has that program's own arguments"
+            "counts each layer"
         )
     yield from reduction_notes(plan, f"{TOOL} reduces them after all backwards")
     if pipelines > 1 and plan.sync.strategy != "all_reduce":

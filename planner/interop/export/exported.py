@@ -106,7 +106,6 @@ TARGETS = {
     "torchtitan": "planner.interop.export.torchtitan",
     "megatron": "planner.interop.export.megatron",
     "deepspeed": "planner.interop.export.deepspeed",
-    "megatron-deepspeed": "planner.interop.export.megatron_deepspeed",
 }
 """Modules with a function ``export(plan) -> Exported``."""
 _GROUPS: Feature = "tensor_parallel"
@@ -115,7 +114,6 @@ TAKES: Mapping[str, tuple[Feature, ...]] = {
     "torchtitan": (_GROUPS, "shard_optimizer", "shard_parameters"),
     "megatron": (_GROUPS, "shard_optimizer", "recompute_attention"),
     "deepspeed": (_GROUPS, "shard_optimizer"),
-    "megatron-deepspeed": (_GROUPS, "shard_optimizer"),
 }
 """Features of jobs that a target runs."""
 
