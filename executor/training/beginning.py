@@ -96,24 +96,25 @@ class Beginning:
         if not self._is_first:
             return
         found, why = self.checkpoint, f"restart {self._restarts}: " if self._restarts else ""
-        if found is not None:
+        if found is not None and found.step >= steps:
+            logger.info(
+                "nothing to do: %s is of step %d and --steps is %d; to go on, give more --steps, "
+                "which count from the very first",
+                *(found.folder, found.step, steps),
+            )
+        elif found is not None:
             logger.info("%sresumes from %s, after step %d", why, found.folder, found.step)
             self._name(found.folder)
         elif self._restarts or self._resume is not None:
-            where = self._own or self._resume or "no [checkpoint] folder is configured, which"
-            logger.info("%s%s has no checkpoint: training begins at step 1", why, where)
+            where = self._own if self._restarts and self._own is not None else self._resume
+            what = "no [checkpoint] folder" if where is None else f"no checkpoint in {where}"
+            logger.info("%s%s: training begins at step 1", why, what)
         if self._own is not None and self._begins_beside_others():
             name_latest(self._own / NOTHING)
             logger.warning(
                 "%s has checkpoints already, up to %s; they stay, and training does not resume "
                 "from them: add --resume %s to do so",
                 *(self._own, max(step_folders(self._own)), self._own),
-            )
-        if found is not None and found.step >= steps:
-            logger.info(
-                "nothing to do: %s is of step %d and --steps is %d; to go on, give more --steps, "
-                "which count from the very first",
-                *(found.folder, found.step, steps),
             )
 
     def _name(self, folder: Path) -> None:

@@ -138,7 +138,7 @@ def test_torchrun_restarts_go_on_from_the_newest_checkpoint(
     status, text = training.run(2, restarts=1, KILL=kill, KILL_NOTE=note)
     assert status == 0, text
     if resumed is None:
-        assert "has no checkpoint: training begins at step 1" in text
+        assert f"restart 1: no checkpoint in {training.saved}: training begins at step 1" in text
     else:
         assert f"restart 1: resumes from {training.saved}/step-0000000{resumed}, after" in text
     assert steps_of(text)[-(STEPS - (resumed or 0)) :] == [*range((resumed or 0) + 1, STEPS + 1)]
@@ -154,7 +154,7 @@ def test_a_restart_without_a_folder_for_checkpoints_says_that_it_begins_anew(
     note = str(training.folder / "killed")
     status, text = training.run(2, restarts=1, KILL="1:11", KILL_NOTE=note)
     assert status == 0, text
-    assert "no [checkpoint] folder is configured, which has no checkpoint" in text
+    assert "restart 1: no [checkpoint] folder: training begins at step 1" in text
 
 
 @pytest.mark.extensive
@@ -163,7 +163,7 @@ def test_one_command_starts_and_resumes(training: Training, whole: Callable) -> 
     resume = ["--resume", str(training.saved)]
     status, text = training.run(1, *resume, "--steps", "3")
     assert status == 0, text
-    assert f"{training.saved} has no checkpoint: training begins at step 1" in text
+    assert f"no checkpoint in {training.saved}: training begins at step 1" in text
     assert "has checkpoints already" not in text
     status, text = training.run(1, *resume)
     assert f"resumes from {training.saved}/step-00000003, after step 3" in text
