@@ -16,6 +16,7 @@ from planner.cli.options import (
     JobOption,
     JsonOption,
     ModelArgument,
+    NoCheckOption,
     PlanOutputOption,
     RunByOption,
     SequenceParallelOption,
@@ -139,6 +140,7 @@ def adopt(
     allow_overflow: OverflowOption = False,
     runtime: RunByOption = None,
     output: PlanOutputOption = Path("plan.json"),
+    no_check: NoCheckOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a plan from a partition and schedule that you already run, without a search."""
@@ -152,6 +154,7 @@ def adopt(
             tensor_parallel=tensor_parallel,
             sequence_parallel=sequence_parallel,
             expert_parallel=expert_parallel,
+            check=not no_check,
         ),
         layout=megatron_layout,
         stages=stages,

@@ -100,6 +100,8 @@ def adopt_plan(request: AdoptRequest, output: Path, *, allow_overflow: bool, as_
         _show(found, request, output, [*too_large, *_layout_notes(found, layout)])
         if not too_large:
             print_run_command(found.plan, output, loaded.text_problem)
+    if loaded.compared is not None:
+        say(loaded.compared, err=True)
 
 
 def _adopted(request: AdoptRequest) -> tuple[Adopted, LoadedProblem, RuntimeLayout | None]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli import completion
-from planner.cli.models import ProblemRequest, problem_of
+from planner.cli.models import ProblemRequest, loaded_problem
 from planner.cli.options import (
     ClusterOption,
     ExpertParallelOption,
@@ -80,7 +80,7 @@ def compare(
         for path in (output, best_baseline):
             if path is not None:
                 require_file_path(path)
-        problem = problem_of(
+        problem = loaded_problem(
             ProblemRequest(
                 model,
                 cluster,
@@ -91,7 +91,7 @@ def compare(
                 sequence_parallel=sequence_parallel,
                 expert_parallel=expert_parallel,
             )
-        )
+        ).problem
         rows = _compared(problem, names, time_limit, seed)
         _report(rows, output, as_json)
         if best_baseline is not None:

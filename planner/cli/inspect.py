@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli import completion
-from planner.cli.models import graph_of, is_graph_file, job_of
+from planner.cli.models import is_graph_file, job_of, traced
 from planner.cli.options import (
     JobOption,
     JsonOption,
     ModelArgument,
+    NoCheckOption,
     PlanArgument,
     RunByOption,
     SetOption,
@@ -54,6 +55,7 @@ def trace(
         bool,
         typer.Option("--experts", help="with --split: give devices whole experts, not shares"),
     ] = False,
+    no_check: NoCheckOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Trace a model and show each layer's FLOPs, parameters, stash and boundary tensors."""
@@ -64,9 +66,11 @@ def trace(
         if sequence or experts:
             name = "--sequence" if sequence else "--experts"
             raise PipeplanError(f"{name} is part of a split; add --split DEGREE")
-        graph = graph_of(model, job_of(job, set_))
+        graph, _, compared = traced(model, job_of(job, set_), check=not no_check)
         if output is not None:
             graph.save(output)
+        if compared is not None:
+            say(compared, err=True)
         if as_json:
             print_json(graph.record.model_dump(mode="json"))
             return

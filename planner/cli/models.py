@@ -29,15 +29,13 @@ class ProblemRequest:
         settings: model arguments as NAME=VALUE.
         costs: files of measured times: profiles, or a calibrated graph of the same model.
         runtime: name or file of what will train; by default the job's.
-        tensor_parallel: devices of a tensor-parallel group, a number or ``any``; by default the
-            job's.
-        sequence_parallel: whether the devices of a group share values by positions, if the job does
-            not say so.
-        expert_parallel: whether the devices of a group have whole experts, if the job does not say
-            so.
+        tensor_parallel: devices of a group, a number or ``any``; by default the job's.
+        sequence_parallel: whether its devices share values by positions, beside the job's.
+        expert_parallel: whether its devices have whole experts, beside the job's.
         epoch_samples: samples of the data set; by default the job's.
-        shard_optimizer: whether replicas share the optimizer's state, if the job does not say so.
+        shard_optimizer: whether replicas share the optimizer's state, beside the job's.
         shard_parameters: whether they divide weights and gradients as well.
+        check: whether the traced step is compared with eager autograd.
         fields: further fields of the job, in place of its file's.
         source: where these are from, for messages.
     """
@@ -54,6 +52,7 @@ class ProblemRequest:
     shard_optimizer: bool = False
     expert_parallel: bool = False
     shard_parameters: bool = False
+    check: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     source: str = "--tensor-parallel"
 
@@ -67,21 +66,15 @@ class ProblemRequest:
     @property
     def words(self) -> list[str]:
         """The same problem as command-line words."""
+        options = ("job", "runtime", "tensor_parallel", "epoch_samples")
+        flags = ("sequence_parallel", "expert_parallel", "shard_optimizer", "shard_parameters")
+        given = [(name, getattr(self, name)) for name in options]
+        given += [("set", setting) for setting in self.settings]
+        given += [("costs", path) for path in self.costs]
         found = [self.model, "--cluster", str(self.cluster)]
-        found += [] if self.job is None else ["--job", str(self.job)]
-        for setting in self.settings:
-            found += ["--set", setting]
-        for path in self.costs:
-            found += ["--costs", str(path)]
-        found += [] if self.runtime is None else ["--runtime", self.runtime]
-        if self.tensor_parallel is not None:
-            found += ["--tensor-parallel", self.tensor_parallel]
-        if self.epoch_samples is not None:
-            found += ["--epoch-samples", str(self.epoch_samples)]
-        found += ["--sequence-parallel"] if self.sequence_parallel else []
-        found += ["--expert-parallel"] if self.expert_parallel else []
-        found += ["--shard-optimizer"] if self.shard_optimizer else []
-        return [*found, *(["--shard-parameters"] if self.shard_parameters else [])]
+        for name, value in given:
+            found += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
+        return found + [f"--{name.replace('_', '-')}" for name in flags if getattr(self, name)]
 
 
 @dataclass(frozen=True)
@@ -90,17 +83,13 @@ class LoadedProblem:
 
     Attributes:
         problem: to be solved.
-        text_problem: why the executor's text cannot train the model; None where nothing speaks
-            against it.
+        text_problem: why the executor's text cannot train the model; None: it can.
+        compared: how its step compares with eager autograd; None: not known.
     """
 
     problem: Problem
     text_problem: str | None
-
-
-def problem_of(request: ProblemRequest) -> Problem:
-    """Return the problem of a command line, as :func:`loaded_problem` reads it."""
-    return loaded_problem(request).problem
+    compared: str | None = None
 
 
 def loaded_problem(request: ProblemRequest) -> LoadedProblem:
@@ -129,18 +118,18 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     if factory is None and request.settings:
         raise PipeplanError(
             f"--set {request.settings[0]}: {request.model} is a traced graph, so model arguments "
-            f"have "
-            f"no effect; trace the model again with it"
+            "have no effect; trace the model again with it"
         )
     source = ModelSource(factory, dict(job.model_arguments))
     every_costs = [read_costs(path, "--costs") for path in request.costs]
-    graph, text_problem = _traced(request.model, job, degrees_to_trace(job, cluster))
+    degrees = degrees_to_trace(job, cluster)
+    graph, text_problem, compared = traced(request.model, job, degrees, check=request.check)
     for costs in every_costs:
         graph = with_costs(graph, cluster, costs)
         cluster = with_optimizer_costs(cluster, job, costs)
     warn_of_types_without_costs(graph, cluster, str(request.cluster))
     problem = for_runtime(Problem(graph, cluster, job, source), rules)
-    return LoadedProblem(problem, text_problem)
+    return LoadedProblem(problem, text_problem, compared)
 
 
 def _grouped_job(request: ProblemRequest) -> Job:
@@ -250,27 +239,31 @@ def graph_of(model: str, job: Job, degrees: Sequence[int] = ()) -> LayerGraph:
     Raises:
         PipeplanError: if there is none, or the model cannot be traced.
     """
-    return _traced(model, job, degrees)[0]
+    return traced(model, job, degrees)[0]
 
 
-def _traced(model: str, job: Job, degrees: Sequence[int] = ()) -> tuple[LayerGraph, str | None]:
-    """Return the layer graph, and why text cannot train the model, if that is known.
+def traced(
+    model: str, job: Job, degrees: Sequence[int] = (), *, check: bool = False
+) -> tuple[LayerGraph, str | None, str | None]:
+    """Return the graph of :func:`graph_of`, and notes on text data and on the step, if any.
 
-    Args:
-        model: see :func:`graph_of`.
-        job: whose microbatches.
-        degrees: sizes of tensor-parallel groups for which a traced graph has splits.
+    With ``check`` a traced step is compared with eager autograd.
+
+    Raises:
+        PipeplanError: as :func:`graph_of`, or if the step differs.
     """
     from planner.model.layer_graph import LayerGraph
 
     if is_graph_file(model):
-        return LayerGraph.load(model), None
+        return LayerGraph.load(model), None, None
     if ":" not in model:
         raise PipeplanError(
             f"MODEL {model!r}: expected module:factory, for example models.gpt:gpt2_small, "
             "hf:ClassName or hf:CONFIG.json for a model of Hugging Face transformers, "
             "or a graph.json written by `pipeplan trace` or `pipeplan import`"
         )
+    from planner.tracing.check import compare_with_eager
+    from planner.tracing.factory import import_factory, import_loss
     from planner.tracing.lookups import text_problem_of_step
     from planner.tracing.trace import trace_step
 
@@ -284,4 +277,7 @@ def _traced(model: str, job: Job, degrees: Sequence[int] = ()) -> tuple[LayerGra
             degrees = degrees_with_experts(step.exported, degrees)
         experts = routing_of(job)
         record = with_splits(step, degrees, sequence=job.sequence_parallel, experts=experts)
-    return LayerGraph.from_record(record), text_problem_of_step(step.exported, job)
+    compared = None
+    if check:
+        compared = compare_with_eager(import_factory(model), job, record, import_loss(job))
+    return LayerGraph.from_record(record), text_problem_of_step(step.exported, job), compared

@@ -110,6 +110,10 @@ EpochOption = Annotated[
         help="samples of the data set, to show what an epoch takes and costs (default: the job's)",
     ),
 ]
+NoCheckOption = Annotated[
+    bool,
+    typer.Option("--no-check", help="do not compare two small steps with eager autograd first"),
+]
 DeterministicOption = Annotated[
     bool,
     typer.Option(

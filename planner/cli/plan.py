@@ -21,6 +21,7 @@ from planner.cli.options import (
     JobOption,
     JsonOption,
     ModelArgument,
+    NoCheckOption,
     RuntimeOption,
     SeedOption,
     SequenceParallelOption,
@@ -205,6 +206,8 @@ def make_plan(
     if request.chooses and found.robustness is None and found.simplicity is None:
         say("note: interrupted before plans near the fastest were compared", err=True)
     show_result(replace(found, plan=plan), output, loaded.text_problem, as_json=as_json)
+    if loaded.compared is not None:
+        say(loaded.compared, err=True)
     if reason and not as_json:
         say(f"synchronisation strategy: {reason}")
 
@@ -410,6 +413,7 @@ def plan(
     prefer_within: PreferWithinOption = 0.01,
     sync: SyncOption = None,
     epoch_samples: EpochOption = None,
+    no_check: NoCheckOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest plan and prove a lower bound on the iteration time."""
@@ -427,6 +431,7 @@ def plan(
             shard_optimizer=shard_optimizer,
             expert_parallel=expert_parallel,
             shard_parameters=shard_parameters,
+            check=not no_check,
         ),
         warm_starts=tuple(warm_start or ()),
         robust=robust,

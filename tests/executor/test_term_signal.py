@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from executor.distributed.stop import TermSignal
+from executor.distributed.failure import TermSignal
 
 
 @pytest.fixture

@@ -1,0 +1,238 @@
+"""Comparison of the step that will run with eager autograd, on a small batch with real weights.
+
+Both train two steps from the same weights, batches and seeds in one process; loss, gradients and
+buffers have to agree. It shows what torch.export did not record.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+
+from planner.errors import PipeplanError
+from planner.job import LOW_PRECISION, Job
+from planner.model.graph_record import GraphRecord
+from planner.tracing.export import ExportedStep, export_step
+from planner.tracing.factory import Loss, TrainingStep, batch_at, build, example_batch
+from planner.tracing.user_code import FAILURES, one_line
+from planner.units import format_bytes, plural
+
+TOLERANCE = 1e-5
+"""Largest error of a tensor over its norm."""
+LOW_PRECISION_TOLERANCE = 2e-2
+"""The same where forward itself computes in 16 bits, which torch may round in another order."""
+MOST_BYTES = 2**30
+MOST_FLOPS = 2e10
+STEPS = 2
+_REMEDY = (
+    "the exported step has the torch operations of forward alone: write what else it does (hooks, "
+    "backwards of your own, values computed in Python, state outside parameters and buffers, "
+    "weights changed in forward) as torch operations on parameters and registered buffers; "
+    "--no-check runs the exported step although it differs"
+)
+
+Named = Mapping[str, Tensor | None]
+Run = Callable[[Mapping[str, Tensor], int], Tensor]
+"""Runs forward and backward of a batch with a seed, and returns the loss."""
+
+
+class _Step(NamedTuple):
+    loss: Tensor
+    gradients: Named
+    buffers: Named
+
+
+def compare_with_eager(
+    factory: Callable[..., nn.Module],
+    job: Job,
+    graph: GraphRecord,
+    own_loss: Loss | None = None,
+    make_run: Callable[[ExportedStep], Run] | None = None,
+) -> str:
+    """Train two steps by the exported step and by the model itself, on the CPU in float32.
+
+    Args:
+        factory: builds the model with weights.
+        job: model arguments, loss and inputs; at most two samples are used.
+        graph: the traced layers, which tell what the comparison takes.
+        own_loss: the function that ``job.loss`` names, if it is the user's own.
+        make_run: makes what runs the exported step; default: the graph as it is.
+
+    Returns:
+        One line: what agrees, or why nothing was compared.
+
+    Raises:
+        PipeplanError: naming what differs and the remedy.
+    """
+    reason = _too_large(graph)
+    if reason is None:
+        with _generators_kept():
+            reason = _compared(factory, job, own_loss, make_run)
+    return f"{'not ' if reason else ''}compared with eager autograd: {reason or _AGREES}"
+
+
+_AGREES = f"loss, gradients and buffers of {STEPS} small steps agree"
+
+
+def _compared(
+    factory: Callable[..., nn.Module],
+    job: Job,
+    own_loss: Loss | None,
+    make_run: Callable[[ExportedStep], Run] | None,
+) -> str | None:
+    """Return why nothing could be compared; None if all agrees."""
+    precision = "float32" if job.precision in LOW_PRECISION else job.precision
+    samples = min(job.samples_per_microbatch, 2)
+    job = job.model_copy(update={"precision": precision, "samples_per_microbatch": samples})
+    name = getattr(factory, "__qualname__", type(factory).__qualname__)
+    try:
+        model, copy = _built(factory, job), _built(factory, job)
+        batches = [_batch(model, job, number) for number in range(STEPS)]
+        _start_alike(copy, model)
+        run = _run_of(TrainingStep(model, job.loss, own_loss))
+        expected = [_train(model, batch, run) for batch in batches]
+    except (PipeplanError, *FAILURES) as error:
+        words = str(error) if isinstance(error, PipeplanError) else one_line(error)
+        return f"on the CPU in {precision} it fails: {words}"
+    exported = export_step(copy, batches[0], job, own_loss)
+    again = _run_of(exported.module) if make_run is None else make_run(exported)
+    try:
+        found = [_train(copy, batch, again) for batch in batches]
+    except FAILURES as error:
+        raise PipeplanError(
+            f"{name}: the exported step fails where the model itself trains: {one_line(error)}; "
+            f"{_REMEDY}"
+        ) from error
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if rows := [*_differences(ours, theirs, _tolerance(exported))]:
+            raise PipeplanError(
+                f"{name}: the step that would run differs from eager autograd in step {number + 1}"
+                f": {'; '.join(rows[:3])} ({plural(len(rows), 'difference')}); {_REMEDY}"
+            )
+    return None
+
+
+def _too_large(graph: GraphRecord) -> str | None:
+    """Return why a model is too large to be compared at every start; None if it is not."""
+    share = min(graph.samples_per_microbatch, 2) / graph.samples_per_microbatch
+    stash = sum(layer.stash_bytes for layer in graph.layers)
+    bytes_ = 5 * sum(4 * parameter.elements for parameter in graph.parameters) + share * stash
+    flops = sum(row.forward_flops * 3 for row in graph.layers) * share * 2 * STEPS
+    if bytes_ > MOST_BYTES:
+        return f"it needs {format_bytes(bytes_)}, more than {format_bytes(MOST_BYTES)}"
+    if flops > MOST_FLOPS:
+        return f"it takes {flops / 1e9:,.0f} GFLOP, more than {MOST_FLOPS / 1e9:g}"
+    return None
+
+
+def _built(factory: Callable[..., nn.Module], job: Job) -> nn.Module:
+    _seed(0)
+    return build(factory, job.model_arguments).train().to(getattr(torch, job.precision))
+
+
+def _batch(model: nn.Module, job: Job, number: int) -> Mapping[str, Tensor]:
+    _seed(1 + number)
+    batch = example_batch(model, job)
+    return batch if job.lengths is None else batch_at(batch, job.lengths, 0)
+
+
+def _run_of(step: Callable[..., Tensor]) -> Run:
+    def run(batch: Mapping[str, Tensor], seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        with torch.compiler.set_stance("force_eager"):
+            loss = step(**batch)
+            loss.backward()
+        return loss.detach()
+
+    return run
+
+
+def _train(model: nn.Module, batch: Mapping[str, Tensor], run: Run) -> _Step:
+    """Train one step by gradient descent, with the norm of all gradients clipped to 1."""
+    loss = run({name: value.clone() for name, value in batch.items()}, 100).clone()
+    parameters = dict(model.named_parameters())
+    gradients = {
+        name: None if p.grad is None else (p.grad.to_dense() if p.grad.is_sparse else p.grad)
+        for name, p in parameters.items()
+    }
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    scale = 0.1 / max(1.0, _norm(gradients))
+    with torch.no_grad():
+        for name, gradient in gradients.items():
+            parameters[name].grad = None
+            if gradient is not None:
+                parameters[name].sub_(gradient, alpha=scale)
+    return _Step(loss, gradients, buffers)
+
+
+def _differences(ours: _Step, theirs: _Step, tolerance: float) -> Iterator[str]:
+    floor = 1e-7 * max(_norm(theirs.gradients), float(theirs.loss.abs()))
+    for what, found, expected in (
+        ("loss", {"": ours.loss}, {"": theirs.loss}),
+        ("gradient of ", ours.gradients, theirs.gradients),
+        ("buffer ", ours.buffers, theirs.buffers),
+    ):
+        for name, right in expected.items():
+            if not _is_close(found.get(name), right, tolerance, floor):
+                yield f"{what}{name} has norm {_shown(found.get(name))} instead of {_shown(right)}"
+
+
+def _is_close(ours: Tensor | None, right: Tensor | None, tolerance: float, floor: float) -> bool:
+    if ours is None or right is None:
+        return ours is right
+    wide = torch.promote_types(right.dtype, torch.float64)
+    there = right.isfinite()
+    error = (ours.to(wide) - right.to(wide))[there].norm()
+    norm = right.to(wide)[there].norm()
+    return torch.equal(ours.isfinite(), there) and bool(error <= tolerance * norm + floor)
+
+
+def _shown(tensor: Tensor | None) -> str:
+    return "none" if tensor is None else f"{float(tensor.detach().double().norm()):.4g}"
+
+
+@torch.no_grad()
+def _start_alike(model: nn.Module, other: nn.Module) -> None:
+    """Copy weights and buffers, should the constructor have drawn others."""
+    values = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in values and tensor.shape == values[name].shape:
+            tensor.copy_(values[name])
+
+
+def _norm(tensors: Named) -> float:
+    squares = [float(t.double().square().sum()) for t in tensors.values() if t is not None]
+    return math.sqrt(sum(squares))
+
+
+def _tolerance(exported: ExportedStep) -> float:
+    graphs = [m.graph for m in exported.module.modules() if isinstance(m, fx.GraphModule)]
+    values: Sequence[object] = [n.meta.get("val") for graph in graphs for n in graph.nodes]
+    low = [getattr(torch, name) for name in LOW_PRECISION]
+    is_low = any(isinstance(value, Tensor) and value.dtype in low for value in values)
+    return LOW_PRECISION_TOLERANCE if is_low else TOLERANCE
+
+
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Leave the generators of this process as they were."""
+    of_torch, of_python, of_numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(of_torch)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
