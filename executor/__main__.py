@@ -12,14 +12,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from executor.launch.command_line import TrainingOptions, parse_options
-from executor.launch.console import print_error, record_for_torchrun, show_log
+from executor.launch.console import print_error, record_for_torchrun, say, show_log
 from executor.launch.rank_options import WrongUsageError
 from planner.errors import PipeplanError
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from executor.training.loop import StepMetrics
     from planner.plan.plan import Plan
 
@@ -28,7 +26,7 @@ _FIRST_COME_S = 3.0
 
 
 def main() -> int:
-    """Run and return the exit status: 0 done, 1 it failed; wrong usage ends with 2."""
+    """Run and return the exit status: 0 done, 1 it failed, 2 wrong usage, 128 + n by signal n."""
     rank = int(os.environ.get("RANK", "0"))
     show_log(rank)
     try:
@@ -39,6 +37,13 @@ def main() -> int:
         raise SystemExit(2) from None
     try:
         _run(options, rank)
+    except SystemExit as error:
+        message = getattr(error, "message", "")
+        if message and rank == 0:
+            say(message)
+        if message:
+            record_for_torchrun(PipeplanError(message))
+        return int(error.code or 0)
     except PipeplanError as error:
         _print_error_once(error, rank)
         record_for_torchrun(error)
@@ -59,6 +64,7 @@ def _run(options: TrainingOptions, rank: int) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from executor.distributed.process_group import device_of_this_process
     from executor.launch.run import sync_of
+    from executor.training.beginning import restarts
     from executor.training.loop import StepReport
     from executor.training.training import run_emulation, run_training
     from planner.prediction import load_plan
@@ -66,7 +72,7 @@ def _run(options: TrainingOptions, rank: int) -> None:
 
     plan = load_plan(options.plan)
     config, run = options.config(), options.run()
-    resumes = options.resume is not None
+    resumes = options.resume is not None or restarts() > 0
     report = StepReport(options.metrics, resumes=resumes) if rank == 0 else None
     if options.emulate:
         history = run_emulation(plan, config.steps, run, config.timeline, report)
@@ -74,11 +80,8 @@ def _run(options: TrainingOptions, rank: int) -> None:
         history = run_training(plan, config, run, report)
     # Pipelines side by side tell themselves what all of them have trained.
     in_step = sync_of(plan, run).strategy in SYNCHRONOUS
-    if rank == 0 and (in_step or not history):
-        if history:
-            print(_summary(history, f"{plan.world_size} ranks", options.emulate), flush=True)
-        else:
-            print(_nothing_to_do(options.resume, config.steps), flush=True)
+    if rank == 0 and in_step and history:
+        print(_summary(history, f"{plan.world_size} ranks", options.emulate), flush=True)
     if rank == 0 and history:
         if not options.emulate and device_of_this_process(options.device).type == "cpu":
             print(_about_memory(plan), file=sys.stderr, flush=True)
@@ -107,19 +110,6 @@ def _about_memory(plan: Plan) -> str:
         "note: memory is all that the largest process held, with Python, torch and the data in it; "
         f"the plan counts tensors of training alone, {format_bytes(most)} at most"
     )
-
-
-def _nothing_to_do(resume: Path | None, steps: int) -> str:
-    if resume is not None:
-        from executor.checkpoint.read import Checkpoint
-
-        found = Checkpoint.open(resume)
-        if found.step >= steps:
-            return (
-                f"nothing to do: {found.folder} is of step {found.step} and --steps is {steps}; "
-                "to go on, give more --steps, which count from the very first"
-            )
-    return "nothing to do: all steps are done"
 
 
 def _add_hint(error: Exception, options: TrainingOptions) -> None:

@@ -16,6 +16,8 @@ from planner.records.formats import check_format
 FORMAT = "pipeplan-checkpoint/1"
 MANIFEST = "manifest.json"
 LATEST = "latest"
+NOTHING = "none"
+"""In ``latest``: training began anew beside the checkpoints of an earlier run."""
 STEP_FOLDER = re.compile(r"step-(\d{8,12})(?:\.(\d{1,6}))?")
 """A checkpoint's folder; a number after a dot where the same step was saved once more."""
 SHARD = r"^rank-\d{5}\.safetensors$"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from executor.checkpoint.manifest import (
     LATEST,
     MANIFEST,
     NAMES,
+    NOTHING,
     STEP_FOLDER,
     Manifest,
     TensorRecord,
@@ -24,6 +26,10 @@ from executor.checkpoint.manifest import (
 from planner.errors import PipeplanError, shorten
 from planner.records.document import read_json, read_text
 from planner.tracing.factory import Form
+
+logger = logging.getLogger(__name__)
+Note = Callable[[str], None]
+"""Called with a line for the user."""
 
 
 class Share(Protocol):
@@ -59,10 +65,59 @@ class Checkpoint:
         folder = Path(path)
         if folder.name == MANIFEST and folder.is_file():
             folder = folder.parent
-        if not (folder / MANIFEST).exists():
-            folder = _latest(folder)
-        manifest = _regular(folder / MANIFEST, folder)
-        return cls(folder, Manifest.parse(read_json(manifest), str(manifest)))
+        if (folder / MANIFEST).exists():
+            manifest = _regular(folder / MANIFEST, folder)
+            return cls(folder, Manifest.parse(read_json(manifest), str(manifest)))
+        if not folder.is_dir():
+            raise PipeplanError(f"{folder}: no such folder; give one that holds checkpoints")
+        skipped: list[str] = []
+        found = next(cls.newest_first(folder, skipped.append), None)
+        if found is None:
+            why = "; ".join(skipped) or "there is no folder step-…"
+            raise PipeplanError(f"{folder}: no checkpoint: {why}; give one that training wrote")
+        for line in skipped:
+            logger.warning("%s", line)
+        return found
+
+    @classmethod
+    def newest_first(
+        cls, folder: Path, note: Note, *, of_this_run: bool = False
+    ) -> Iterator[Checkpoint]:
+        """Yield the whole checkpoints of a training's folder, the one to resume from first.
+
+        That is the one that ``latest`` names, or a later one that was completed after it.
+
+        Args:
+            folder: of all checkpoints; may be missing.
+            note: called with a line for each that is not whole, which is skipped.
+            of_this_run: leave out those beside which the last run began anew.
+        """
+        for path in sorted(folder.glob(".step-*.writing")):
+            note(f"{path} is skipped: the training that wrote it was killed before it was complete")
+        for name in _newest_first(folder, note, of_this_run=of_this_run):
+            try:
+                yield cls._whole(folder / name)
+            except PipeplanError as error:
+                note(f"{folder / name} is skipped: {'; '.join(error.problems)}")
+
+    @classmethod
+    def _whole(cls, folder: Path) -> Checkpoint:
+        """Open a checkpoint whose shards are all there in their size.
+
+        Raises:
+            PipeplanError: if one is not, or the folder is a link.
+        """
+        if folder.resolve().parent != folder.parent.resolve():
+            raise PipeplanError("a link that leads out of its folder; name the folder it leads to")
+        found = cls.open(folder)
+        for shard in found.manifest.shards:
+            found._require_size(shard)
+        return found
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of its manifest, which has those of its shards."""
+        return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()
 
     @property
     def step(self) -> int:
@@ -160,13 +215,8 @@ class Checkpoint:
         path = self.folder / shard
         if shard in self._checked:
             return path
+        self._require_size(shard)
         expected = self.manifest.shards[shard]
-        size = _regular(path, self.folder).stat().st_size
-        if size != expected.bytes:
-            raise PipeplanError(
-                f"{path}: {size} bytes, the manifest says {expected.bytes}; the file was cut off "
-                "or changed: copy it again or take another checkpoint"
-            )
         with open(path, "rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 != expected.sha256:
@@ -176,6 +226,15 @@ class Checkpoint:
             )
         self._checked.add(shard)
         return path
+
+    def _require_size(self, shard: str) -> None:
+        path, expected = self.folder / shard, self.manifest.shards[shard].bytes
+        size = _regular(path, self.folder).stat().st_size
+        if size != expected:
+            raise PipeplanError(
+                f"{path}: {size} bytes, the manifest says {expected}; the file was cut off "
+                "or changed: copy it again or take another checkpoint"
+            )
 
 
 def _fits(record: TensorRecord, tensor: Tensor, share: Share | None = None) -> bool:
@@ -199,28 +258,28 @@ def _regular(path: Path, folder: Path) -> Path:
     return path
 
 
-def _latest(folder: Path) -> Path:
-    if not folder.is_dir():
-        raise PipeplanError(f"{folder}: no such folder; give one that holds checkpoints")
-    if not (folder / LATEST).exists():
-        raise PipeplanError(f"{folder}: no checkpoint: {_remedy(folder)}")
-    name = read_text(_regular(folder / LATEST, folder)).strip()
-    if not STEP_FOLDER.fullmatch(name):
-        raise PipeplanError(
-            f"{folder / LATEST}: expected the name of a checkpoint such as step-00000020, found "
-            f"{shorten(name)}: {_remedy(folder)}"
-        )
-    if not (folder / name / MANIFEST).exists():
-        raise PipeplanError(f"{folder / LATEST}: {name} is not there or empty: {_remedy(folder)}")
-    if (folder / name).resolve().parent != folder.resolve():
-        raise PipeplanError(
-            f"{folder / name}: a link that leads out of {folder}; name the folder it leads to"
-        )
-    return folder / name
+def step_folders(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the names of a folder's checkpoints, each with its step and how often it was saved."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    rows = ((path, STEP_FOLDER.fullmatch(path.name)) for path in paths)
+    return {p.name: (int(m[1]), int(m[2] or 0)) for p, m in rows if m and (p / MANIFEST).exists()}
 
 
-def _remedy(folder: Path) -> str:
-    steps = sorted(path.name for path in folder.glob("step-*") if STEP_FOLDER.fullmatch(path.name))
-    if not steps:
-        return "there is no folder step-…; give one that training wrote"
-    return f"name one of its folders, {', '.join(steps[-5:])}"
+def _newest_first(folder: Path, note: Note, *, of_this_run: bool) -> list[str]:
+    """Return the names of a folder's checkpoints, those that were completed last first."""
+    steps, latest = step_folders(folder), folder / LATEST
+    named, written_ns = "", 0
+    if latest.is_file():
+        named, written_ns = read_text(latest).strip(), latest.stat().st_mtime_ns
+    # Who is killed after completing a checkpoint has not named it yet.
+    unnamed = {n for n in steps if (folder / n / MANIFEST).stat().st_mtime_ns > written_ns}
+    if named == NOTHING:
+        return sorted(unnamed if of_this_run else steps, key=steps.__getitem__, reverse=True)
+    if named and named not in steps:
+        note(f"{latest} names {shorten(named)}, which is no checkpoint of {folder}")
+
+    def key(name: str) -> tuple[bool, bool, tuple[int, int]]:
+        is_later = named in steps and steps[name] > steps[named] and name in unnamed
+        return is_later, name == named, steps[name]
+
+    return sorted(steps, key=key, reverse=True)

@@ -27,6 +27,7 @@ from executor.checkpoint.manifest import (
     shard_name,
 )
 from executor.checkpoint.ranks import Ranks
+from executor.checkpoint.read import step_folders
 from planner.errors import PipeplanError, shorten
 from planner.records.document import umask
 
@@ -99,8 +100,8 @@ def save_checkpoint(
         tensors: this rank's, by name; the lowest-ranked holder passes a tensor, others leave it.
         facts: plain JSON that training goes on with; rank 0's are written.
         ranks: who writes together, default this process alone.
-        keep: how many checkpoints stay, this one included; default all. Those of this step or
-            later ones that an abandoned run left are the first to go, then those of early steps.
+        keep: how many checkpoints stay, this one included; default all. Those of early steps go;
+            those of later steps, which an abandoned run left, are never removed.
 
     Returns:
         The checkpoint's folder.
@@ -173,7 +174,7 @@ class _Writer:
         sync(hidden)
         name = self._free_name()
         rename_durably(hidden, self.folder / name)
-        replace_durably(self.folder / LATEST, f"{name}\n".encode())
+        name_latest(self.folder / name)
         return name
 
     def _manifest(self, parts: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Manifest:
@@ -241,11 +242,12 @@ def _tidy(folder: Path, written: Path, step: int, keep: int | None) -> None:
 
 
 def _old(folder: Path, written: Path, step: int) -> list[Path]:
-    """The other checkpoints, those to keep longest first."""
-    rows = []
-    for path in folder.iterdir():
-        match = STEP_FOLDER.fullmatch(path.name)
-        if match and path != written and not path.is_symlink() and (path / MANIFEST).is_file():
-            found = int(match[1])
-            rows.append((found < step, found, int(match[2] or 0), path))
-    return [path for *_, path in sorted(rows, reverse=True)]
+    """The other checkpoints up to a step, those to keep longest first."""
+    rows = [(row[0] < step, row, folder / name) for name, row in step_folders(folder).items()]
+    rows = [row for row in rows if row[1][0] <= step and row[2] != written]
+    return [path for *_, path in sorted(rows, reverse=True) if not path.is_symlink()]
+
+
+def name_latest(checkpoint: Path) -> None:
+    """Let ``latest`` name a checkpoint of its folder: a training resumes from it."""
+    replace_durably(checkpoint.parent / LATEST, f"{checkpoint.name}\n".encode())

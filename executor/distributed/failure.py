@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
 import signal
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import NoReturn
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.distributed.errors import FollowedError, LostRankError
-from executor.launch.console import print_error
+from executor.distributed.stop import NO_FOLDER, StopRequest, TermSignal
+from executor.launch.console import print_error, say
 from planner.errors import shorten
 
 BEAT_S = 0.5
@@ -225,73 +225,6 @@ def _followed_or_lost(failures: Failures, error: LostRankError) -> LostRankError
         return LostRankError(f"{noticed}; the ranks' store on the first host is gone too")
 
 
-_SIGNAL_GRACE_S = 5.0
-
-
-class TermSignal:
-    """Takes SIGTERM, with which torchrun ends the other ranks, where nobody else wants it.
-
-    Python runs signal handlers between two lines of the main thread, which may wait inside torch
-    for ever; but whoever reads its wakeup descriptor hears of a signal at once.
-    """
-
-    _taken = False
-
-    def __init__(self) -> None:
-        self._heard, self._told = socket.socketpair()
-        self._heard.setblocking(False)
-        self._told.setblocking(False)
-
-    def take(self) -> None:
-        """Hear it from here on; only from the main thread, and where the default would act."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-            return
-        before = signal.set_wakeup_fd(self._told.fileno(), warn_on_full_buffer=False)
-        if before != -1:
-            signal.set_wakeup_fd(before)
-            return
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        TermSignal._taken = True
-
-    @staticmethod
-    def give_back() -> None:
-        """It ends the process again."""
-        if TermSignal._taken:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            TermSignal._taken = False
-
-    @staticmethod
-    def end_soon() -> None:
-        """It ends the process some seconds after it comes: there is something to be told first."""
-        if TermSignal._taken:
-            signal.signal(signal.SIGTERM, lambda *_: _end_later())
-
-    def arrived(self, timeout_s: float) -> bool:
-        """Wait so long for it, or until :meth:`wake`."""
-        # A process with many connections has descriptors that select itself does not take.
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._heard, selectors.EVENT_READ)
-            readable = selector.select(timeout_s)
-        return bool(readable) and signal.SIGTERM in self._heard.recv(4096)
-
-    def wake(self) -> None:
-        """Let :meth:`arrived` return."""
-        self._told.send(b"\0")
-
-
-def _end_later() -> None:
-    timer = threading.Timer(_SIGNAL_GRACE_S, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
-
-
-# A child process is none of torchrun's: what ends it shall not end this one.
-os.register_at_fork(after_in_child=TermSignal.give_back)
-
-
 _GRACE_S = 3.0
 """Seconds in which the main thread may find out and report by itself."""
 _FIRST_COME_S = 1.0
@@ -299,20 +232,26 @@ _FIRST_COME_S = 1.0
 
 
 @contextmanager
-def watched(failures: Failures) -> Iterator[None]:
+def watched(failures: Failures | None, stop: StopRequest | None = None) -> Iterator[None]:
     """All ranks end when one fails inside; alone there is nobody to watch.
+
+    Args:
+        failures: of the ranks; None: others watch them.
+        stop: told of signals that ask the training to stop; None: they end it.
 
     Raises:
         FollowedError: if another rank failed first.
         LostRankError: if a rank was lost; it names which.
     """
-    if failures.world_size == 1:
+    if failures is not None and failures.world_size == 1:
+        failures = None
+    if failures is None and stop is None:
         yield
         return
-    watch = Watch(failures.for_a_thread())
+    watch = Watch(None if failures is None else failures.for_a_thread(), stop)
     watch.start()
     try:
-        with followed(failures):
+        with followed(failures) if failures is not None else nullcontext():
             yield
     except BaseException as error:
         watch.end(failed=True)
@@ -328,22 +267,25 @@ class Watch:
     A rank may compute, or wait inside torch, for long after another one has failed, and no
     exception reaches it there. The watch gives it some seconds and then ends the process with
     status 1 and a line on stderr, as NCCL's own watchdog does. So it does on SIGTERM, with which
-    torchrun ends the other ranks.
+    torchrun ends the other ranks, unless a checkpoint is to be written first.
 
     Args:
-        failures: over a connection of the watch's own.
+        failures: over a connection of the watch's own; None: there are no other ranks to watch.
+        stop: told of signals; None: they end the process.
     """
 
-    def __init__(self, failures: Failures) -> None:
+    def __init__(self, failures: Failures | None, stop: StopRequest | None = None) -> None:
         self._failures = failures
+        self._stop = stop
         self._over = threading.Event()
-        self._signal = TermSignal()
-        # The first sign of life, before anybody can ask for one.
-        failures.beat()
+        self._signal = TermSignal(signal.SIGTERM, *([] if stop is None else [signal.SIGINT]))
+        if failures is not None:
+            # The first sign of life, before anybody can ask for one.
+            failures.beat()
         self._thread = threading.Thread(target=self._run, name="pipeplan-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin; on the main thread, to hear of SIGTERM."""
+        """Begin; on the main thread, to hear of signals."""
         self._signal.take()
         self._thread.start()
 
@@ -351,7 +293,8 @@ class Watch:
         """Training is over, with something to be told if it has failed."""
         if failed:
             self._signal.end_soon()
-        else:
+        elif self._stop is None or not self._stop.agreed:
+            # Torchrun ends the ranks that are left once one has stopped.
             self._signal.give_back()
         self._over.set()
         self._signal.wake()
@@ -367,24 +310,42 @@ class Watch:
             # that and says more; nobody would ever end those who need no other.
             self._end("ends, because the store that the ranks met at is gone: torchrun or its host")
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, status: int = 1, wait_s: float = _GRACE_S) -> None:
         """End the process, unless the main thread does."""
-        if self._over.wait(_GRACE_S):
+        if self._over.wait(wait_s):
             return
+        rank = "" if self._failures is None else f"rank {self._failures.rank}: "
         try:
-            print_error(f"rank {self._failures.rank}: {reason}")
+            print_error(f"{rank}{reason}")
         finally:
             # Whoever read that may be gone as well.
-            os._exit(1)
+            os._exit(status)
 
     def _wait_for_a_reason_to_end(self) -> None:
         """Returns once training is over."""
         while not self._over.is_set():
-            terminated = self._signal.arrived(BEAT_S)
+            number = self._signal.arrived(BEAT_S)
             if self._over.is_set():
                 return
-            self._failures.beat()
-            self._failures.raise_first()
-            if terminated:
-                # Torchrun ends all ranks once one has ended, or because it was told to end.
-                self._failures.raise_lost("ended by SIGTERM", "was ended by SIGTERM")
+            if self._failures is not None:
+                self._failures.beat()
+                self._failures.raise_first()
+            if number:
+                self._hear(number)
+            if self._stop is not None and self._stop.is_late:
+                self._end(self._stop.late_words, 128 + self._stop.number, wait_s=0.0)
+
+    def _hear(self, number: int) -> None:
+        """End the process by a signal, or let the training write a checkpoint first."""
+        stop, failures = self._stop, self._failures
+        saves = stop is not None and stop.grace_s is not None
+        if stop is not None and (stop.hear(number) or not saves):
+            if not saves and (failures is None or failures.rank == 0):
+                say(f"stopped by {signal.Signals(number).name}: {NO_FOLDER}", err=True)
+            if number == signal.SIGINT or failures is None:
+                os._exit(128 + number)
+        if failures is None:
+            return
+        # Torchrun ends all ranks once one has ended, or because it was told to end.
+        if not saves or failures.silent():
+            failures.raise_lost("ended by SIGTERM", "was ended by SIGTERM")

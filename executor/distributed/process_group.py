@@ -33,6 +33,7 @@ from executor.distributed.machines import (
     agreed_backend,
     gather_machines,
 )
+from executor.distributed.stop import StopRequest
 from executor.launch.rank_options import DEFAULT_TIMEOUT_S
 from planner.errors import PipeplanError
 
@@ -174,6 +175,7 @@ def process_group(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     backend: str | None = None,
     part: Part | None = None,
+    stop: StopRequest | None = None,
 ) -> Iterator[list[Machine]]:
     """Join the other ranks, unless this process has done so already, and leave them at the end.
 
@@ -184,6 +186,7 @@ def process_group(
         timeout_s: a rank that lets others wait for so long, once they have met, counts as lost.
         backend: ``gloo`` or ``nccl``; default what fits the devices of all ranks.
         part: of the processes that torchrun started; default all of them.
+        stop: told of SIGTERM and SIGINT; None: they end the process.
 
     Raises:
         LostRankError: if the ranks do not meet, or another is lost later on.
@@ -193,7 +196,8 @@ def process_group(
     if dist.is_initialized():
         found: list[Any] = [mine] * dist.get_world_size()
         dist.all_gather_object(found, mine)
-        yield found
+        with watched(None, stop):
+            yield found
         return
     store, rank, world_size = _meeting_place()
     # A script may train several times: each has keys of its own, in an order all ranks share.
@@ -218,7 +222,7 @@ def process_group(
             timeout=timedelta(seconds=timeout_s),
         )
     try:
-        with watched(failures):
+        with watched(failures, stop):
             yield machines
     except BaseException:
         # Leaving it could wait for those who are lost; the end of the process closes it.

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from executor.checkpoint.ranks import Ranks
 from executor.checkpoint.read import Checkpoint
 from executor.coordinator.client import Client
 from executor.coordinator.store import ABOUT
@@ -23,6 +24,7 @@ from executor.launch.prepare import Prepared, prepare
 from executor.launch.rank_options import DEFAULT_GROUP_TIMEOUT_S, require_timeout
 from executor.launch.run import RunSettings, autocast_of, loss_scale_of, optimizer_of
 from executor.sync.averaging import local_optimizer
+from executor.training.beginning import Beginning
 from executor.training.feed import Feed
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation
@@ -113,16 +115,28 @@ class Setup:
         for path in (run.sync_trace, run.wait_log):
             if path is not None:
                 require_file_path(path)
-        self.checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
         self.device = device_of_this_process(run.device)
         require_backend(run.backend, self.device)
         self.prepared = self._prepare()
-        self.saved = SavedState(self.prepared, config.seed)
-        before = 0 if self.checkpoint is None else self.saved.require_fits(self.checkpoint)
+        self.saved = SavedState(self.prepared, config)
+        self.checkpoint = self._begins()
+        before = self.saved.require_fits(self.checkpoint)
         self.steps = WholeSteps(before, len(self.replicas))
         self.feed = Feed(self.prepared, config, run.data, self.checkpoint, 1)
         if self.assignment.prints and self.assignment.pipeline == 0:
             self.feed.warn_if_nothing_is_drawn()
+
+    def _begins(self) -> Checkpoint | None:
+        """Return the checkpoint that the training resumes from."""
+        run, assignment = self.run, self.assignment
+        if assignment.part is None:
+            # A pipeline that comes back alone takes up the others' weights.
+            return None if run.resume is None else Checkpoint.open(run.resume)
+        first = assignment.pipeline + assignment.place.rank
+        beginning = Beginning(self.config, run, first)
+        found = beginning.agreed(Ranks.alone(), self.saved.require_fits)
+        beginning.tell(self.config.steps)
+        return found
 
     def _prepare(self) -> Prepared:
         return prepare(

@@ -101,11 +101,14 @@ class CheckpointTable(Record):
         folder: of all checkpoints; made if missing; all hosts must share it.
         every: steps from one to the next; the last step always has one.
         keep: how many stay, default all.
+        grace_s: on SIGTERM or Ctrl-C a checkpoint is written within this time; torchrun kills its
+            ranks 30 s after SIGTERM (``--shutdown-timeout``).
     """
 
     folder: Annotated[str, Field(min_length=1)]
     every: Positive
     keep: Positive | None = None
+    grace_s: Above = 20.0
 
 
 class TrainingConfig(Record):
@@ -183,3 +186,19 @@ class TrainingConfig(Record):
         if kind is None:
             return custom_schedule(table.kind)
         return LearningRateSchedule(kind, self.steps, table.warmup_steps, table.final_factor)
+
+    def schedule_facts(self, step: int) -> dict[str, JsonValue]:
+        """Return what a checkpoint says of the schedule: its settings and the next step's factor.
+
+        Args:
+            step: that was done.
+        """
+        table = self.schedule
+        facts: dict[str, JsonValue] = {"kind": table.kind}
+        if table.kind in KINDS:
+            facts["warmup_steps"] = table.warmup_steps
+        if table.kind in KINDS and table.kind != "constant":
+            facts |= {"steps": self.steps, "final_factor": table.final_factor}
+        # A function of one's own may know no step after the last one.
+        is_known = table.kind in KINDS or step < self.steps
+        return {**facts, "next_factor": self.rate_factor()(step + 1) if is_known else None}

@@ -135,6 +135,14 @@ class AsynchronousTrainer:
         numbers = HostNumbers([loss], self._device)
         return Gathering(plan, step, record, numbers, self._device, self._outcome)
 
+    def end_after(self, step: int) -> int:
+        """Return the step after which training may end: the pipeline empties until then."""
+        first, last = self._stretch_of(step)
+        ahead = lag_of(len(self._plan.stages), self._plan.microbatches) - 1
+        end = min(last, step + ahead)
+        self._stretch_of = lambda _: (first, end)
+        return end
+
     def _update(self) -> None:
         start = self._recorder.mark()
         self._outcome = self.optimisation.step(self._step)

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
+from executor.distributed.stop import StopRequest
 from executor.runtime.runtime import PendingRecord, StepRecord
 from executor.training.master_weights import require_finite
 from executor.training.optimisation import StepOutcome
@@ -109,7 +110,12 @@ class Gathering:
         numbers: this rank's share of the mean loss, then the gradient's norm if it was taken.
         device: of its tensors.
         outcome: of the optimizer step, the same on all ranks.
+
+    Attributes:
+        stop: number of a signal that asked any rank to stop, once :meth:`metrics` has returned.
     """
+
+    stop = 0
 
     def __init__(
         self,
@@ -135,8 +141,11 @@ class Gathering:
         """What this rank did."""
         return self._record.wait()
 
-    def start(self) -> None:
+    def start(self, stop: int = 0) -> None:
         """Wait until this rank's iteration has ended, and start to tell the others.
+
+        Args:
+            stop: number of a signal that asks this rank to stop; 0: none.
 
         Raises:
             PipeplanError: if the gradient's norm is not finite, and no loss scale explains it.
@@ -150,7 +159,7 @@ class Gathering:
             require_finite(self._norm)
         elapsed_s = record.end_s - record.begin_s
         peak = float(peak_memory_bytes(self._device))
-        mine = torch.tensor([loss, record.busy_s, elapsed_s, peak], dtype=torch.float64)
+        mine = torch.tensor([loss, record.busy_s, elapsed_s, peak, stop], dtype=torch.float64)
         self._rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         with talking_to(f"the other ranks, at the end of step {self._step}"):
             self._work = dist.all_gather(self._rows, mine, async_op=True)
@@ -161,7 +170,8 @@ class Gathering:
         with talking_to(f"the other ranks, at the end of step {self._step}"):
             self._work.wait()
         rows = [row.tolist() for row in self._rows]
-        losses, busy_s, times_s, peaks = zip(*rows, strict=True)
+        losses, busy_s, times_s, peaks, stops = zip(*rows, strict=True)
+        self.stop = int(max(stops))
         step_time_s, plan = max(times_s), self._plan
         return StepMetrics(
             step=self._step,
@@ -228,6 +238,9 @@ class StepReport:
     def _write(self, path: Path, metrics: StepMetrics) -> None:
         if not self._has_begun:
             self._has_begun = True
+            if metrics.step > 1 and path.exists():
+                # The ranks of another host may have been started again, and not this one.
+                self._lines = _lines_of(path)
             kept = [line for line in self._lines if line["step"] < metrics.step]
             write_atomically(path, "".join(json.dumps(line) + "\n" for line in kept))
         with path.open("a") as file:
@@ -264,6 +277,9 @@ class Stepper(Protocol):
     def iterate(self, step: int) -> Gathering:
         """Run one iteration; ranks wait for each other only if their strategy does."""
 
+    def end_after(self, step: int) -> int:
+        """Return the step after which training may end, once this one is done."""
+
 
 class StepObserver(Protocol):
     """Something that notes what iterations were, and writes it at the end."""
@@ -284,9 +300,11 @@ class Loop:
         lag: iterations that ranks may be apart; their metrics are waited for so much later.
         late: iterations that a device may be behind its host; theirs are asked for so much later,
             when a GPU has its next iteration to work on.
+        stop: what asks this rank to stop; all ranks end after the same iteration then.
 
     Attributes:
         history: the metrics of the iterations so far.
+        end: the iteration after which a signal ends the training; None: it goes on.
     """
 
     def __init__(
@@ -296,8 +314,11 @@ class Loop:
         *,
         lag: int = 0,
         late: int = 0,
+        stop: StopRequest | None = None,
     ) -> None:
         self.history: list[StepMetrics] = []
+        self.end: int | None = None
+        self._stop = stop or StopRequest(None)
         self._report = report
         self._observers = observers
         self._lag = lag
@@ -327,7 +348,11 @@ class Loop:
             self._gathering.append(stepper.iterate(step))
             self._start_all_but(self._late)
             self._report_all_but(self._late + self._lag, first)
+            if self._stop.agreed and self.end is None:
+                self.end = stepper.end_after(step)
             after(step)
+            if step == self.end:
+                break
         self._report_all_but(0, first)
         if self.history:
             for observer in self._observers:
@@ -345,13 +370,14 @@ class Loop:
     def _start_all_but(self, left: int) -> None:
         """Ask for the metrics of all iterations but the last ``left``."""
         for gathering in self._gathering[: len(self._gathering) - left]:
-            gathering.start()
+            gathering.start(self._stop.number)
 
     def _report_all_but(self, left: int, first: int) -> None:
         """Report all iterations but the last ``left``."""
         while len(self._gathering) > left:
             gathering = self._gathering.pop(0)
             metrics = replace(gathering.metrics(), step=first + len(self.history))
+            self._stop.agreed = self._stop.agreed or gathering.stop
             self.history.append(metrics)
             for observer in self._observers:
                 observer.add(metrics, gathering.record)

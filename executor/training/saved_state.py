@@ -19,6 +19,7 @@ from executor.distributed.member_group import (
     TensorParallelGroup,
     member_shares,
 )
+from executor.launch.config import TrainingConfig
 from executor.launch.prepare import Prepared
 from executor.sync.shared_parameters import ParameterOwners, planned_split
 from executor.training.loss_scale import LossScale
@@ -40,12 +41,13 @@ class SavedState:
 
     Args:
         prepared: this rank's stages.
-        seed: of the training.
+        config: of the training.
     """
 
-    def __init__(self, prepared: Prepared, seed: int) -> None:
+    def __init__(self, prepared: Prepared, config: TrainingConfig) -> None:
         self.prepared = prepared
-        self.seed = seed
+        self.config = config
+        self.seed = config.seed
         names = set(prepared.model.state_dict())
         self.buffers = {
             name: buffer
@@ -92,6 +94,7 @@ class SavedState:
             "precision": plan.job.precision,
             "optimizer": optimizer_name(optimisation.optimizer),
             "loss_scale": None if scale is None else scale.facts(),
+            "schedule": self.config.schedule_facts(step),
         }
         tensors = self._tensors(optimisation, process_groups or {})
         if members is not None:
@@ -170,15 +173,17 @@ class SavedState:
     def _is_first(self, name: str) -> bool:
         return _parameter_of(name) in self._first
 
-    def require_fits(self, checkpoint: Checkpoint) -> int:
+    def require_fits(self, checkpoint: Checkpoint | None) -> int:
         """Refuse a checkpoint of another training.
 
         Returns:
-            The step it was written after.
+            The step it was written after; 0 if there is none.
 
         Raises:
             PipeplanError: naming each difference and its remedy.
         """
+        if checkpoint is None:
+            return 0
         plan, facts, where = self.prepared.plan, checkpoint.facts, checkpoint.folder
         expected = {
             "model_digest": _model_digest(plan),
@@ -205,6 +210,26 @@ class SavedState:
         if problems:
             raise PipeplanError(problems)
         return checkpoint.step
+
+    def warn_of_schedule(self, checkpoint: Checkpoint) -> None:
+        """Say so if the learning rate goes on otherwise than the checkpoint's training would."""
+        before, here = checkpoint.facts.get("schedule"), self.config.schedule_facts(checkpoint.step)
+        if not isinstance(before, dict):
+            return
+        if before["next_factor"] is None and before["kind"] == here["kind"]:
+            before = here
+        changed = [name for name in {**before, **here} if before.get(name) != here.get(name)]
+        if changed:
+            logger.warning(
+                "%s: the learning rate's schedule was %s, here it is %s: the factor of step %d is "
+                "%s; resume with the steps and the [schedule] it was trained with, unless you mean "
+                "to change the rate",
+                checkpoint.folder,
+                _words(before),
+                _words(here),
+                checkpoint.step + 1,
+                f"{here['next_factor']:.4g} in place of {before['next_factor']}",
+            )
 
     def load(self, checkpoint: Checkpoint, optimisation: Optimisation) -> None:
         """Take up this rank's part.
@@ -246,6 +271,14 @@ def _parameter_of(name: str) -> str:
     kind, _, rest = name.partition("/")
     # An optimizer's state has its own name after the parameter's.
     return rest.rpartition("/")[0] if kind == "optimizer" else rest
+
+
+def _words(schedule: Mapping[str, Any]) -> str:
+    settings = [f"{name} {schedule[name]}" for name in _SETTINGS if name in schedule]
+    return " ".join([str(schedule["kind"]), *([f"({', '.join(settings)})"] if settings else [])])
+
+
+_SETTINGS = ("steps", "warmup_steps", "final_factor")
 
 
 def _model_digest(plan: Plan) -> str:

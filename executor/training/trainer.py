@@ -477,6 +477,10 @@ class Trainer:
         record = self._pending = self._recorder.end(waited_s)
         return Gathering(self.plan, step, record, numbers, self._device, outcome)
 
+    def end_after(self, step: int) -> int:
+        """Return the step after which training may end: the pipeline is empty after each."""
+        return step
+
     @property
     def record(self) -> StepRecord:
         """What this rank did in the last iteration; waits for its device."""

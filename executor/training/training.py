@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import logging
+import signal
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 
-from executor.checkpoint.read import Checkpoint
+from executor.checkpoint.ranks import Ranks
 from executor.distributed.machines import require_machines, warn_of_machines
 from executor.distributed.process_group import (
     device_of_this_process,
     process_group,
     require_backend,
 )
+from executor.distributed.stop import NO_FOLDER, Stopped, StopRequest
 from executor.elastic.run import PipelineRun
 from executor.elastic.trace import SynchronousStepTimes
 from executor.emulation.emulation import emulating_trainer
 from executor.launch.asynchronous import require_asynchronous, stretches, version_bytes
-from executor.launch.config import TrainingConfig
+from executor.launch.config import CheckpointTable, TrainingConfig
 from executor.launch.model import Factory
 from executor.launch.prepare import (
     Prepared,
@@ -46,6 +48,7 @@ from executor.launch.run import (
 from executor.runtime.timeline import TimelineWriter
 from executor.sync import require_strategy
 from executor.training.asynchronous import AsynchronousTrainer, lag_of
+from executor.training.beginning import Beginning
 from executor.training.data import BatchOf
 from executor.training.dataset import Dataset
 from executor.training.feed import Feed
@@ -110,6 +113,7 @@ def train(
     Raises:
         PipeplanError: if the plan cannot be run so; before any process group is made where one
             rank can tell.
+        Stopped: a ``SystemExit``, once SIGTERM or SIGINT has ended the training after a step.
     """
     if config is not None and settings:
         raise PipeplanError(
@@ -140,10 +144,11 @@ def run_training(
         return PipelineRun(plan, config, run).train(report)
     require_strategy(plan)
     place = PlanRank.of_this_process()
-    checkpoint = None if run.resume is None else Checkpoint.open(run.resume)
+    beginning = Beginning(config, run, place.rank)
     prepared = _prepared(plan, config, run, place)
-    saved = SavedState(prepared, config.seed)
-    first_step = 1 if checkpoint is None else saved.require_fits(checkpoint) + 1
+    saved = SavedState(prepared, config)
+    checkpoint = beginning.checkpoint
+    first_step = saved.require_fits(checkpoint) + 1
     feed = Feed(prepared, config, run.data, checkpoint, first_step)
     if place.rank == 0:
         feed.warn_if_nothing_is_drawn()
@@ -152,23 +157,48 @@ def run_training(
         "factor": config.rate_factor(),
         "loss_scale": loss_scale_of(plan, config),
     }
-    with process_group(prepared.device, run.timeout_s, run.backend) as machines:
+    table = config.checkpoint
+    stop = StopRequest(None if table is None else table.grace_s)
+    meeting = process_group(prepared.device, run.timeout_s, run.backend, stop=stop)
+    with meeting as machines:
         require_machines(plan, machines)
         if place.rank == 0:
             warn_of_machines(plan, machines)
+        here, ranks = checkpoint, Ranks.of_process_group()
+        checkpoint = beginning.agreed(ranks, saved.require_fits)
+        if checkpoint is not here:
+            first_step = saved.require_fits(checkpoint) + 1
+            feed = Feed(prepared, config, run.data, checkpoint, first_step)
         make_optimizer = optimizer_of(plan, config, run.optimizer)
         optimisation = optimisation_of(prepared, make_optimizer, **settings)
         if checkpoint is not None:
             saved.load(checkpoint, optimisation)
+            if place.rank == 0:
+                saved.warn_of_schedule(checkpoint)
+        beginning.tell(config.steps)
         trainer = _trainer(prepared, config, run, feed, optimisation, first_step)
         observers = _observers(plan, place, prepared.device, run, config.timeline, emulated=False)
         lag = _lag(plan, run)
-        loop = Loop(report, observers, lag=lag, late=int(prepared.device.type == "cuda"))
+        late = int(prepared.device.type == "cuda")
+        loop = Loop(report, observers, lag=lag, late=late, stop=stop)
         save = partial(_save, loop, trainer, saved, feed, config)
         steps = range(first_step, config.steps + 1)
         history = loop.run(trainer, steps, save, first=first_step)
         trainer.close()
-        return history
+    if loop.end is not None and loop.end < config.steps:
+        _stop(stop, loop.end, table)
+    return history
+
+
+def _stop(stop: StopRequest, step: int, table: CheckpointTable | None) -> NoReturn:
+    """End a training that a signal has asked to stop.
+
+    Raises:
+        Stopped: always.
+    """
+    told = NO_FOLDER if table is None else f"resume with --resume {table.folder}"
+    name = signal.Signals(stop.agreed).name
+    raise Stopped(stop.agreed, f"stopped by {name} after step {step}: {told}")
 
 
 def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> None:
@@ -248,7 +278,7 @@ def _save(
 ) -> None:
     """Write a checkpoint after a step that is to have one."""
     table = config.checkpoint
-    if table is not None and (step % table.every == 0 or step == config.steps):
+    if table is not None and (step % table.every == 0 or step in (config.steps, loop.end)):
         loop.catch_up()
         trainer.settle()
         seen = feed.samples_seen_after(step)

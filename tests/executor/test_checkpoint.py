@@ -191,13 +191,15 @@ def test_only_so_many_checkpoints_are_kept(tmp_path: Path) -> None:
     for step in (10, 20, 30):
         save_checkpoint(tmp_path, step, some(step), {}, keep=2)
     assert steps() == ["00", "20", "30", "step-notes"]
-    # Training went on from step 20 with other data: the old step 30 is the first to go.
+    # Training went on from step 20 with other data: what was newer before stays.
     save_checkpoint(tmp_path, 25, some(25), {}, keep=2)
-    assert steps() == sorted(["20", "25", *rest])
+    assert steps() == sorted(["20", "25", "30", *rest])
     save_checkpoint(tmp_path, 25, some(26), {}, keep=2)
-    assert steps() == sorted(["20", "25.1", *rest])
+    assert steps() == sorted(["20", "25.1", "30", *rest])
     assert_holds(Checkpoint.open(tmp_path), some(26))
     save_checkpoint(tmp_path, 40, some(40), {})
-    assert steps() == sorted(["20", "25.1", "40", *rest])
+    assert steps() == sorted(["20", "25.1", "30", "40", *rest])
+    save_checkpoint(tmp_path, 41, some(41), {}, keep=1)
+    assert steps() == sorted(["41", *rest])
     with pytest.raises(PipeplanError, match="keep at least 1"):
         save_checkpoint(tmp_path, 50, some(50), {}, keep=0)

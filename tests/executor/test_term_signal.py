@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from executor.distributed.failure import TermSignal
+from executor.distributed.stop import TermSignal
 
 
 @pytest.fixture

@@ -119,16 +119,32 @@ def test_a_manifest_that_is_wrong_is_refused(saved: Path, case: str) -> None:
     assert message in refused(saved)
 
 
-def test_what_is_not_a_checkpoint_is_told_with_what_is_there(saved: Path, tmp_path: Path) -> None:
-    run = saved.parent
+def test_what_is_not_a_checkpoint_is_told(tmp_path: Path) -> None:
     assert "no such folder" in refused(tmp_path / "nowhere")
     assert "there is no folder step-" in refused(tmp_path)
-    (run / "latest").write_text("../elsewhere")
-    assert "found '../elsewhere': name one of its folders, step-00000003" in refused(run)
-    (run / "latest").write_text("step-00000009\n")
-    assert "step-00000009 is not there" in refused(run)
-    (run / "latest").unlink()
-    assert "no checkpoint: name one of its folders, step-00000003" in refused(run)
+
+
+@pytest.mark.parametrize("latest", ["../elsewhere", "step-00000009\n", "", None])
+def test_without_a_name_in_latest_the_newest_whole_checkpoint_is_opened(
+    saved: Path, latest: str | None
+) -> None:
+    (saved.parent / "latest").unlink()
+    if latest is not None:
+        (saved.parent / "latest").write_text(latest)
+    assert Checkpoint.open(saved.parent).folder == saved
+
+
+@pytest.mark.parametrize("damaged", ["rank-00000.safetensors", "manifest.json"])
+def test_a_checkpoint_that_is_not_whole_is_skipped_with_a_line(
+    saved: Path, damaged: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = save_checkpoint(saved.parent, 4, some(4), {})
+    (newer / damaged).write_bytes((newer / damaged).read_bytes()[:-9])
+    (saved.parent / ".step-00000005.0123456789abcdef.writing").mkdir()
+    assert Checkpoint.open(saved.parent).folder == saved
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(f"{newer} is skipped: " in line for line in lines), lines
+    assert any(".writing is skipped: the training that wrote it was killed" in x for x in lines)
 
 
 def test_a_checkpoint_may_be_named_by_its_manifest(saved: Path) -> None:

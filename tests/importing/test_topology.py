@@ -287,13 +287,6 @@ def test_styles_of_a_terminal_and_older_names_are_read(tmp_path: Path) -> None:
     assert way(cluster, "gpu0", "gpu1") == (PCIE4 / 2, 5.5)
 
 
-def test_a_class_that_nobody_knows_is_told(tmp_path: Path) -> None:
-    cluster, notes = read(tmp_path, topology(["X NV4 ???", "NV4 X NV4", "??? NV4 X"]))
-    assert any(note.startswith("GPU0 and GPU2: '???' is none of NV#, PIX") for note in notes)
-    assert way(cluster, "gpu0", "gpu1")[0] == 100
-    assert way(cluster, "gpu0", "gpu2")[0] <= PCIE4
-
-
 def test_ways_of_two_classes_are_told(tmp_path: Path) -> None:
     _, notes = read(tmp_path, topology(["X PIX", "SYS X"]))
     assert "GPU0 and GPU1: PIX one way and SYS the other; taken as PIX" in notes
@@ -305,7 +298,11 @@ def test_ways_of_two_classes_are_told(tmp_path: Path) -> None:
         ("nothing of the kind\n", "has no table of `nvidia-smi topo -m`"),
         (topology(full(4, "NV4")).partition("GPU3\tNV4")[0], "no row of GPU3; it may be cut off"),
         (HGX.partition("NIC1\tNODE")[0], "no row of NIC1, mlx5_8, mlx5_bond_0; it may be cut off"),
-        (topology(["X NV4", "NV4"]).replace("\t0-15,32-47\t0\t\tN/A", ""), "line 3: GPU1 has 1"),
+        (
+            topology(["X NV4", "NV4"]).replace("\t0-15,32-47\t0\t\tN/A", ""),
+            "row GPU1 has 1 cells for 2 columns",
+        ),
+        (topology(["X NV4 ???", "NV4 X NV4", "??? NV4 X"]), "GPU0 and GPU2: '???' is none of NV#"),
         (topology(["X"]), "has one GPU"),
     ],
 )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
+from planner.interop.importing.captured import plain_text
 from planner.interop.importing.galvatron import (
     looks_like_galvatron,
     looks_like_galvatron_links,
@@ -31,7 +32,8 @@ from planner.interop.importing.metis import (
 )
 from planner.interop.importing.nccl_cluster import read_nccl_cluster
 from planner.interop.importing.nccl_tests import looks_like_nccl_tests
-from planner.interop.importing.nvidia_topology import looks_like_topology, read_topology_cluster
+from planner.interop.importing.nvidia_table import looks_like_topology
+from planner.interop.importing.nvidia_topology import read_topology_cluster
 from planner.interop.importing.pcie import GIVEN_PORTS
 from planner.interop.importing.profile_graph import PRECISION, ProfileGraph
 from planner.interop.importing.profile_text import Profile, parse_profile
@@ -316,7 +318,7 @@ def _head(path: Path) -> str:
                 "the right file?"
             )
         with path.open("rb") as file:
-            return file.read(_HEAD_BYTES).decode(errors="replace")
+            return plain_text(file.read(_HEAD_BYTES))
     except FileNotFoundError:
         raise PipeplanError(f"{path}: no such file") from None
     except OSError as error:

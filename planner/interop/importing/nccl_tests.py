@@ -3,6 +3,9 @@
 A log names the ranks and has a table with a row a size: bytes, and for buffers apart (out-of-place)
 and the same (in-place) the time, the bandwidth of the algorithm (bytes over time) and that of the
 bus. What they mean: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+
+Launchers and collectors of logs put ranks, hosts or times before each line, so lines are recognised
+by what they hold, wherever it begins.
 """
 
 from __future__ import annotations
@@ -17,15 +20,18 @@ from statistics import median
 from typing import Literal
 
 from planner.errors import PipeplanError, shorten
-from planner.records.document import read_text
+from planner.interop.importing.captured import captured_lines
 
 Test = Literal["all_reduce", "sendrecv"]
 _RANK = re.compile(
-    r"^[#\s]*Rank\s+(\d+)(?:\s+Group\s+\d+)?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+"
+    r"\bRank\s+(\d+)(?:\s+Group\s+\d+)?\s+Pid\s+\d+\s+on\s+(\S+)\s+device\s+(\d+)\s+"
     r"\[[^\]]*\]\s+(\S.*?)\s*$"
 )
 _PERF = re.compile(r"\b([a-z_]+)_perf\b")
-_END = re.compile(r"[#\s]*(Out of bounds values|Avg bus bandwidth|Collective test concluded)")
+_HEADER = re.compile(r"\bsize\s+count\s.*\btime\b.*\bbusbw\b.*")
+_ROW = re.compile(r"(?<![\w.])\d+\s+\d+\s+[a-z]\w*\s.*")
+"""Bytes, elements and their type begin a row."""
+_END = re.compile(r"(Out of bounds values|Avg bus bandwidth|Collective test concluded)")
 """One of these lines follows a table that is whole."""
 _READ: tuple[Test, ...] = ("all_reduce", "sendrecv")
 _COLUMNS = ("time", "algbw", "busbw")
@@ -81,7 +87,7 @@ def read_log(path: Path) -> NcclLog:
         PipeplanError: if it has no ranks or no table, is cut off, is of another test, or of
             processes without a common job.
     """
-    lines = read_text(path).splitlines()
+    lines = captured_lines(path)
     header = _header(lines)
     if header is None:
         raise PipeplanError(
@@ -95,7 +101,7 @@ def read_log(path: Path) -> NcclLog:
         raise PipeplanError(
             f"{path}: the table has no row with bytes, time and bandwidths; it may be cut off"
         )
-    if not any(_END.match(line) for line in lines):
+    if not any(_END.search(line) for line in lines):
         raise PipeplanError(
             f"{path}: no line such as `# Avg bus bandwidth` follows the table, so it is cut off; "
             "its largest sizes, which show the bandwidth, may be missing; give the whole log"
@@ -106,14 +112,13 @@ def read_log(path: Path) -> NcclLog:
 
 def _header(lines: Sequence[str]) -> list[str] | None:
     for line in lines:
-        words = line.lstrip("# ").split()
-        if words[:2] == ["size", "count"] and "time" in words and "busbw" in words:
-            return words
+        if (found := _HEADER.search(line)) is not None:
+            return found[0].split()
     return None
 
 
 def _ranks(path: Path, lines: Sequence[str]) -> tuple[Rank, ...]:
-    found = [match for line in lines if (match := _RANK.match(line)) is not None]
+    found = [match for line in lines if (match := _RANK.search(line)) is not None]
     numbers = Counter(int(match[1]) for match in found)
     twice = [number for number, count in numbers.items() if count > 1]
     if twice:
@@ -136,9 +141,9 @@ def _rows(
 ) -> Iterator[NcclRow]:
     places = [header.index(name) for name in _COLUMNS]
     for number, line in enumerate(lines, 1):
-        words = line.split()
-        if not words or not words[0].isdecimal() or len(words) < 4:
+        if (found := _ROW.search(line)) is None:
             continue
+        words = found[0].split()
         try:
             time_us, algbw, busbw = (float(words[place]) for place in places)
         except (ValueError, IndexError):

@@ -1,0 +1,271 @@
+"""The table of ``nvidia-smi topo -m``: a row and a column for every GPU and network card.
+
+Tables reach us with prefixes of launchers, wrapped lines and cells without a space in between, so
+cells are read by their words, and the diagonal, whose cells are X, shows whether a row was read
+right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations, pairwise
+from pathlib import Path
+
+from planner.errors import PipeplanError, shorten
+from planner.interop.importing.captured import captured_lines
+from planner.interop.importing.pcie import CLASSES, Pair
+
+OLDER_NAMES = {"SOC": "SYS"}
+"""Names that drivers before 2018 print."""
+_NAME = re.compile(r"GPU\d+|NIC\d+|mlx\d+_\d+")
+_NAMES = re.compile(f"(?:{_NAME.pattern})+")
+_NVLINK = re.compile(r"NV([1-9]|[12]\d|3[0-6])")  # No GPU has more than 18 yet.
+_CELL = re.compile(rf"\s*(NV\d{{1,2}}|{'|'.join(CLASSES)}|SOC|X|OK|CNS|GNS|TNS|NS|DR|U|\S+)")
+_OF_P2P = {"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
+"""Words in the tables of ``nvidia-smi topo -p2p``."""
+_NAMED = re.compile(r"\bGPU (\d+(?:,\d+)*): (.+?)\s*(?:\(UUID: .*)?$")
+"""A line of ``nvidia-smi -L`` or of a report on the environment, which may be in the file."""
+_SLICE = re.compile(r"\bMIG \d\S* +Device +\d+:")
+_CARD = re.compile(r"\b(NIC\d+): (\S+)\s*$")
+"""A line of the legend of network cards."""
+_PCI_ONLY = re.compile(r"\btopo\s+(-mp|--matrix_pci)\b")
+REMEDY = "give the output of `nvidia-smi topo -m`"
+
+
+@dataclass(frozen=True)
+class NvidiaTopology:
+    """The table.
+
+    Attributes:
+        gpus: names of GPUs, such as ``gpu0``, in the order of rows.
+        cards: names of network cards: those of the legend, else of the columns.
+        classes: ``NV`` and a count, or one of :data:`CLASSES`, by two names in that order.
+        numa: node of each GPU where it is told.
+        names: what the driver calls each GPU, if ``nvidia-smi -L`` stands in the same file.
+        notes: what could not be read.
+    """
+
+    gpus: tuple[str, ...]
+    cards: tuple[str, ...]
+    classes: Mapping[Pair, str]
+    numa: Mapping[str, str]
+    names: Mapping[str, str]
+    notes: tuple[str, ...]
+
+
+@dataclass
+class _Table:
+    """Columns and rows as printed; ``tails`` has what follows the cells of a row."""
+
+    line: int
+    columns: list[str]
+    cells: dict[str, list[str]] = field(default_factory=dict)
+    tails: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def is_p2p(self) -> bool:
+        words = {word for row in self.cells.values() for word in row}
+        return bool(words & _OF_P2P)
+
+
+def looks_like_topology(head: str) -> bool:
+    """Return whether such a table is at or near the beginning of a file."""
+    return any(_columns(line) for line in head.splitlines())
+
+
+def nvlinks(word: str) -> int:
+    """Return how many NVLinks a class bonds; 0 for other classes."""
+    found = _NVLINK.fullmatch(word)
+    return int(found[1]) if found else 0
+
+
+def read_topology(path: Path) -> NvidiaTopology:
+    """Read the table.
+
+    Raises:
+        PipeplanError: naming the line, if there is no such table or it is cut off, has words that
+            are no classes, is of several machines, or leaves NVLinks out.
+    """
+    lines = captured_lines(path)
+    table = _only_table(path, lines)
+    _require_whole(path, lines, table)
+    known = _known_names(lines, table.columns)
+    gpus = tuple(known[name] for name in table.columns if name.startswith("GPU"))
+    if len(gpus) < 2 and len(gpus) == len(table.columns):
+        raise PipeplanError(f"{path}: the table has one GPU; links join two or more")
+    notes: list[str] = []
+    ordered = sorted(table.columns, key=lambda name: known[name] not in gpus)
+    classes = {
+        (known[a], known[b]): _class(path, table, (a, b), notes)
+        for a, b in combinations(ordered, 2)
+    }
+    numa = {
+        known[name]: match[0]
+        for name, tail in table.tails.items()
+        if name.startswith("GPU") and len(tail) > 1 and (match := re.match(r"\d+", tail[1]))
+    }
+    cards = tuple(name for name in known.values() if name not in gpus)
+    return NvidiaTopology(gpus, cards, classes, numa, _called(lines), tuple(notes))
+
+
+def _columns(line: str) -> list[str]:
+    """Return the GPUs and cards that a line names as columns; none if it is no header."""
+    words = line.replace("|", " ").split()
+    start = next((n for n, word in enumerate(words) if re.search(r"GPU\d+", word)), len(words))
+    text = " ".join(words[start:])
+    text = text[text.find("GPU") :]
+    # CPU Affinity, NUMA Affinity and GPU NUMA ID follow.
+    named, _, more = text.partition("CPU")
+    found = [
+        name
+        for word in named.split()
+        for name in (_NAME.findall(word) if _NAMES.fullmatch(word) else [word])
+    ]
+    if any(word in CLASSES or word == "X" for word in found):
+        return []
+    is_second_known = len(found) > 1 and _NAME.fullmatch(found[1]) is not None
+    return found if found and ("Affinity" in more or is_second_known) else []
+
+
+def _only_table(path: Path, lines: Sequence[str]) -> _Table:
+    """Return the one table of classes in the file."""
+    if any(_PCI_ONLY.search(line) for line in lines):
+        raise PipeplanError(f"{path}: is of `nvidia-smi topo -mp`, which hides NVLinks; {REMEDY}")
+    tables = list(_tables(path, lines))
+    if not tables:
+        raise PipeplanError(
+            f"{path}: has no table of `nvidia-smi topo -m`, whose first line names GPU0, GPU1, …"
+        )
+    matrices = [table for table in tables if not table.is_p2p]
+    if not matrices:
+        raise PipeplanError(
+            f"{path}: is of `nvidia-smi topo -p2p`, which tells whether GPUs reach each other, not "
+            f"how they are joined; {REMEDY}"
+        )
+    if len(matrices) > 1:
+        starts = ", ".join(str(table.line) for table in matrices[:8])
+        raise PipeplanError(
+            f"{path}: has {len(matrices)} tables, which begin on lines {starts}; a file is of one "
+            "machine: give each its own, and join them by `pipeplan cluster merge`"
+        )
+    return matrices[0]
+
+
+def _tables(path: Path, lines: Sequence[str]) -> Iterator[_Table]:
+    starts = [n for n, line in enumerate(lines) if _columns(line)]
+    for start, end in pairwise([*starts, len(lines)]):
+        table = _Table(start + 1, _columns(lines[start]))
+        first = next((n for n in range(start + 1, end) if _row_start(lines[n], table)), end)
+        for line in lines[start + 1 : first]:
+            if "CPU" in lines[start] or not line.strip():
+                break
+            table.columns += _NAME.findall(line.partition("CPU")[0])
+        for number in range(first, end):
+            _add_row(path, table, lines, number, end)
+        yield table
+
+
+def _row_start(line: str, table: _Table) -> tuple[str, str] | None:
+    """Return the column that a line is the row of, and the text behind its name."""
+    names = "|".join(map(re.escape, sorted(table.columns, key=len, reverse=True)))
+    # Classes have no small letters, unlike what legends and reports say of a GPU.
+    found = re.search(rf"(?<![\w.-])({names})\s+([^:a-z\s].*)$", line.replace("|", " "))
+    return None if found is None else (found[1], found[2])
+
+
+def _add_row(path: Path, table: _Table, lines: Sequence[str], number: int, end: int) -> None:
+    """Read a row, which may go on in the next lines."""
+    begun = _row_start(lines[number], table)
+    if begun is None:
+        return
+    name, text = begun
+    if name in table.cells:
+        raise PipeplanError(
+            f"{path}: line {number + 1}: a second row of {name}; a file is of one machine, and "
+            "lines of several must not be mixed"
+        )
+    cells, tail = _cells(text, len(table.columns))
+    while len(cells) < len(table.columns) and (number := number + 1) < end:
+        if _row_start(lines[number], table) or not _CELL.match(lines[number]):
+            break
+        text = f"{text} {lines[number]}"
+        cells, tail = _cells(text, len(table.columns))
+    table.cells[name], table.tails[name] = cells, tail
+
+
+def _cells(text: str, count: int) -> tuple[list[str], list[str]]:
+    """Return that many words of a row, and the words that follow."""
+    cells: list[str] = []
+    place = 0
+    while len(cells) < count and (found := _CELL.match(text, place)) is not None:
+        cells.append(found[1])
+        place = found.end()
+    return cells, text[place:].split()
+
+
+def _require_whole(path: Path, lines: Sequence[str], table: _Table) -> None:
+    """Refuse a table that lacks rows or cells, or whose cells are not below their columns."""
+    if slices := next((line.strip() for line in lines if _SLICE.search(line)), None):
+        raise PipeplanError(
+            f"{path}: a GPU is divided ({shorten(slices)}); slices reach each other neither by "
+            "NVLink nor by PCIe, and the table is of whole GPUs: measure the slices by `torchrun "
+            "-m executor.detect`, or give the file without them if they will be joined again"
+        )
+    if missing := [name for name in table.columns if name not in table.cells]:
+        raise PipeplanError(
+            f"{path}: the table has no row of {', '.join(missing)}; it may be cut off"
+        )
+    for place, name in enumerate(table.columns):
+        cells = table.cells[name]
+        if len(cells) < len(table.columns):
+            raise PipeplanError(
+                f"{path}: row {name} has {len(cells)} cells for {len(table.columns)} columns; it "
+                "may be cut off"
+            )
+        if cells[place] != "X":
+            raise PipeplanError(
+                f"{path}: row {name}: expected X in its own column, found "
+                f"{shorten(cells[place])}; cells or columns are missing or joined: separate them "
+                "by spaces"
+            )
+
+
+def _known_names(lines: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+    """Return the names in the cluster by column: ``gpu0``, and cards as the legend calls them."""
+    found = (_CARD.search(line) for line in lines)
+    legend = {match[1]: match[2] for match in found if match is not None}
+    return {name: legend.get(name, name if "_" in name else name.lower()) for name in columns}
+
+
+def _class(path: Path, table: _Table, pair: Pair, notes: list[str]) -> str:
+    first, second = pair
+    there, back = (
+        OLDER_NAMES.get(word, word)
+        for word in (
+            table.cells[first][table.columns.index(second)],
+            table.cells[second][table.columns.index(first)],
+        )
+    )
+    known = [word for word in (there, back) if word in CLASSES or nvlinks(word)]
+    if not known:
+        raise PipeplanError(
+            f"{path}: {first} and {second}: {shorten(there)} is none of NV#, {', '.join(CLASSES)}; "
+            f"correct it, or {REMEDY} again"
+        )
+    if there != back:
+        notes.append(
+            f"{first} and {second}: {there} one way and {back} the other; taken as {known[0]}"
+        )
+    return known[0]
+
+
+def _called(lines: Sequence[str]) -> dict[str, str]:
+    found = (_NAMED.search(line) for line in lines)
+    return {
+        f"gpu{int(number)}": match[2]
+        for match in found
+        if match is not None
+        for number in match[1].split(",")
+    }

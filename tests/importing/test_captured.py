@@ -1,0 +1,145 @@
+"""Output as launchers, terminals and other systems write it is read as the tool printed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from link_files import nccl_log, topology
+
+from planner.cluster.cluster import Cluster
+from planner.errors import PipeplanError
+from planner.interop.importing.formats import format_of, import_cluster_file
+from planner.interop.importing.imported import ImportOptions
+
+A100 = "NVIDIA A100-SXM4-80GB"
+TABLE = topology(
+    [
+        "X NV12 PXB SYS SYS",
+        "NV12 X SYS PXB PXB",
+        "PXB SYS X SYS SYS",
+        "SYS PXB SYS X PIX",
+        "SYS PXB SYS PIX X",
+    ],
+    numa=["0", "1"],
+    cards=("NIC0", "NIC1", "mlx5_2"),
+    more="\nNIC Legend:\n\n  NIC0: mlx5_0\n  NIC1: mlx5_1\n\n"
+    f"GPU 0: {A100} (UUID: GPU-0)\nGPU 1: {A100} (UUID: GPU-1)\n",
+)
+LOG = nccl_log(
+    [("n0", 0, A100), ("n0", 1, A100), ("n1", 0, A100)],
+    lambda size: 1e-5 + size / 50e9,
+    [8 * 4**n for n in range(14)],
+    1.0,
+    "sendrecv",
+)
+FILES = {"table": TABLE, "log": LOG}
+
+
+def before(prefix: str) -> Callable[[str], bytes]:
+    return lambda text: "".join(prefix + line for line in text.splitlines(True)).encode()
+
+
+FORMS: dict[str, Callable[[str], bytes]] = {
+    "mpirun --tag-output": before("[1,0]<stdout>:"),
+    "mpirun --tag-output, version 5": before("[prterun-n0-1@1,0]<stdout>: "),
+    "mpirun --timestamp-output": before("Mon Jan  5 10:00:00 2026<stdout>:"),
+    "mpiexec -prepend-rank": before("[0] "),
+    "srun --label": before(" 0: "),
+    "srun --label of 16 tasks": before("15: "),
+    "torchrun": before("[rank0]:"),
+    "torchrun --tee": before("[default0]:"),
+    "docker compose": before("worker-1  | "),
+    "kubectl logs --timestamps": before("2026-01-05T10:00:00.123456789Z "),
+    "kubectl logs --prefix": before("[pod/nccl-0/main] "),
+    "journald": before("Jan 05 10:00:00 n0 run[123]: "),
+    "pdsh": before("n0: "),
+    "parallel --tag": before("n0\t"),
+    "Ray": before("(worker pid=12, ip=10.0.0.1) "),
+    "logging": before("2026-01-05 10:00:00,123 INFO: "),
+    "CRLF": lambda text: text.replace("\n", "\r\n").encode(),
+    "CR": lambda text: text.replace("\n", "\r").encode(),
+    "UTF-8 with a mark": lambda text: text.encode("utf-8-sig"),
+    "PowerShell": lambda text: text.replace("\n", "\r\n").encode("utf-16"),
+    "spaces of a web page": lambda text: text.replace("\t", "    ").replace(" ", "\xa0").encode(),
+    "colours": lambda text: "".join(
+        f"\x1b[0;32m{line}\x1b[0m\x1b[K\n" for line in text.splitlines()
+    ).encode(),
+}
+
+
+def read(path: Path, data: bytes) -> tuple[Cluster, tuple[str, ...]]:
+    path.write_bytes(data)
+    found = import_cluster_file(path, format_of(path), ImportOptions())
+    return found.cluster, found.notes
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_is_read_as_the_tool_printed_it(file: str, form: str, tmp_path: Path) -> None:
+    expected = read(tmp_path / "file.txt", FILES[file].encode())
+    assert read(tmp_path / "file.txt", FORMS[form](FILES[file])) == expected
+
+
+def wrapped(text: str, width: int) -> str:
+    """As a terminal of that width breaks lines between words."""
+    lines = []
+    for line in text.expandtabs(8).splitlines():
+        while len(line) > width:
+            place = line.rindex(" ", 0, width)
+            lines.append(line[:place])
+            line = line[place:]
+        lines.append(line)
+    return "\n".join(lines)
+
+
+GLUED = {
+    "columns": lambda text: text.replace("\tNIC0\tNIC1\t", "\tNIC0NIC1\t"),
+    "GPUs": lambda text: text.replace("GPU0\tGPU1", "GPU0GPU1", 1),
+    "cells": lambda text: text.replace("SYS\tPXB", "SYSPXB").replace("SYS\tSYS", "SYSSYS"),
+    "NVLinks": lambda text: text.replace("X\tNV12\tPXB", "XNV12PXB"),
+    "lines of a table in Markdown": lambda text: text.replace("\t", " | "),
+    "lines broken in a terminal": lambda text: wrapped(text, 48),
+}
+
+
+@pytest.mark.parametrize("form", GLUED)
+def test_words_that_lost_their_places_are_read(form: str, tmp_path: Path) -> None:
+    changed = GLUED[form](TABLE)
+    assert changed != TABLE
+    expected = read(tmp_path / "file.txt", TABLE.encode())
+    assert read(tmp_path / "file.txt", changed.encode()) == expected
+
+
+P2P = " \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n\nLegend:\n\n  X    = Self\n"
+REFUSED = {
+    "topo -p2p": (P2P, "is of `nvidia-smi topo -p2p`, which tells whether .* `nvidia-smi topo -m`"),
+    "topo -mp": ("$ nvidia-smi topo -mp\n" + TABLE, "hides NVLinks; give .* `nvidia-smi topo -m`"),
+    "two hosts": (TABLE + TABLE, "has 2 tables, which begin on lines 1 and 20|lines 1, 2"),
+    "ranks mixed": (
+        TABLE.replace("GPU1\tNV12", "GPU0\t X \tNV12\tPXB\tSYS\tSYS\nGPU1\tNV12"),
+        "a second row of GPU0; a file is of one machine",
+    ),
+    "a column missing": (TABLE.replace("\tNIC0\tNIC1", "\tNIC1", 1), "row NIC1: expected X in its"),
+    "a cell missing": (TABLE.replace("PXB\tSYS\tX\tSYS", "PXB\tX\tSYS"), "row NIC0 has 4 cells for 5 columns"),
+    "cut off": (TABLE.partition("NIC1\tSYS")[0], "no row of NIC1, mlx5_2; it may be cut off"),
+    "slices": (TABLE + "  MIG 3g.40gb  Device  0: (UUID: MIG-1)\n", "GPU is divided .*MIG 3g.40gb"),
+    "a GPU with an error": (TABLE.replace("NV12", "ERR!"), "GPU0 and GPU1: 'ERR!' is none of NV#"),
+    "not its NVLinks": (TABLE.replace("NV12", "NV18"), "has at most 12 NVLinks; give the --device"),
+    "no NVLinks": (TABLE.replace(A100, "NVIDIA L4"), "by NV12, and L4 has no NVLinks"),
+    "two processes without a job": (LOG + LOG, "rank 0 appears 2 times: several logs in one file"),
+    "an unknown GPU": (LOG.replace(A100, "NVIDIA H20"), "'NVIDIA H20' is no preset; give --device"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_right_is_refused_with_its_cause(case: str, tmp_path: Path) -> None:
+    text, words = REFUSED[case]
+    with pytest.raises(PipeplanError, match=words):
+        read(tmp_path / "file.txt", text.encode())
+
+
+def test_a_table_of_peer_access_beside_the_other_is_left_out(tmp_path: Path) -> None:
+    expected = read(tmp_path / "file.txt", TABLE.encode())
+    assert read(tmp_path / "file.txt", (TABLE + "\n" + P2P).encode()) == expected
