@@ -89,6 +89,8 @@ def _of_training(plan: Plan, config: TrainingConfig, run: RunSettings) -> Iterat
             f"clip_norm: {config.clip_norm:g} is of the norm over all stages, which step at "
             f"different times; leave it out, or {_OTHERWISE}"
         )
+    if config.loss_mean == "tokens":
+        yield f"loss_mean: tokens; a step of the optimizer has one microbatch; {_OTHERWISE}"
     if config.timeline is not None:
         yield (
             f"timeline: {config.timeline}; steps overlap, so that no step has a timeline of its "

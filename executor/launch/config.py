@@ -125,6 +125,8 @@ class TrainingConfig(Record):
             job's optimizer, whose memory the plan counts.
         optimizer_arguments: keyword arguments of the optimizer, such as ``weight_decay``.
         learning_rate: over the job's.
+        loss_mean: ``microbatches``: the mean of the microbatches' losses; ``tokens``: the mean over
+            all targets of the step but those of -100, of a loss that is their mean in a microbatch.
         schedule: how it moves; default not at all.
         clip_norm: the whole model's gradient is scaled down to this norm; default never.
         autocast: ``bfloat16`` runs the forwards of float32 weights under autocast.
@@ -142,6 +144,7 @@ class TrainingConfig(Record):
     optimizer: Annotated[str, _own_or(), _schema()] | None = None
     optimizer_arguments: Arguments = Field(default_factory=dict)
     learning_rate: Above | None = None
+    loss_mean: Literal["microbatches", "tokens"] = "microbatches"
     schedule: LearningRateTable = Field(default_factory=LearningRateTable)
     clip_norm: Above | None = None
     autocast: Literal["bfloat16"] | None = None

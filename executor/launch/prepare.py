@@ -35,6 +35,7 @@ from planner.plan.plan import Plan
 from planner.plan.programs import Action
 from planner.plan.unsupported import require_without
 from planner.records.document import require_file_path
+from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
 from planner.sync.strategies import OPTIONS, SYNCHRONOUS
 from planner.tracing.export import ExportedStep
 from planner.tracing.factory import Loss
@@ -245,7 +246,7 @@ def _move(stages: tuple[StageModule, ...], device: torch.device) -> None:
 
 
 def require_fitting(plan: Plan, config: TrainingConfig) -> None:
-    """Refuse a training file that does not fit the plan's precision.
+    """Refuse a training file that does not fit the plan's precision, loss or strategy.
 
     Raises:
         PipeplanError: naming the field and the remedy.
@@ -262,6 +263,17 @@ def require_fitting(plan: Plan, config: TrainingConfig) -> None:
             f"loss_scale: the plan trains in {precision}, where gradients need no scaling; "
             'plan with precision = "float16" to use it, or leave it out'
         )
+    if config.loss_mean == "tokens":
+        if plan.job.loss == "output":
+            problems.append(
+                'loss_mean: "tokens" needs targets, and the model returns its own loss (loss = '
+                '"output"); let it return logits, and plan with loss = "cross_entropy"'
+            )
+        if plan.sync.strategy not in SYNCHRONOUS:
+            problems.append(
+                f'loss_mean: "tokens" with sync.strategy {plan.sync.strategy!r}, whose pipelines '
+                f"have no common step; use {ONE_OF_SYNCHRONOUS}"
+            )
     if problems:
         raise PipeplanError(problems)
 

@@ -21,6 +21,7 @@ from executor.stage.drawn_numbers import drawn_offset
 from executor.stage.offload import StashOffload
 from executor.stage.recompute import BeforeUse, Recomputed, Run, put_gates
 from executor.stage.statistics import Statistics, copied, note_statistics
+from executor.stage.token_mean import TokenMean, weighted
 from executor.stage.weight_gradients import (
     Added,
     DeferredLinear,
@@ -113,6 +114,7 @@ class StageRunner:
         self.receives_random_state = stage.receives_random_state and not counts
         self._sends_random_state = stage.sends_random_state and not counts
         self._loss_scale = 1.0
+        self._weights: Mapping[int, Tensor] = {}
         self._added = added
         statistics = Statistics(microbatches, stage.buffers)
         self._offload = StashOffload(
@@ -139,9 +141,15 @@ class StageRunner:
         if self.split:
             self._split_runs = list(map(self._run, stage.pieces, graphs, deferred))
 
-    def begin(self, loss_scale: float) -> None:
-        """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
+    def begin(self, loss_scale: float, weights: Mapping[int, Tensor] | None = None) -> None:
+        """Begin an iteration.
+
+        Args:
+            loss_scale: its loss is multiplied by this.
+            weights: of the microbatches' losses; None: equal ones.
+        """
         self._loss_scale = loss_scale
+        self._weights = weights or {}
 
     def _run(self, piece: Piece, first: fx.GraphModule, again: fx.GraphModule) -> Run:
         if not self._copies_itself(piece):
@@ -317,7 +325,11 @@ class StageRunner:
         self.bring_back(microbatch)
         kept = self._in_flight.pop(microbatch)
         if kept.loss is not None:
-            gradients = [torch.full_like(kept.loss, self._loss_scale / self.microbatches)]
+            weight = self._weights.get(microbatch)
+            gradient = torch.full_like(kept.loss, self._loss_scale / self.microbatches)
+            if weight is not None:
+                gradient = (self._loss_scale * weight).nan_to_num().to(kept.loss).view_as(kept.loss)
+            gradients = [gradient]
         pairs = [
             (root, gradient)
             for root, gradient in zip(kept.roots, gradients, strict=True)
@@ -367,6 +379,7 @@ class TrainingWorker:
         seed: the seed of the training's random numbers.
         lengths_of: returns the place among the lengths of each microbatch of a step; None: there
             is one length.
+        mean: of the losses over tokens; None: over microbatches.
     """
 
     def __init__(
@@ -375,6 +388,7 @@ class TrainingWorker:
         batches: DeviceBatches,
         seed: int,
         lengths_of: Callable[[int], Sequence[int]] | None = None,
+        mean: TokenMean | None = None,
     ) -> None:
         stage = runners[0].stage
         self.statistics = runners[0].statistics
@@ -387,6 +401,8 @@ class TrainingWorker:
         self._step = 0
         self._lengths_of = lengths_of
         self._lengths: Sequence[int] = ()
+        self._mean = mean if stage.is_last else None
+        self._weights: Mapping[int, Tensor] = {}
 
     @property
     def batch_wait_s(self) -> float:
@@ -413,14 +429,20 @@ class TrainingWorker:
         self._batches.begin(step)
         if self._lengths_of is not None:
             self._lengths = self._lengths_of(step)
+        if self._mean is not None:
+            self._weights = self._mean.weights(self._batches.load_all())
         for runner in self._runners:
-            runner.begin(loss_scale)
+            runner.begin(loss_scale, self._weights)
 
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the tensors for the next stage, or the loss."""
         batch = self._batches.take(microbatch)
         seed = microbatch_seed(self._seed, self._step, microbatch)
-        return self._runner(microbatch).forward(microbatch, received, batch, seed)
+        runner = self._runner(microbatch)
+        made = runner.forward(microbatch, received, batch, seed)
+        if microbatch not in self._weights:
+            return made
+        return (weighted(made[0], self._weights[microbatch]) * runner.microbatches,)
 
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return the gradients for the previous stage."""

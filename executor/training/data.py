@@ -159,14 +159,21 @@ class DeviceBatches:
     def begin(self, step: int) -> None:
         """Begin a step."""
         self._step, self.waited_s = step, 0.0
+        self._loaded = {}
         if self._pin is not None and self._names:
-            self._loaded = {m: self._load(m, self._pin) for m in self._microbatches}
+            self.load_all()
+
+    def load_all(self) -> Mapping[int, Mapping[str, Tensor]]:
+        """Load all microbatches of the step now, unless they are, and return them."""
+        pin = self._pin or _as_it_is
+        self._loaded = self._loaded or {m: self._load(m, pin) for m in self._microbatches}
+        return dict(self._loaded)
 
     def take(self, microbatch: int) -> Mapping[str, Tensor]:
         """Return the entries of a microbatch, by name."""
         if not self._names:
             return {}
-        batch = self._loaded.pop(microbatch, None) or self._load(microbatch, lambda tensor: tensor)
+        batch = self._loaded.pop(microbatch, None) or self._load(microbatch, _as_it_is)
         return {name: x.to(self._device, non_blocking=True) for name, x in batch.items()}
 
     def _load(self, microbatch: int, pin: Callable[[Tensor], Tensor]) -> Mapping[str, Tensor]:
@@ -175,6 +182,10 @@ class DeviceBatches:
         found = {name: pin(whole[name]) for name in self._names}
         self.waited_s += time.perf_counter() - begin_s
         return found
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def batches(

@@ -40,6 +40,7 @@ from executor.stage.offload import StashReturn
 from executor.stage.recompute import BeforeUse
 from executor.stage.runner import StageRunner, TrainingWorker
 from executor.stage.statistics import Statistics
+from executor.stage.token_mean import TokenMean
 from executor.stage.weight_gradients import Added, ignore
 from executor.sync import Setting, Synchronisation, make_strategy
 from executor.sync.divided_layers import DividedLayer, DividedLayers
@@ -98,6 +99,7 @@ class StagePart:
         pacer: the rank's; None if operations take their own time.
         group: the tensor-parallel group that the rank is in, if it is in one.
         divided: weights of the layers that replicas divide, by layer.
+        replicas: process group of the stage's replicas; None: it has one.
     """
 
     index: int
@@ -109,6 +111,7 @@ class StagePart:
     pacer: Pacer | None
     group: TensorParallelGroup | None
     divided: Mapping[str, LayerWeights]
+    replicas: Any = None
 
 
 MakeWorker = Callable[[StagePart], StageWorker]
@@ -284,6 +287,7 @@ class Trainer:
         timeout: timedelta | None = None,
         watch: bool = False,
         pace: Pace | None = None,
+        over_tokens: bool = False,
     ) -> Trainer:
         """Train this rank's stages of a model.
 
@@ -298,6 +302,8 @@ class Trainer:
             timeout: see :class:`Trainer`.
             watch: see :class:`Trainer`.
             pace: see :class:`Trainer`.
+            over_tokens: whether the loss is the mean over all tokens of an iteration, not over its
+                microbatches.
         """
         if prepared.device.type == "cpu":
             keep_freed_memory()
@@ -327,7 +333,8 @@ class Trainer:
             runners = [runner_of(row[part.index], part) for row in by_length]
             names = stages[part.index].model_inputs
             batches = DeviceBatches.of(batch_of, names, part.microbatches, device)
-            return TrainingWorker(runners, batches, seed, lengths_of)
+            mean = TokenMean(device, part.replicas) if over_tokens else None
+            return TrainingWorker(runners, batches, seed, lengths_of, mean)
 
         return cls(
             plan,
@@ -419,6 +426,7 @@ class Trainer:
                 self._pacer,
                 None if self.members is None else TensorParallelGroup(self.members),
                 {layer.name: layer for layer in self._divided.layers},
+                self.process_groups.get(self._replicas[stage.index]),
             )
             for stage in self.plan.stages
             if device in stage.devices

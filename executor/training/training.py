@@ -252,6 +252,7 @@ def _trainer(
             timeout=timeout,
             watch=config.timeline is not None,
             pace=run.pace,
+            over_tokens=config.loss_mean == "tokens",
         )
     if prepared.place.rank == 0:
         mib = ", ".join(f"{bytes_ / 2**20:.3g}" for bytes_ in version_bytes(prepared.plan))

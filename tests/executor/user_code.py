@@ -40,3 +40,16 @@ def decayed(parameters: Sequence[tuple[str, nn.Parameter]], lr: float) -> torch.
 def halving(step: int) -> float:
     """Half the rate with each step."""
     return 0.5 ** (step - 1)
+
+
+class Padded:
+    """Sequences of which all but a few targets are ignored, of some all."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = torch.randint(0, 256, (65,))
+        target = row[1:].clone()
+        target[(0, 0, 1, 64)[index % 4] :] = -100
+        return {"ids": row[:-1], "target": target}

@@ -122,7 +122,10 @@ REFUSED = {
         "a second row of GPU0; a file is of one machine",
     ),
     "a column missing": (TABLE.replace("\tNIC0\tNIC1", "\tNIC1", 1), "row NIC1: expected X in its"),
-    "a cell missing": (TABLE.replace("PXB\tSYS\tX\tSYS", "PXB\tX\tSYS"), "row NIC0 has 4 cells for 5 columns"),
+    "a cell missing": (
+        TABLE.replace("PXB\tSYS\tX\tSYS", "PXB\tX\tSYS"),
+        "row NIC0 has 4 cells for 5 columns",
+    ),
     "cut off": (TABLE.partition("NIC1\tSYS")[0], "no row of NIC1, mlx5_2; it may be cut off"),
     "slices": (TABLE + "  MIG 3g.40gb  Device  0: (UUID: MIG-1)\n", "GPU is divided .*MIG 3g.40gb"),
     "a GPU with an error": (TABLE.replace("NV12", "ERR!"), "GPU0 and GPU1: 'ERR!' is none of NV#"),
