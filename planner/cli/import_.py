@@ -121,8 +121,8 @@ FileArgument = Annotated[
     Path,
     typer.Argument(
         metavar="FILE",
-        help="profile of another tool, output of `nvidia-smi topo -m` or `rocm-smi --showtopo`, or "
-        "a log of nccl-tests",
+        help="profile of another tool, output of `nvidia-smi topo -m` or `rocm-smi --showtopo`, "
+        "NCCL's topology in XML, or a log of nccl-tests",
     ),
 ]
 OutputOption = Annotated[
@@ -140,8 +140,8 @@ FormatOption = Annotated[
     typer.Option(
         "--from",
         metavar="FORMAT",
-        help="kind of FILE (auto: detect it): dapple, pipedream, nvidia-smi, "
-        "rocm-smi, nccl-tests, nccl-all-reduce, nccl-sendrecv, sailor, metis, galvatron, "
+        help="kind of FILE (auto: detect it): dapple, pipedream, nvidia-smi, rocm-smi, "
+        "nccl-topology, nccl-tests, nccl-all-reduce, nccl-sendrecv, sailor, metis, galvatron, "
         "sailor-links, metis-cluster, galvatron-links",
         autocompletion=completion.import_formats,
     ),

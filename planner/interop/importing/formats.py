@@ -32,6 +32,10 @@ from planner.interop.importing.metis import (
 )
 from planner.interop.importing.nccl_cluster import read_nccl_cluster
 from planner.interop.importing.nccl_tests import looks_like_nccl_tests
+from planner.interop.importing.nccl_topology import (
+    looks_like_nccl_topology,
+    read_nccl_topology,
+)
 from planner.interop.importing.nvidia_table import looks_like_topology
 from planner.interop.importing.nvidia_topology import read_topology_cluster
 from planner.interop.importing.pcie import GIVEN_PORTS
@@ -201,6 +205,12 @@ CLUSTER_FORMATS: dict[str, ClusterFormat] = {
         "the table of `nvidia-smi topo -m`",
         lambda path, head: looks_like_topology(head),
         read_topology_cluster,
+        GIVEN_PORTS,
+    ),
+    "nccl-topology": ClusterFormat(
+        "the XML of NCCL_TOPO_DUMP_FILE",
+        lambda path, head: looks_like_nccl_topology(head),
+        read_nccl_topology,
         GIVEN_PORTS,
     ),
     "nccl-tests": ClusterFormat(
