@@ -5,9 +5,7 @@ Usage:
     python -m benchmarks.published --short [--claims FILE]
 
 FOLDER has checkouts of github.com/eth-easl/sailor (``sailor``) and github.com/DachengLi1/AMP
-(``AMP``); without it only the rows whose figures are printed in a paper run. Profiles in checkouts
-of github.com/SamsungLabs/Metis (``Metis``) and github.com/PKU-DAIR/Hetu-Galvatron
-(``Hetu-Galvatron``) are imported, but no measured iterations belong to them.
+(``AMP``); without it only the rows whose figures are printed in a paper run.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ from pathlib import Path
 
 from benchmarks.catalogue import PUBLISHED_MEDIAN_BAR, PUBLISHED_WORST_BAR
 from benchmarks.published import amp, sailor, zero_bubble
-from benchmarks.published.files import rows as imported_files
 from benchmarks.published.run import (
     COLUMNS,
     Prediction,
@@ -127,8 +124,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return 1
     given = "" if options.data is None else " --data DATA"
     command = f"python -m benchmarks.published{given} --runtime {options.runtime}"
-    files = [] if options.data is None else list(imported_files(options.data))
-    page = report(rows, command, by_runtime=by_runtime, hosts=hosts, files=files)
+    page = report(rows, command, by_runtime=by_runtime, hosts=hosts)
     write_table(page, options.output)
     return 0
 

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.published.run import PublishedRun, Source
-from planner.cluster.cluster import Cluster
-from planner.cluster.presets import DEVICES
-from planner.interop.importing.profiled_chain import (
+from benchmarks.published.profiled_chain import (
     Measured,
     ProfiledLayer,
     chain_graph,
 )
+from benchmarks.published.run import PublishedRun, Source
+from planner.cluster.cluster import Cluster
+from planner.cluster.presets import DEVICES
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem

@@ -8,7 +8,6 @@ from functools import cached_property
 from statistics import median
 
 from benchmarks.catalogue import PUBLISHED_MEDIAN_BAR, PUBLISHED_WORST_BAR
-from benchmarks.published.files import COLUMNS as FILE_COLUMNS
 from benchmarks.published.host_time import HostTime, HostTimes, host_lines
 from benchmarks.reporting.report import heading, table
 from planner.interop.adopt.adopt import adopt
@@ -213,7 +212,6 @@ def report(
     *,
     by_runtime: bool,
     hosts: HostTimes | None = None,
-    files: Sequence[tuple[str, ...]] = (),
 ) -> str:
     """Return the page.
 
@@ -222,7 +220,6 @@ def report(
         command: that made the page.
         by_runtime: as of :func:`predict`.
         hosts: as of :func:`predict`.
-        files: rows of :mod:`benchmarks.published.files`.
     """
     whole = Summary.of(scored(rows))
     publications = {source.publication for source in sources_of(rows)}
@@ -254,12 +251,6 @@ def report(
             f"{row.run.contradiction or 'the host time is found from it'}.\n"
             for row in own
             if not row.run.is_scored
-        ]
-    if files:
-        parts += [
-            "## Real files that can be imported\n",
-            "All files of these kinds in the checkouts, each with every choice that it leaves.\n",
-            table(FILE_COLUMNS, files),
         ]
     return "\n".join(parts)
 

@@ -17,9 +17,8 @@ from typing import Any
 
 from benchmarks.published.host_time import HostTime
 from benchmarks.published.run import PublishedRun, Source
+from benchmarks.published.sailor_files import SailorOptions, read_sailor, read_sailor_links
 from planner.cluster.cluster import Cluster
-from planner.interop.importing.formats import import_cluster_file, import_file
-from planner.interop.importing.imported import ImportOptions
 from planner.job import Job
 from planner.model.figures import MeasuredTimes
 from planner.model.graph_record import GraphRecord
@@ -304,8 +303,8 @@ class _Layout:
     ) -> LayerGraph:
         model, samples = model or self.series.model, samples or int(self.data["mbs"])
         given = {"model": model, "gpu": gpu, "tensor_parallel": str(self.size)}
-        options = ImportOptions(self.series.preset, samples, given=given)
-        return import_file(self.root / PROFILES, "sailor", options)[1].graph
+        options = SailorOptions(self.series.preset, samples, given=given)
+        return read_sailor(self.root / PROFILES, options).graph
 
     def _cluster(self) -> Cluster:
         given = {
@@ -313,8 +312,8 @@ class _Layout:
             "gpus_per_host": str(self.size),
             "tensor_parallel": str(self.size),
         }
-        options = ImportOptions(self.series.preset, given=given)
-        return import_cluster_file(self.root / LINKS, "sailor-links", options).cluster
+        options = SailorOptions(self.series.preset, given=given)
+        return read_sailor_links(self.root / LINKS, options).cluster
 
 
 def _stages(layers: Sequence[str], counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:

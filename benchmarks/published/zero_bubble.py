@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.published.host_time import HostTime
+from benchmarks.published.profiled_chain import Measured, ProfiledLayer, chain_graph
 from benchmarks.published.run import PublishedRun, Source
 from planner.cluster.cluster import Cluster
 from planner.cluster.presets import DEVICES
-from planner.interop.importing.profiled_chain import Measured, ProfiledLayer, chain_graph
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem

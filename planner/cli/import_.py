@@ -141,8 +141,7 @@ FormatOption = Annotated[
         "--from",
         metavar="FORMAT",
         help="kind of FILE (auto: detect it): dapple, pipedream, nvidia-smi, rocm-smi, "
-        "nccl-topology, nccl-tests, nccl-all-reduce, nccl-sendrecv, sailor, metis, galvatron, "
-        "sailor-links, metis-cluster, galvatron-links",
+        "nccl-topology, nccl-tests, nccl-all-reduce, nccl-sendrecv",
         autocompletion=completion.import_formats,
     ),
 ]
@@ -167,7 +166,7 @@ GivenOption = Annotated[
     typer.Option(
         "--given",
         metavar="NAME=VALUE",
-        help="what FILE does not say, once for each: tensor_parallel=4, pcie=3 (a name "
+        help="what FILE does not say, once for each: pcie=3, peer_to_peer=yes (a name "
         "that the format does not take is refused with those it takes)",
     ),
 ]

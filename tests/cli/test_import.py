@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from commands import CLUSTERS, pipeplan
 from link_files import topology
-from planner_profiles import sailor_folder, sailor_links, write
 from profiles import DAPPLE, PIPEDREAM
 
 from planner import Cluster, Job, LayerGraph, Plan, verify
@@ -230,7 +229,7 @@ def test_a_log_of_nccl_tests_becomes_a_cluster_that_can_be_planned_for(tmp_path:
         (("--free-inputs",), "apply to profiles only; remove them"),
         (("--from", "nccl-all-reduce"), "is of sendrecv_perf, not of all_reduce_perf"),
         (("--from", "nvidia-smi"), "has no table of `nvidia-smi topo -m`"),
-        (("--from", "nccl"), "use one of auto, dapple, pipedream, sailor"),
+        (("--from", "nccl"), "use one of auto, dapple, pipedream, rocm-smi"),
     ],
 )
 def test_options_that_do_not_fit_a_log_are_refused(
@@ -244,36 +243,21 @@ def test_options_that_do_not_fit_a_log_are_refused(
     assert [path.name for path in tmp_path.iterdir()] == ["run.log"]
 
 
-def test_what_a_file_does_not_say_is_given_by_name(tmp_path: Path) -> None:
-    path = sailor_folder(tmp_path / "Sailor")
-    arguments = ("import", path, "-o", tmp_path / "g.json", "--samples-per-microbatch", 4)
-    result = pipeplan(*arguments, "--device-type", "H200", "--given", "tensor_parallel=2", "--json")
-    assert result.exit_code == 0, result.output
-    (kinds,) = {
-        tuple(layer.measured) for layer in LayerGraph.load(tmp_path / "g.json").record.layers
-    }
-    assert kinds == ("2xX-80",)
-    links = write(tmp_path / "links.json", sailor_links())
-    cluster = tmp_path / "cluster.toml"
-    arguments = ("import", links, "-o", cluster, "--device-type", "H200", "--given")
-    result = pipeplan(*arguments, "hosts=X-80*2", "--given", "gpus_per_host=1")
-    assert result.exit_code == 0, result.output
-    assert Cluster.load(cluster).device_names == ("host0/gpu0", "host1/gpu0")
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         (("tensor_parallel",), "--given tensor_parallel: expected NAME=VALUE, each name once"),
         (("=2",), "--given =2: expected NAME=VALUE"),
         (("gpu=a", "gpu=b"), "--given gpu=b: expected NAME=VALUE, each name once"),
-        (("hosts=2",), "--given 'hosts': unknown to sailor; it takes model, gpu, tensor_parallel"),
+        (("hosts=2",), "--given 'hosts': unknown to nvidia-smi; it takes pcie, peer_to_peer"),
     ],
 )
 def test_a_wrong_given_value_is_refused(
     tmp_path: Path, given: tuple[str, ...], message: str
 ) -> None:
     options = [word for text in given for word in ("--given", text)]
-    result = pipeplan("import", sailor_folder(tmp_path), "--device-type", "H200", *options)
+    path = tmp_path / "topo.txt"
+    path.write_text(topology(["X PIX", "PIX X"]))
+    result = pipeplan("import", path, "--device-type", "H200", *options)
     assert result.exit_code == 1
     assert message in result.stderr

@@ -12,23 +12,11 @@ from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.captured import plain_text
-from planner.interop.importing.galvatron import (
-    looks_like_galvatron,
-    looks_like_galvatron_links,
-    read_galvatron,
-    read_galvatron_links,
-)
 from planner.interop.importing.imported import (
     MOST_SAMPLES,
     Imported,
     ImportedCluster,
     ImportOptions,
-)
-from planner.interop.importing.metis import (
-    looks_like_metis,
-    looks_like_metis_cluster,
-    read_metis,
-    read_metis_cluster,
 )
 from planner.interop.importing.nccl_cluster import read_nccl_cluster
 from planner.interop.importing.nccl_tests import looks_like_nccl_tests
@@ -42,12 +30,6 @@ from planner.interop.importing.pcie import GIVEN_PORTS
 from planner.interop.importing.profile_graph import PRECISION, ProfileGraph
 from planner.interop.importing.profile_text import Profile, parse_profile
 from planner.interop.importing.rocm_topology import looks_like_rocm_topology, read_rocm_cluster
-from planner.interop.importing.sailor import (
-    looks_like_sailor,
-    looks_like_sailor_links,
-    read_sailor,
-    read_sailor_links,
-)
 from planner.job import Job
 from planner.records.document import read_text
 from planner.units import plural
@@ -162,24 +144,6 @@ FORMATS: dict[str, Format] = {
         lambda path, head: looks_like_profile(head),
         read_profile,
     ),
-    "sailor": Format(
-        "layer times of Sailor, profile.json or profiles_tmp.json",
-        lambda path, head: looks_like_sailor(head),
-        read_sailor,
-        ("model", "gpu", "tensor_parallel"),
-    ),
-    "metis": Format(
-        "a profile of Metis, DeviceType.GPU_tpN_bsM.json",
-        lambda path, head: looks_like_metis(head),
-        read_metis,
-        ("boundary_bytes", "tensor_parallel"),
-    ),
-    "galvatron": Format(
-        "layer times of Galvatron, computation_profiling_PRECISION_MODEL.json",
-        lambda path, head: looks_like_galvatron(head),
-        read_galvatron,
-        ("layers", "boundary_bytes", "sequence", "gpu"),
-    ),
 }
 """Formats by name. A file is of the first one that recognises it."""
 
@@ -227,24 +191,6 @@ CLUSTER_FORMATS: dict[str, ClusterFormat] = {
         "a log of sendrecv_perf that does not name its test",
         lambda path, head: False,
         lambda path, options: read_nccl_cluster(path, options, "sendrecv"),
-    ),
-    "sailor-links": ClusterFormat(
-        "bandwidths of Sailor, network_coeffs_all_homo.json",
-        lambda path, head: looks_like_sailor_links(head),
-        read_sailor_links,
-        ("hosts", "gpus_per_host", "tensor_parallel"),
-    ),
-    "metis-cluster": ClusterFormat(
-        "a cluster file of Metis, JSON",
-        lambda path, head: looks_like_metis_cluster(head),
-        read_metis_cluster,
-        ("gpus_per_host",),
-    ),
-    "galvatron-links": ClusterFormat(
-        "bandwidths of Galvatron, p2p_bandwidth_…gpus_per_node.json",
-        lambda path, head: looks_like_galvatron_links(head),
-        read_galvatron_links,
-        ("gpu",),
     ),
 }
 """Formats of links by name; nccl-all-reduce and nccl-sendrecv are never recognised from a file."""

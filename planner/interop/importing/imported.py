@@ -32,7 +32,6 @@ class Imported:
 
 
 MOST_SAMPLES = 2**20
-MOST_COUNT = 2**50
 DEFAULT_TYPE = KnownType("V100-16GB", DEVICES["V100-16GB"])
 """The device of PipeDream's and DAPPLE's profiles."""
 
@@ -87,58 +86,18 @@ class ImportOptions:
         """The figures of :attr:`type_name`."""
         return (self.known_type or DEFAULT_TYPE).figures
 
-    @property
-    def named_device(self) -> DeviceType:
-        """The figures of the device type that was said.
-
-        Raises:
-            PipeplanError: if none was.
-        """
-        if self.device_type is None:
-            raise PipeplanError(
-                "device_type: the file has no peak throughput and memory bandwidth; add "
-                "--device-type PRESET with the preset nearest to its GPU (`pipeplan presets`)"
-            )
-        return self.device
-
-    def text(self, name: str, default: str | None) -> str:
-        """Return a given value, or the default.
-
-        Raises:
-            PipeplanError: if there is neither.
-        """
-        value = self.given.get(name, default)
-        if value is None:
-            raise PipeplanError(
-                f"{name}: the file does not say it; add --given {name}={name.upper()}"
-            )
-        return value
-
     def choice(self, name: str, choices: Sequence[str]) -> str:
-        """Return a given value that has to be one of a few.
+        """Return a value that was given, which has to be one of a few.
 
         Raises:
             PipeplanError: if it is none of them.
         """
-        value = self.text(name, None)
+        value = self.given[name]
         if value not in choices:
             raise PipeplanError(
                 f"--given {name}={shorten(value)}: expected one of {', '.join(choices)}"
             )
         return value
-
-    def count(self, name: str, default: int | None) -> int:
-        """Return a given count, or the default.
-
-        Raises:
-            PipeplanError: if there is neither, or the value is no count.
-        """
-        text = self.text(name, None if default is None else str(default))
-        if not text.isdecimal() or not 1 <= int(text) <= MOST_COUNT:
-            raise PipeplanError(
-                f"--given {name}={shorten(text)}: expected a whole number from 1 to {MOST_COUNT}"
-            )
-        return int(text)
 
 
 @dataclass(frozen=True)

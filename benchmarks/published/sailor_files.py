@@ -20,16 +20,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from planner.cluster.hardware import LinkType
-from planner.errors import PipeplanError, shorten
-from planner.interop.importing.imported import (
-    Imported,
-    ImportedCluster,
-    ImportOptions,
-    Wire,
-    cluster_of,
-)
-from planner.interop.importing.profiled_chain import (
+from benchmarks.published.profiled_chain import (
     Measured,
     ProfiledLayer,
     amount,
@@ -40,23 +31,75 @@ from planner.interop.importing.profiled_chain import (
     skipped_note,
     table,
 )
+from planner.cluster.hardware import DeviceType, LinkType
+from planner.errors import PipeplanError, shorten
+from planner.interop.importing.imported import (
+    Imported,
+    ImportedCluster,
+    ImportOptions,
+    Wire,
+    cluster_of,
+)
 from planner.records.document import read_json
 from planner.topology.candidates import NETWORK
 from planner.units import MEASURED_DIGITS, significant
 
 SIZES = "llm_info.json"
+MOST_COUNT = 2**50
 PRECISION: Final = "float32"
 FORWARD, BACKWARD, OPTIMIZER = range(3)
-_NUMBERED = r'\s*\{\s*"\d+"\s*:'
-_PROFILE = re.compile(rf"^(\s*\{{\s*\"[^\"]+\"\s*:){{0,2}}{_NUMBERED * 3}\s*\[")
 
 
-def looks_like_sailor(head: str) -> bool:
-    """Return whether the beginning of a file nests microbatch size, tensor degree and layer."""
-    return _PROFILE.match(head) is not None
+@dataclass(frozen=True)
+class SailorOptions(ImportOptions):
+    """What the files do not say.
+
+    ``given`` has ``model``, ``gpu`` and ``tensor_parallel``; of links ``hosts``, such as
+    ``GH-96*4,V100-16``, and ``gpus_per_host``.
+    """
+
+    @property
+    def named_device(self) -> DeviceType:
+        """The figures of the device type that was said.
+
+        Raises:
+            PipeplanError: if none was.
+        """
+        if self.device_type is None:
+            raise PipeplanError(
+                "device_type: the file has no peak throughput and memory bandwidth; add "
+                "--device-type PRESET with the preset nearest to its GPU (`pipeplan presets`)"
+            )
+        return self.device
+
+    def text(self, name: str, default: str | None) -> str:
+        """Return a given value, or the default.
+
+        Raises:
+            PipeplanError: if there is neither.
+        """
+        value = self.given.get(name, default)
+        if value is None:
+            raise PipeplanError(
+                f"{name}: the file does not say it; add --given {name}={name.upper()}"
+            )
+        return value
+
+    def count(self, name: str, default: int | None) -> int:
+        """Return a given count, or the default.
+
+        Raises:
+            PipeplanError: if there is neither, or the value is no count.
+        """
+        text = self.text(name, None if default is None else str(default))
+        if not text.isdecimal() or not 1 <= int(text) <= MOST_COUNT:
+            raise PipeplanError(
+                f"--given {name}={shorten(text)}: expected a whole number from 1 to {MOST_COUNT}"
+            )
+        return int(text)
 
 
-def read_sailor(path: Path, options: ImportOptions) -> Imported:
+def read_sailor(path: Path, options: SailorOptions) -> Imported:
     """Read the layers of one model on one GPU, for one microbatch size and tensor degree.
 
     Raises:
@@ -86,7 +129,7 @@ def read_sailor(path: Path, options: ImportOptions) -> Imported:
 _SAMPLES_REMEDY = "choose a profiled microbatch size by --samples-per-microbatch"
 
 
-def _chosen(path: Path, options: ImportOptions) -> tuple[str, str, dict[str, Any]]:
+def _chosen(path: Path, options: SailorOptions) -> tuple[str, str, dict[str, Any]]:
     """Return model, GPU and what was profiled of them."""
     data = table(read_json(path), str(path))
     if next(iter(data)).isdecimal():
@@ -100,7 +143,7 @@ def _chosen(path: Path, options: ImportOptions) -> tuple[str, str, dict[str, Any
     return model, gpu, table(found, f"{path}: {model}.{gpu}")
 
 
-def _samples(path: Path, profile: Mapping[str, Any], options: ImportOptions) -> int:
+def _samples(path: Path, profile: Mapping[str, Any], options: SailorOptions) -> int:
     if options.samples_per_microbatch is not None:
         return options.samples_per_microbatch
     if len(profile) == 1:
@@ -180,11 +223,6 @@ _LINKS = re.compile(r'\s*\{\s*"inter"\s*:\s*\{\s*"[^"]+"\s*:\s*\{\s*"\d+"\s*:\s*
 _HOSTS = re.compile(r"([^*,=\s]+)(?:\*(\d{1,4}))?")
 
 
-def looks_like_sailor_links(head: str) -> bool:
-    """Return whether the beginning of a file has coefficients between hosts."""
-    return _LINKS.match(head) is not None
-
-
 @dataclass(frozen=True)
 class _Line:
     """Seconds of a message: latency plus bytes over bandwidth."""
@@ -202,7 +240,7 @@ def _message_s(bytes_: float, senders: int, coefficients: Sequence[float]) -> fl
     return senders * bytes_ / (float(np.polyval(coefficients, log2(bytes_ / 1e6))) * 1e9)
 
 
-def read_sailor_links(path: Path, options: ImportOptions) -> ImportedCluster:
+def read_sailor_links(path: Path, options: SailorOptions) -> ImportedCluster:
     """Read hosts that are joined by one network, with the measured bandwidth of each.
 
     Raises:
