@@ -21,14 +21,14 @@ from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.sharding.record import with_splits
-from planner.model.tracing.sharding.routing import routing_of
 from planner.plan.operations import Orders
 from planner.plan.plan import Plan, Sync
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.space import WITH_SHARDED_PARAMETERS
 from planner.tracing.factory import build, import_factory
+from planner.tracing.sharding.record import with_splits
+from planner.tracing.sharding.routing import routing_of
 from planner.tracing.trace import TracedStep, trace_step
 
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from executor.sync.shared_parameters import planned_split
 from executor.training.data import BatchOf, batches, microbatch_seed
 from executor.training.optimizer import job_optimizer
-from planner.model.tracing.sharding.localise import join
 from planner.plan.plan import Plan
 from planner.tracing.factory import TrainingStep, build, import_factory
+from planner.tracing.sharding.local import join
 
 SEED = 7
 STEPS = 2

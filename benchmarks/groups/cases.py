@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner import Cluster, Job, LayerGraph
-from planner.model.tracing.sharding.record import with_splits
+from planner.tracing.sharding.record import with_splits
 from planner.tracing.trace import trace_step
 
 DEGREES = (2, 4, 8)

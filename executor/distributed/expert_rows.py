@@ -1,4 +1,4 @@
-"""Rows of experts on the members of a group; see :mod:`planner.model.tracing.sharding.experts`."""
+"""Rows of experts on the members of a group; see :mod:`planner.tracing.sharding.local`."""
 
 from __future__ import annotations
 

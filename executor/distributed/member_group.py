@@ -23,7 +23,7 @@ from executor.distributed.expert_rows import ExpertRows, RowMembers
 from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single, reduce_scatter_single
 from planner.model.split_record import SplitRecord
-from planner.model.tracing.sharding.localise import join, share
+from planner.tracing.sharding.local import join, share
 from planner.tracing.torch_private import storage_key
 
 Parts = tuple[int, ...]
@@ -197,7 +197,7 @@ class Alike:
 
 
 class TensorParallelGroup(ExpertRows):
-    """The collectives of a localised graph; see :mod:`planner.model.tracing.sharding.localise`.
+    """The collectives of a localised graph; see :mod:`planner.tracing.sharding.local`.
 
     Args:
         members: of the group.

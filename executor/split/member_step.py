@@ -22,10 +22,10 @@ from executor.distributed.member_group import (
 from executor.split.attention import Cores
 from planner.errors import PipeplanError
 from planner.model.split_record import SplitRecord
-from planner.model.tracing.sharding.localise import Localiser, part_sizes
-from planner.model.tracing.sharding.split import Split, split_step
 from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
+from planner.tracing.sharding.local import LocalStep
+from planner.tracing.sharding.split import Split, split_step
 from planner.tracing.torch_private import FakeTensorMode
 
 GROUP = "tensor_parallel_group"
@@ -74,9 +74,9 @@ def member_step(
     split = split_step(
         exported, layers, planned.degree, sequence=planned.sequence, experts=planned.experts
     )
-    _require_planned(exported, split, planned)
-    localiser = Localiser(exported, split, planned.degree)
-    module = _with_group(exported, localiser.run(), localiser.group, planned.degree)
+    _require_planned(split, planned)
+    local = LocalStep(exported, split)
+    module = _with_group(exported, local.graph, local.group, planned.degree)
     _Shapes(module, exported, planned).find()
     places = {node: place for place, node in enumerate(exported.graph.nodes)}
     core_of = {value: number for number, core in enumerate(cores) for value in core}
@@ -85,14 +85,14 @@ def member_step(
     place_of: dict[fx.Node, int] = {}
     static, takes_gradient = set(), set()
     for node in module.graph.nodes:
-        value, layer = localiser.made.get(node, (None, ""))
+        value, layer = local.made.get(node, (None, ""))
         if node.op.startswith("call_") and value in layers.static:
             static.add(node)
         elif node.op.startswith("call_"):
             layer_of[node] = layer
         if value is not None:
             place_of[node] = places[value]
-        if value in split.gradients:
+        if value in split.placements.gradients:
             takes_gradient.add(node.name)
         if value in core_of:
             own_cores.setdefault(core_of[value], set()).add(node)
@@ -106,7 +106,7 @@ def member_step(
         ),
         frozenset(takes_gradient),
         place_of,
-        _shared(localiser.made, split),
+        _shared(local.made, split),
         tuple(map(frozenset, own_cores.values())),
     )
 
@@ -115,12 +115,12 @@ def _shared(made: Mapping[fx.Node, tuple[fx.Node, str]], split: Split) -> dict[f
     """Return the dimension of positions of each operation that makes a contiguous share of them."""
     found = {}
     for node, (value, _) in made.items():
-        dimension, parts = split.placements.sequence.get(value, (0, ()))
+        share = split.placements.positions.get(value)
         local, whole = node.meta.get("val"), value.meta.get("val")
-        if len(parts) != 1 or not isinstance(local, Tensor) or not isinstance(whole, Tensor):
+        if share is None or not isinstance(local, Tensor) or not isinstance(whole, Tensor):
             continue
-        if local.shape != whole.shape:
-            found[node] = dimension
+        if len(share.parts) == 1 and local.shape != whole.shape:
+            found[node] = share.dimension
     return found
 
 
@@ -177,21 +177,11 @@ def _like(value: Tensor) -> Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
-def _require_planned(exported: ExportedStep, split: Split, planned: SplitRecord) -> None:
-    shapes = {
-        name: value.shape
-        for node in exported.graph.find_nodes(op="get_attr")
-        if isinstance(value := exported.attribute(node), Tensor)
-        and (name := exported.names.get(str(node.target))) is not None
-    }
-    own = {
-        name: (dimension, part_sizes(shapes[name][dimension], parts))
-        for name, (dimension, parts) in split.parameters.items()
-    }
+def _require_planned(split: Split, planned: SplitRecord) -> None:
+    own = split.parameters
     wanted = {p.name: (p.dimension, p.parts) for p in planned.parameters.values()}
-    summed = {exported.names[str(node.target)] for node in split.placements.summed}
     different = {name for name in own.keys() | wanted.keys() if own.get(name) != wanted.get(name)}
-    different |= summed.symmetric_difference(planned.summed_parameters)
+    different |= split.summed.symmetric_difference(planned.summed_parameters)
     if different:
         raise PipeplanError(
             f"the model splits differently over {planned.degree} devices than the plan says, first "

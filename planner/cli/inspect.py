@@ -93,9 +93,9 @@ def _show_splits(
     if is_graph_file(model):
         raise PipeplanError(f"{model}: a layer graph has no operations to split; name the model")
     from planner.model.layer_graph import LayerGraph
-    from planner.model.tracing.sharding.record import with_splits
-    from planner.model.tracing.sharding.routing import ExpertRouting, routing_of
     from planner.report.split import split_table, unsplit_lines
+    from planner.tracing.sharding.record import with_splits
+    from planner.tracing.sharding.routing import ExpertRouting, routing_of
     from planner.tracing.trace import trace_step
 
     routing = routing_of(job) or (ExpertRouting() if experts else None)

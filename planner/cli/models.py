@@ -270,8 +270,8 @@ def traced(
     step = trace_step(model, job)
     record = step.graph
     if degrees:
-        from planner.model.tracing.sharding.record import with_splits
-        from planner.model.tracing.sharding.routing import degrees_with_experts, routing_of
+        from planner.tracing.sharding.record import with_splits
+        from planner.tracing.sharding.routing import degrees_with_experts, routing_of
 
         if job.expert_parallel and job.tensor_parallel == "any":
             degrees = degrees_with_experts(step.exported, degrees)

@@ -27,6 +27,8 @@ except ImportError as error:
         'versions that still have it: run pip install "torch>=2.11,<2.14"'
     ) from error
 
+MATH_ATTENTION = torch.ops.aten._scaled_dot_product_attention_math.default
+"""Attention as torch computes it where it drops weights on a CPU; returns (mixture, weights)."""
 OLDEST = (2, 11)
 """The oldest supported version of torch."""
 EXPORT_MODULES = ("torch._dynamo", "torch._export", "torch.export", "torch.fx", "torch._subclasses")
@@ -86,6 +88,7 @@ def has_flop_formula(packet: Any) -> bool:
 
 __all__ = [
     "EXPORT_MODULES",
+    "MATH_ATTENTION",
     "FakeTensorMode",
     "HigherOrderOperator",
     "OpOverload",

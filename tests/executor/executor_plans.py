@@ -15,13 +15,13 @@ from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.sharding.record import record_of
-from planner.model.tracing.sharding.routing import routing_of
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.tracing.sharding.record import record_of
+from planner.tracing.sharding.routing import routing_of
 from planner.tracing.trace import trace, trace_step
 
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))

@@ -27,10 +27,10 @@ from planner.costs.roofline import computed_times
 from planner.errors import PipeplanError
 from planner.interop.calibrate.calibrate import calibrate
 from planner.measured.timeline import MeasuredTimeline
-from planner.model.tracing.sharding.localise import join
 from planner.plan.plan import Plan
 from planner.prediction import replay
 from planner.tracing.factory import TrainingStep, build, example_batch, import_factory
+from planner.tracing.sharding.local import join
 from planner.verification import verify
 
 pytestmark = pytest.mark.usefixtures("shared_exports")

@@ -14,9 +14,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves, tree_map
 
-from planner.model.tracing.sharding.localise import join, localise, part_sizes, share
-from planner.model.tracing.sharding.split import Split
 from planner.tracing.export import ExportedStep
+from planner.tracing.sharding.local import LocalStep, join, share
+from planner.tracing.sharding.split import Split
 
 
 class Shares(list[Any]):
@@ -277,7 +277,7 @@ def run_on_shards(
     Raises:
         AssertionError: if ranks disagree about a loss or a gradient that all have.
     """
-    module = fx.GraphModule(exported.module, localise(exported, split, degree))
+    module = fx.GraphModule(exported.module, LocalStep(exported, split).graph)
     leaves: dict[str, Shares] = {}
     values: dict[str, Shares] = {}
     for target, name in exported.names.items():
@@ -295,9 +295,8 @@ def run_on_shards(
     (losses,) = _Ranks(module, degree, values).run(group, *inputs)
     losses = losses if isinstance(losses, Shares) else Shares(losses)
     torch.autograd.backward(list(losses))
-    summed = {exported.names[str(node.target)] for node in split.placements.summed}
     gradients = {
-        name: _joined(parts, split, name, name in summed)
+        name: _joined(parts, split, name)
         for name, parts in leaves.items()
         if parts[0].grad is not None
     }
@@ -316,18 +315,15 @@ def _part(whole: Tensor, split: Split, name: str, degree: int, rank: int) -> Ten
     whole = whole.detach()
     if name not in split.parameters:
         return whole
-    own, parts = split.parameters[name]
-    return share(whole, own, part_sizes(whole.shape[own], parts), degree, rank)
+    return share(whole, *split.parameters[name], degree, rank)
 
 
-def _joined(shares: Shares, split: Split, name: str, is_summed: bool) -> Tensor:
+def _joined(shares: Shares, split: Split, name: str) -> Tensor:
     gradients = [part.grad for part in shares]
     if name not in split.parameters:
-        if is_summed:
+        if name in split.summed:
             return torch.stack(gradients).sum(0)
         for gradient in gradients:
             torch.testing.assert_close(gradient, gradients[0], rtol=1e-12, atol=1e-12)
         return gradients[0]
-    own, parts = split.parameters[name]
-    size = sum(gradient.shape[own] for gradient in gradients)
-    return join(gradients, own, part_sizes(size, parts))
+    return join(gradients, *split.parameters[name])

@@ -8,8 +8,8 @@ from builders import star
 from planner import Job, Problem
 from planner.cluster.group_packing import packed
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.sharding.record import with_splits
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.tracing.sharding.record import with_splits
 from planner.tracing.trace import TracedStep, trace_step
 
 WIDTH, SEQUENCE, SAMPLES = 512, 32, 3

@@ -13,8 +13,8 @@ from torch.nn import functional
 from planner import Job, PipeplanError, Problem, adopt, trace, verify
 from planner.cluster.group_packing import packed
 from planner.model.layer_graph import LayerGraph
-from planner.model.tracing.sharding.record import with_splits
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.tracing.sharding.record import with_splits
 from planner.tracing.trace import trace_step
 from planner.verification.costs import PlanCosts
 

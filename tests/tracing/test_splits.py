@@ -25,11 +25,11 @@ from transformer_sizes import TINY
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.split_record import SplitRecord
-from planner.model.tracing.sharding.record import record_of
-from planner.model.tracing.sharding.split import split_step
 from planner.tracing.export import ExportedStep, export_step
 from planner.tracing.factory import build, example_batch, import_factory
 from planner.tracing.layers import assign_layers
+from planner.tracing.sharding.record import record_of
+from planner.tracing.sharding.split import split_step
 from planner.tracing.trace import TracedStep, trace_step
 
 ZOO: dict[str, dict[str, Any]] = {

@@ -155,3 +155,17 @@ def test_the_default_group_has_a_store_that_others_may_use() -> None:
         assert store.get("key") == b"value"
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_attention_drops_its_weights_as_dropout_of_ones_does(is_masked: bool) -> None:
+    """The weights come without a mixture of values; a mask of booleans has to be one of numbers."""
+    query, key, value = torch.randn(3, 2, 2, 16, 8, dtype=torch.double).unbind()
+    mask = torch.rand(16, 16) < 0.7 if is_masked else None
+    torch.manual_seed(0)
+    expected = nn.functional.scaled_dot_product_attention(query, key, value, mask, 0.3)
+    torch.manual_seed(0)
+    kept = torch.ops.aten.dropout(torch.ones(2, 2, 16, 16, dtype=torch.double), 0.3, True)
+    added = None if mask is None else torch.where(mask, 0.0, float("-inf"))
+    _, weights = torch_private.MATH_ATTENTION(query, key, value[..., :0], added, 0.0, False)
+    torch.testing.assert_close((weights * kept) @ value, expected, rtol=1e-12, atol=1e-12)

@@ -19,11 +19,11 @@ from planner.errors import PipeplanError
 from planner.model.graph_record import Layer
 from planner.model.layer_graph import LayerGraph
 from planner.model.split_record import SplitRecord
-from planner.model.tracing.sharding.record import record_of
-from planner.model.tracing.sharding.routing import ExpertRouting
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.tracing import expert_operations
 from planner.tracing.expert_operations import grouped_product
+from planner.tracing.sharding.record import record_of
+from planner.tracing.sharding.routing import ExpertRouting
 from planner.tracing.trace import TracedStep, trace_step
 
 MIXTRAL = "models.mixtral:mixtral_tiny"

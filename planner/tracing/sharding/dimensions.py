@@ -1,0 +1,186 @@
+"""Dimensions of a step's values that can only be split together, with what keeps them whole.
+
+Every operation says which dimensions of its operands and results correspond
+(:mod:`~planner.tracing.sharding.notation`); the closure over the graph are classes, as the named
+dimensions of Alabed et al., 2025, "TOAST". A split class communicates only where an operation sums
+over it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import gcd
+
+from networkx.utils import UnionFind
+from torch import fx, nn
+
+from planner.tracing.export import ExportedStep
+from planner.tracing.sharding.notation import OFFSETS, Axis, Dimension, axes_of, results_of
+from planner.tracing.sharing import operator_name, shape_of
+
+Parts = tuple[Fraction, ...]
+"""Fractions of a dimension that are split one by one: thirds of a fused query, key and value."""
+WHOLE: Parts = (Fraction(1),)
+_MOST_PARTS = 64
+
+
+@dataclass(frozen=True, eq=False)
+class DimensionClass:
+    """Dimensions that are split together.
+
+    Attributes:
+        parts: the parts of each dimension.
+        obstacles: why it cannot be split, each with the operation's name; empty: it can.
+    """
+
+    parts: Mapping[Dimension, Parts]
+    obstacles: Sequence[str]
+
+    @property
+    def experts(self) -> int:
+        """The number of experts whose matrices and rows these are; 0: they are no experts'."""
+        return next((shape_of(n)[0] for n, _ in self.parts if operator_name(n) == OFFSETS), 0)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sizes that a degree has to divide: of all parts, each once, or the number of experts."""
+        if self.experts:
+            return (self.experts,)
+        rows = ((shape_of(node)[own], parts) for (node, own), parts in self.parts.items())
+        return tuple(sorted({int(size * part) for size, parts in rows for part in parts}))
+
+    def fits(self, degree: int | None) -> bool:
+        """Return whether a degree, or if None any above 1, divides all sizes."""
+        divisor = gcd(*self.sizes)
+        return divisor > 1 if degree is None else divisor % degree == 0
+
+
+class Dimensions:
+    """The classes of a step's dimensions.
+
+    Attributes:
+        axes: axes of each operation that has data, empty where it has no rule.
+        data: values that depend on a parameter, in executable order; all others are cheap, and
+            every rank has them.
+        class_of: the class of each dimension, in the order of their first operation.
+
+    Args:
+        exported: the step.
+        walls: operations that are taken to have no axes, and so end a class.
+    """
+
+    def __init__(self, exported: ExportedStep, walls: frozenset[fx.Node] = frozenset()) -> None:
+        self.data = dict.fromkeys(_data_values(exported))
+        self.axes: dict[fx.Node, tuple[Axis, ...]] = {}
+        self._together = UnionFind()  # Dimensions of one class …
+        self._alike = UnionFind()  # … and those among them with equal parts.
+        self._obstacles: dict[Dimension, list[str]] = defaultdict(list)
+        for node in self.data:
+            checks = operator_name(node) == "_assert_tensor_metadata"
+            # The operation that made a tuple speaks of its parts.
+            if node.op == "call_function" and node.target is not operator.getitem and not checks:
+                self._add(node, node in walls)
+        for nodes in tied_nodes(exported).values():
+            if len(nodes) > 1 and nodes[0] in self.data:
+                for own in range(len(shape_of(nodes[0]))):
+                    self._together.union(*((node, own) for node in nodes))
+                    self._alike.union(*((node, own) for node in nodes))
+        self.class_of = dict(self._classes())
+
+    @property
+    def classes(self) -> list[DimensionClass]:
+        """The classes, each once."""
+        return list({id(found): found for found in self.class_of.values()}.values())
+
+    def _add(self, node: fx.Node, is_wall: bool) -> None:
+        """Add an operation; one without a rule keeps all of its dimensions whole."""
+        axes = () if is_wall else axes_of(node)
+        self.axes[node] = tuple(map(self._of_data, axes or ()))
+        covered = {member for axis in self.axes[node] for member in axis.members}
+        for axis in self.axes[node]:
+            self._together.union(*axis.members)
+            if axis.whole is None:
+                self._alike.union(*axis.members)
+        reason = f"{node.target} {'has no rule: it needs' if axes is None else 'needs'} it whole"
+        for value in () if is_wall else (*node.all_input_nodes, *results_of(node).values()):
+            for own, size in enumerate(shape_of(value)) if value in self.data else ():
+                if size > 1 and (value, own) not in covered:
+                    self._together.union((value, own))
+                    self._obstacles[value, own].append(reason)
+
+    def _of_data(self, axis: Axis) -> Axis:
+        inputs, outputs = (
+            tuple(member for member in side if member[0] in self.data)
+            for side in (axis.inputs, axis.outputs)
+        )
+        return Axis(inputs, outputs, axis.whole, axis.pieces)
+
+    def _classes(self) -> Iterator[tuple[Dimension, DimensionClass]]:
+        groups: dict[Dimension, list[Dimension]] = defaultdict(list)
+        for member in list(self._together):
+            groups[self._together[member]].append(member)
+        clashes, parts_of = self._clashes(), self._parts()
+        for first, group in groups.items():
+            parts = {member: parts_of(self._alike[member]) for member in group}
+            found = [text for member in group for text in self._obstacles.get(member, ())]
+            found += clashes[first]
+            if not all(parts.values()):
+                found.append("operations divide it into different parts")
+            if len({node for node, _ in group}) < len(group):
+                found.append("two dimensions of one tensor would be split")
+            yield from dict.fromkeys(group, DimensionClass(parts, [*dict.fromkeys(found)])).items()
+
+    def _clashes(self) -> Mapping[Dimension, list[str]]:
+        """Return the operations with two axes in one class."""
+        found: dict[Dimension, list[str]] = defaultdict(list)
+        for node, axes in self.axes.items():
+            roots = [self._together[axis.inputs[0]] for axis in axes if axis.inputs]
+            for root in {root for root in roots if roots.count(root) > 1}:
+                found[root].append(f"{node.target} would have two split axes")
+        return found
+
+    def _parts(self) -> Callable[[Dimension], Parts]:
+        """Return a function of sets of alike dimensions: their parts, none if they differ."""
+        divided: dict[Dimension, list[Axis]] = defaultdict(list)
+        for axis in (axis for axes in self.axes.values() for axis in axes if axis.whole):
+            divided[self._alike[axis.whole]].append(axis)
+        known: dict[Dimension, Parts] = {}
+
+        def parts_of(group: Dimension) -> Parts:
+            if group not in known:
+                known[group] = ()  # A piece of itself has none.
+                found = {joined(axis) for axis in divided.get(group, ())} or {WHOLE}
+                known[group] = found.pop() if len(found) == 1 else ()
+            return known[group]
+
+        def joined(axis: Axis) -> Parts:
+            rows = [(s, parts_of(self._alike[n]) if n else WHOLE) for n, s in axis.pieces]
+            parts = tuple(share * part for share, parts in rows for part in parts)
+            return parts if sum(parts) == 1 and len(parts) <= _MOST_PARTS else ()
+
+        return parts_of
+
+
+def tied_nodes(exported: ExportedStep) -> dict[str, list[fx.Node]]:
+    """Return the nodes of each parameter and buffer by its name; tied ones share it."""
+    found: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in exported.graph.find_nodes(op="get_attr"):
+        found[exported.names.get(str(node.target), str(node.target))].append(node)
+    return found
+
+
+def _data_values(exported: ExportedStep) -> Iterator[fx.Node]:
+    """Yield parameters and all values computed from any, trained or frozen."""
+    data = set[fx.Node]()
+    for node in exported.graph.nodes:
+        if node.op == "get_attr":
+            is_data = isinstance(exported.attribute(node), nn.Parameter)
+        else:
+            is_data = node.op == "call_function" and not data.isdisjoint(node.all_input_nodes)
+        if is_data:
+            data.add(node)
+            yield node

@@ -1,0 +1,284 @@
+"""The graph that each rank of a tensor-parallel group runs: local shapes, explicit collectives.
+
+Its first input is ``group``; all other operations are those of the exported step on this rank's
+shares, so that one graph runs on every rank. Methods of the group are differentiable:
+
+================================  ======================================================
+``all_reduce(value, fresh)``      sums partial sums, in place if nothing else reads them
+``copy(value, fresh)``            sums partial gradients, in place if nothing else has them
+``reduce_scatter(value, *place)`` returns this rank's share of a sum; gathers the gradient
+``gather(value, *place, sums)``   joins shares; returns a share of the gradient, or of its sum
+``scatter(value, *place)``        returns this rank's share of a whole value; gathers the gradient
+``take(value, *place)``           the same of a value without gradient
+``embedding``, ``cross_entropy``  rows of this rank, otherwise zero; loss of shares of classes
+``own_rows``, ``own_sums``, …     rows of this rank's experts, of tokens that all ranks have
+``send_rows``, ``return_rows``    rows to other ranks' experts and back, of each rank's tokens
+================================  ======================================================
+
+Rank r of t has the experts from r E / t on, E / t of them (Lepikhin et al., 2021, "GShard", section
+3.2); two all-to-alls in each direction are Megatron-LM's ``alltoall`` dispatcher.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from planner.errors import PipeplanError
+from planner.tracing.export import ExportedStep
+from planner.tracing.operators import MATRIX_PRODUCTS
+from planner.tracing.sharding.drawn import drawn_share
+from planner.tracing.sharding.notation import (
+    COMBINE,
+    DISPATCH,
+    OFFSETS,
+    added_after,
+    axes_of,
+    operands_of,
+)
+from planner.tracing.sharding.placements import Share
+from planner.tracing.sharding.regions import is_routing
+from planner.tracing.sharding.split import Split
+from planner.tracing.sharing import arguments_of, is_random, operator_name, shape_of
+
+_aten = torch.ops.aten
+
+
+def share(value: Tensor, dimension: int, parts: Sequence[int], degree: int, rank: int) -> Tensor:
+    """Return a rank's share of a whole tensor: an equal share of each part of a dimension.
+
+    Args:
+        value: the tensor, such as a parameter.
+        dimension: what is split.
+        parts: sizes of its parts.
+        degree: number of ranks, which divides every part.
+        rank: 0 to degree - 1.
+    """
+    pieces = value.split([*parts], dimension)
+    return torch.cat([piece.chunk(degree, dimension)[rank] for piece in pieces], dimension)
+
+
+def join(shares: Sequence[Tensor], dimension: int, parts: Sequence[int]) -> Tensor:
+    """Return the whole tensor of all ranks' shares; see :func:`share`."""
+    local = [part // len(shares) for part in parts]
+    rows = zip(*(value.split(local, dimension) for value in shares), strict=True)
+    return torch.cat([piece for of_part in rows for piece in of_part], dimension)
+
+
+class LocalStep:
+    """A step's graph on one rank.
+
+    Attributes:
+        graph: its operations; parameters keep their names, and those in ``Split.parameters`` are a
+            rank's :func:`share`.
+        group: its first input.
+        communicated: method of the group, value and layer of each collective, in order.
+        made: value and layer of each operation: the value of the step that it makes, a part of it
+            or communicates.
+
+    Args:
+        exported: the step.
+        split: how it splits.
+
+    Raises:
+        PipeplanError: if an operation draws random numbers of which a share is not known.
+    """
+
+    def __init__(self, exported: ExportedStep, split: Split) -> None:
+        self.graph = fx.Graph()
+        self.group = self.graph.placeholder("group")
+        self.communicated: list[tuple[str, fx.Node, str]] = []
+        self.made: dict[fx.Node, tuple[fx.Node, str]] = {}
+        self._split, self._placed, self._degree = split, split.placements, split.degree or 1
+        self._local: dict[fx.Node, fx.Node] = {}  # Values in the form in which they are made …
+        self._once: dict[Any, fx.Node] = {}  # … and in others.
+        for node in exported.graph.nodes:
+            if operator_name(node) != "_assert_tensor_metadata":
+                self._local[node] = self._note(self._copied(node), node)
+        self._tell_what_is_fresh()
+
+    def _copied(self, node: fx.Node) -> fx.Node:
+        """Add an operation, a parameter, an input or the output."""
+        if node.target is operator.getitem:
+            return self.graph.node_copy(node, self._local.__getitem__)
+        if self._placed.is_shared(node):
+            return self._share_of(node)
+        return self.graph.node_copy(node, partial(self._read, node))
+
+    def _tell_what_is_fresh(self) -> None:
+        for node in self.graph.find_nodes(op="call_method", target="all_reduce"):
+            value: Any = node.args[1]
+            node.args = (*node.args, _is_product(value) and len(value.users) == 1)
+        for node in self.graph.find_nodes(op="call_method", target="copy"):
+            # What is added to a product has the product's own gradient.
+            fresh = all(_is_product(user) and node not in added_after(user) for user in node.users)
+            node.args = (*node.args, fresh)
+
+    # --- additions to the graph ---
+
+    def function(self, node: fx.Node, target: Any, *arguments: Any, **settings: Any) -> fx.Node:
+        """Add a call of a function for an operation of the step."""
+        return self._note(self.graph.call_function(target, arguments, settings), node)
+
+    def take(self, node: fx.Node, whole: fx.Node, share: Share) -> fx.Node:
+        """Add this rank's share of a whole value, where the step has ``node``."""
+        return self._note(self._call("take", whole, *share.place(node)), node)
+
+    def _note(self, made: fx.Node, value: fx.Node, layer: str | None = None) -> fx.Node:
+        self.made[made] = value, self._layer(value) if layer is None else layer
+        return made
+
+    def _layer(self, node: fx.Node) -> str:
+        return self._placed.layer_of.get(node, "")
+
+    def _call(self, method: str, *arguments: Any) -> fx.Node:
+        return self.graph.call_method(method, (self.group, *arguments))
+
+    def _communicate(self, method: str, value: fx.Node, layer: str, *arguments: Any) -> fx.Node:
+        self.communicated.append((method, value, layer))
+        is_summed = (method == "gather_partial",) if "gather" in method else ()
+        made = self._call(method.removesuffix("_partial"), *arguments, *is_summed)
+        return self._note(made, value, layer)
+
+    # --- values in the form in which they are read ---
+
+    def _read(self, reader: fx.Node, value: fx.Node) -> fx.Node:
+        """Return a value in the form in which an operation reads it."""
+        form, held = self._placed.read(reader, value), self._placed.held(value)
+        if form == "sum" or value in self._placed.shares:
+            return self._local[value]
+        ready, key = self._held(value), (value, form, self._layer(reader))
+        if key not in self._once and isinstance(held, Share) and form != held:
+            method = "gather" if form == "whole" else "gather_partial"
+            self._once[key] = self._communicate(method, value, key[2], ready, *held.place(value))
+        has_gradient = value in self._placed.gradients
+        if key not in self._once and has_gradient and (held, form) == ("whole", "copied"):
+            self._once[key] = self._communicate("copy", value, key[2], ready)
+        return self._once.get(key, ready)
+
+    def _held(self, value: fx.Node) -> fx.Node:
+        """Return a value between regions: sums reduced, shares of positions where so placed."""
+        form, made = self._placed.held(value), self._placed.made(value)
+        if form == made:
+            return self._local[value]
+        if value not in self._once:
+            place = form.place(value) if isinstance(form, Share) else ()
+            method = "reduce_scatter" if place else "all_reduce"
+            method, layer = method if made == "sum" else "scatter", self._layer(value)
+            self._once[value] = self._communicate(method, value, layer, self._local[value], *place)
+            if made == "sum":
+                self._add_bias(value)
+        return self._once[value]
+
+    def _add_bias(self, value: fx.Node) -> None:
+        products = [product for product, end in self._placed.ends.items() if end is value]
+        product = products[0] if products else value
+        for bias in added_after(product) if product in self._placed.region_of else ():
+            terms = self._once[value], self._read(product, bias)
+            self._once[value] = self.function(value, _aten.add.Tensor, *terms)
+
+    # --- shares of operations ---
+
+    def _share_of(self, node: fx.Node) -> fx.Node:
+        """Add a rank's share of an operation."""
+        region, layer = self._placed.region_of.get(node), self._layer(node)
+        has_experts = region is not None and region.kind == "experts"
+        if region is not None and has_experts and is_routing(node):
+            return self._routed(node, layer, region.sizes[0])
+        taken = self._taken(node)
+        if has_experts and (taken or is_random(node)):
+            raise PipeplanError(
+                f"layer {layer!r}: {node.target} computes rows of experts with constants or "
+                "random numbers of each row, whose shares are not known before the step; set "
+                "expert_parallel = false"
+            )
+
+        def operand(value: fx.Node) -> fx.Node:
+            if value not in taken:
+                return self._read(node, value)
+            made = self._call("take", self._local[value], *taken[value].place(value))
+            return self._note(made, value, layer)
+
+        if is_random(node):
+            return drawn_share(self, node, self._placed.share_in(node, node), operand, layer)
+        return self._sum(node, operand) or self._resized(node, operand, has_experts)
+
+    def _taken(self, node: fx.Node) -> dict[fx.Node, Share]:
+        """Return operands that depend on no parameter and are split with the operation's."""
+        found = {}
+        for axis in axes_of(node) or ():
+            shares = [(self._placed.share_in(node, n), own) for n, own in axis.members]
+            parts = [share.parts for share, own in shares if share and share.dimension == own]
+            for value, own in axis.inputs if parts else ():
+                if value not in self._split.dimensions.data:
+                    found[value] = Share(own, parts[0])
+        return found
+
+    def _sum(self, node: fx.Node, operand: Callable[[Any], fx.Node]) -> fx.Node | None:
+        """Add an operation that is another one where its result is a partial sum or a loss."""
+        name, given, bias = operator_name(node), arguments_of(node), added_after(node)
+        values = [value for value in operands_of(node) if value not in bias]
+        if name == "cross_entropy_loss":
+            self.communicated.append((name, values[0], self._layer(node)))
+            settings = given["reduction"], given["ignore_index"]
+            return self._call("cross_entropy", *map(operand, values), *settings)
+        if node not in self._placed.sums or not (bias or name == "embedding"):
+            return None
+        if name == "embedding":
+            return self._call("embedding", *map(operand, values), given["padding_idx"])
+        return self.graph.call_function(_WITHOUT_BIAS[name], (*map(operand, values),))
+
+    def _routed(self, node: fx.Node, layer: str, experts: int) -> fx.Node:
+        """Add an operation that sends tokens to this rank's experts or brings rows back."""
+        name, given = operator_name(node), arguments_of(node)
+        values = [self._read(node, value) for value in operands_of(node)]
+        if node not in self._placed.exchanged:
+            own = {DISPATCH: "own_rows", OFFSETS: "own_offsets", COMBINE: "own_sums"}
+            return self._call(own[name], *values, experts)
+        chosen, key = given["chosen"], ("counts", given["chosen"], layer)
+        if key not in self._once:
+            counted = self._read(node, chosen), experts
+            self._once[key] = self._communicate("expert_counts", chosen, layer, *counted)
+        if name == OFFSETS:
+            return self._call("received_offsets", self._once[key])
+        method, rows = ("send_rows", node) if name == DISPATCH else ("return_rows", given["rows"])
+        return self._communicate(method, rows, layer, *values, self._once[key])
+
+    def _resized(
+        self, node: fx.Node, operand: Callable[[Any], fx.Node], has_experts: bool
+    ) -> fx.Node:
+        """Copy an operation, and give one that names its result's shape the local one."""
+        made, name = self.graph.node_copy(node, operand), operator_name(node)
+        share, shape = self._placed.share_in(node, node), [*shape_of(node)]
+        if share is not None:
+            # How many rows the experts of a rank have, only the step will say.
+            size = shape[share.dimension] // self._degree
+            shape[share.dimension] = -1 if has_experts else size
+        if name in ("view", "reshape", "_unsafe_view", "expand", "unflatten"):
+            made.target = _aten.view.default if name == "unflatten" else node.target
+            made.args = made.args[0], shape
+        elif name in ("split", "split_with_sizes"):
+            source, own = operands_of(node)[0], arguments_of(node)["dim"]
+            share, own = self._placed.share_in(node, source), own % len(shape_of(source))
+            divisor = self._degree if share is not None and share.dimension == own else 1
+            sizes = [tensor.shape[own] // divisor for tensor in node.meta["val"]]
+            made.target, made.kwargs = _aten.split_with_sizes.default, {}
+            made.args = made.args[0], sizes, own
+        return made
+
+
+def _is_product(node: fx.Node) -> bool:
+    """Return whether a result is a matrix product's own, and its gradients new tensors."""
+    return node.op == "call_function" and operator_name(node) in MATRIX_PRODUCTS
+
+
+_WITHOUT_BIAS = {
+    "linear": _aten.linear.default,
+    "addmm": _aten.mm.default,
+    "baddbmm": _aten.bmm.default,
+}

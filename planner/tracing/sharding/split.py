@@ -1,0 +1,166 @@
+"""How an exported training step splits over a group of devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
+
+from planner.errors import PipeplanError
+from planner.tracing.export import ExportedStep
+from planner.tracing.gradients import nodes_with_gradient
+from planner.tracing.layers import LayerAssignment
+from planner.tracing.sharding.dimensions import Dimensions, tied_nodes
+from planner.tracing.sharding.placements import Placements
+from planner.tracing.sharding.placing import place
+from planner.tracing.sharding.regions import Region, choose, unsplit_reasons
+from planner.tracing.sharing import written_by
+
+_MOVES = PrepareModuleInput | PrepareModuleOutput | SequenceParallel
+"""Styles that only say how a module's tensors arrive or leave, which follows from the others."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A step's split.
+
+    Attributes:
+        degree: number of ranks; None: whatever some degree divides.
+        dimensions: the classes of dimensions behind it.
+        regions: what is split.
+        placements: forms of every value.
+        unsplit: why a parameter with two dimensions or more is not split, by its name.
+        parameters: the split dimension of each split parameter, and the sizes of its parts, by its
+            name.
+        summed: names of whole parameters whose gradients are summed over the group once a step.
+    """
+
+    degree: int | None
+    dimensions: Dimensions
+    regions: tuple[Region, ...]
+    placements: Placements
+    unsplit: Mapping[str, str]
+    parameters: Mapping[str, tuple[int, tuple[int, ...]]]
+    summed: frozenset[str]
+
+
+def split_step(
+    exported: ExportedStep,
+    layers: LayerAssignment,
+    degree: int | None = None,
+    *,
+    sequence: bool = False,
+    experts: bool = False,
+    wanted: Mapping[str, int] | None = None,
+) -> Split:
+    """Find how a step splits: the most work with the least communication.
+
+    Args:
+        exported: the step.
+        layers: layers of its operations.
+        degree: number of devices; None: every split that some degree divides.
+        sequence: whether values between regions are shared by positions.
+        experts: whether whole experts are given out.
+        wanted: dimension of each weight that the user splits, by its name; None: the best.
+
+    Raises:
+        PipeplanError: if something wanted cannot be split, or not without something else, or if the
+            step writes into a value that it reads again.
+    """
+    dimensions = Dimensions(exported)
+    _refuse_values_written_again(dimensions)
+    regions = choose(exported, dimensions, degree, wanted, experts=experts)
+    gradients = nodes_with_gradient(exported)
+    found = place(
+        exported, dimensions, regions, layers.layer_of, gradients, degree, sequence=sequence
+    )
+    tied = tied_nodes(exported)
+    return Split(
+        degree,
+        dimensions,
+        regions,
+        found,
+        unsplit_reasons(exported, dimensions, regions, degree),
+        {name: found.shares[n].place(n) for name, (n, *_) in tied.items() if n in found.shares},
+        frozenset(name for name, (node, *_) in tied.items() if node in found.summed),
+    )
+
+
+def _refuse_values_written_again(dimensions: Dimensions) -> None:
+    """Refuse writes into values that are read afterwards: a rank may read another copy."""
+    for node in dimensions.data:
+        for value in written_by(node) if node.op == "call_function" else ():
+            later = [user.name for user in value.users if user is not node and node < user]
+            if value in dimensions.data and later:
+                raise PipeplanError(
+                    f"operation {node.target} writes into {value.name!r}, which {later[0]!r} reads "
+                    "afterwards; such a model cannot be split, return a new tensor there"
+                )
+
+
+def wanted_by(plan: Mapping[str, object], model: nn.Module) -> dict[str, int]:
+    """Return the dimension of each weight that a plan of ``parallelize_module`` splits, by name.
+
+    ``ColwiseParallel`` and ``RowwiseParallel`` name it. Layouts of inputs and outputs are not read:
+    they follow from what is split.
+
+    Args:
+        plan: styles by the path of a module, in which ``*`` is any one part.
+        model: the model whose modules they name.
+
+    Raises:
+        PipeplanError: naming every path without a module and every style that is not known.
+    """
+    modules = {path: _matching(model, path) for path in plan}
+    problems = [
+        problem
+        for path, style in plan.items()
+        for problem in _problems(path, style, modules[path], type(model).__name__)
+    ]
+    if problems:
+        raise PipeplanError(problems)
+    # A tied parameter goes by its first name.
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = {}
+    for path, style in plan.items():
+        for module in modules[path].values() if not isinstance(style, _MOVES) else ():
+            # A table has its columns in the second dimension, a Linear in the first.
+            by_columns = isinstance(style, ColwiseParallel)
+            found[first[id(module.weight)]] = int(by_columns != isinstance(module, nn.Linear))
+    return found
+
+
+def _matching(model: nn.Module, path: str) -> dict[str, nn.Module]:
+    patterns = path.split(".")
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if len(parts := name.split(".")) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+    }
+
+
+def _problems(
+    path: str, style: object, modules: Mapping[str, nn.Module], model: str
+) -> Iterator[str]:
+    if not modules:
+        yield f"plan: no module {path!r} in {model}; correct the path"
+    if not isinstance(style, ColwiseParallel | RowwiseParallel | _MOVES):
+        yield (
+            f"plan: {path!r}: style {type(style).__name__} is not one of ColwiseParallel, "
+            "RowwiseParallel and SequenceParallel; leave it out or use one of them"
+        )
+    for name, module in modules.items() if not isinstance(style, _MOVES) else ():
+        if not isinstance(module, nn.Linear | nn.Embedding):
+            yield (
+                f"plan: {name!r} is a {type(module).__name__}; only Linear and Embedding are split "
+                "by columns or rows"
+            )
