@@ -52,13 +52,21 @@ LIMIT_S, SHORT_LIMIT_S = 10.0, 5.0
 BUT_SPP = tuple(name for name in RIVALS if name != "spp")
 CLASSIC = "even splits, PipeDream, DAPPLE, AutoPipe: the best of them; the bar is our own"
 SPP = "SPP (INFOCOM 2022), near-optimal by its authors; the bar is our own"
-EVERY = "even splits, PipeDream, DAPPLE, AutoPipe, SPP, each in the fastest published schedule"
+EVERY = (
+    "even splits, every even grid, PipeDream, DAPPLE, AutoPipe, SPP, each in its fastest schedule"
+)
 COLUMNS = (
     *("profile", "cluster", "devices", "ours, ms", "our schedule"),
-    *("best rival", "its schedule", "rival, ms", "rival / ours"),
+    *("best rival", "its schedule", "rival, ms", "rival / ours", "ours without their stages, ms"),
 )
 Ratio = Callable[[PairRow], float]
 _MEANS: tuple[tuple[str, str, float, Ratio], ...] = (
+    (
+        "time of the best rival over that of our search without the rivals' stages, geometric mean",
+        f"{EVERY}; the bar is our own",
+        RIVALS_BAR,
+        lambda row: row.independent_ratio,
+    ),
     (
         "time of the best rival over ours, geometric mean",
         f"{EVERY}; the bar is our own",
@@ -78,7 +86,7 @@ _MEANS: tuple[tuple[str, str, float, Ratio], ...] = (
         lambda row: row.ratio_of(("spp",)),
     ),
 )
-_NEVER = "plans that are not slower than any rival's"
+_ALONE = "plans found without the rivals' stages that no rival is faster than"
 ROUNDING = 1e-9
 """Share of a time below which a difference is rounding."""
 
@@ -92,13 +100,8 @@ def claims(rows: Sequence[PairRow], time_limit_s: float) -> Iterator[Claim]:
     for said, source, bar, ratio in _MEANS:
         ratios = [ratio(row) for row in rows]
         yield Claim(claim=said, source=source, regime=regime, bar=bar, figure=mean(ratios))
-    fine = sum(not is_slower(row) for row in rows)
-    yield met(_NEVER, f"{EVERY}: none may be faster", fine, len(rows), regime=regime)
-
-
-def is_slower(row: PairRow) -> bool:
-    """Return whether a rival beats us."""
-    return row.ratio < 1 - ROUNDING
+    fine = sum(row.independent_ratio >= 1 - ROUNDING for row in rows)
+    yield met(_ALONE, f"{EVERY}; the bar is our own", fine, len(rows), regime=regime)
 
 
 def mean(ratios: Sequence[float]) -> float | None:
@@ -115,7 +118,7 @@ def short_entries(data: Path | None) -> Iterator[Entry]:
     """
     if data is None:
         yield from (without_data(said, source) for said, source, _, _ in _MEANS)
-        yield without_data(_NEVER, EVERY)
+        yield without_data(_ALONE, EVERY)
         return
     every = pairs(data)
     found = in_order(every[::STRIDE], SHORT_LIMIT_S, None)
@@ -139,6 +142,7 @@ def cells(row: PairRow) -> list[str]:
         *(row.profile, row.cluster, str(row.devices)),
         *(f"{row.ours.time_s * 1e3:.1f}", row.ours.schedule),
         *(name, rival.schedule, f"{rival.time_s * 1e3:.1f}", f"{row.ratio:.3f}"),
+        f"{row.independent.time_s * 1e3:.1f}",
     ]
 
 
@@ -167,7 +171,9 @@ def report(rows: Sequence[PairRow], time_limit_s: float, every: int) -> str:
             "allowed to all. Every planner's stages, and the same in two chunks a device, get the "
             "fastest of all published schedules; where memory is short, layers are recomputed and "
             "microbatches in flight limited as in our plans. Ours starts from theirs and searches "
-            f"for {time_limit_s:g} deterministic seconds on one thread. One simulator.\n",
+            f"for {time_limit_s:g} deterministic seconds on one thread, so that it cannot be "
+            "slower; the last column is a search of its own without their stages. One "
+            "simulator.\n",
             f"{told}\n",
             table(COLUMNS, [cells(row) for row in rows]),
             "Each planner by itself:\n",

@@ -26,7 +26,7 @@ from planner.search.budget import DEFAULT_WORKERS
 from planner.search.partition.baselines import BASELINES, Baseline
 from planner.search.partition.chain import Chain
 from planner.search.result import Result
-from planner.search.solve import solve
+from planner.search.solve import BASELINE_STEPS, solve
 from planner.search.tensor_groups import Variant, variants_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
@@ -164,15 +164,14 @@ def compare(
     seed: int = 0,
     workers: int = DEFAULT_WORKERS,
     deterministic: bool = False,
+    independent: bool = False,
     progress: Callable[[ComparisonRow], None] | None = None,
 ) -> PlannerComparison:
     """Plan a problem with Pipeplan and with classic planners.
 
-    Every classic planner's stages get the fastest published schedule: with whole and split
-    backwards, and with two chunks a device, where the job allows them. Where memory is short,
-    layers are recomputed and microbatches in flight limited as in our own plans. All are simulated
-    alike. Of tensor-parallel groups, every size that the job allows is planned, and the fastest is
-    a planner's answer.
+    Every classic planner's stages get the fastest published schedule that the job allows, with two
+    chunks a device too. Where memory is short, layers are recomputed and microbatches in flight
+    limited as in our own plans. Of tensor-parallel groups, the fastest size is a planner's answer.
 
     Args:
         problem: the model, cluster and job.
@@ -181,6 +180,7 @@ def compare(
         seed: of the search.
         workers: its threads.
         deterministic: the same rows on every machine, but for ``planning_s``.
+        independent: keep the baselines' stages out of our search, which else starts from them.
         progress: called with every row as it is known.
 
     Returns:
@@ -193,11 +193,9 @@ def compare(
     require_decided(problem.job, "compare")
     require_without(problem.job, "compare", ["shard_parameters", "offload"])
     chosen = find_planners(planners)
-    sizes = [
-        _Size(BaselineSchedules(Chain(row.problem)), row.parallel) for row in _variants(problem)
-    ]
+    sizes = _sizes(problem)
     classic = [_timed(partial(_best_of_sizes, sizes, planner)) for planner in chosen]
-    # Ours starts from theirs, so that it is slower than none of them however short its time.
+    starts = [row.stages for row, _ in classic if row.stages and row.timeline]
     search = partial(
         solve,
         problem,
@@ -205,7 +203,8 @@ def compare(
         seed=seed,
         workers=workers,
         deterministic=deterministic,
-        warm_starts=[row.stages for row, _ in classic if row.stages and row.timeline],
+        warm_starts=[] if independent else starts,
+        without_steps=BASELINE_STEPS if independent else (),
     )
     show = progress or (lambda row: None)
     ours, seconds = _timed(lambda: _found(search()))
@@ -215,13 +214,6 @@ def compare(
     for row in rows:
         show(row)
     return PlannerComparison(problem, tuple(rows))
-
-
-def _variants(problem: Problem) -> list[Variant]:
-    """Return the problem with each size of groups that its job allows."""
-    if problem.has_groups or problem.job.tensor_parallel == 1:
-        return [Variant(problem, None, 0.0)]
-    return variants_of(problem)
 
 
 class _Size(NamedTuple):
@@ -234,6 +226,13 @@ class _Size(NamedTuple):
 
     schedules: BaselineSchedules
     parallel: TensorParallel | None
+
+
+def _sizes(problem: Problem) -> list[_Size]:
+    """Return the baselines' schedules for each size of groups that the job allows."""
+    is_one = problem.has_groups or problem.job.tensor_parallel == 1
+    rows = [Variant(problem, None, 0.0)] if is_one else variants_of(problem)
+    return [_Size(BaselineSchedules(Chain(row.problem)), row.parallel) for row in rows]
 
 
 def _best_of_sizes(sizes: Sequence[_Size], planner: Baseline) -> _Answer:

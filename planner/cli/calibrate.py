@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import completion
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import named, print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
@@ -24,7 +23,6 @@ MeasuredArgument = Annotated[
     typer.Argument(
         metavar="MEASURED",
         help="measured timeline (from the executor's --timeline)",
-        autocompletion=completion.plans,
     ),
 ]
 OutputOption = Annotated[Path, typer.Option("-o", "--output", help="calibrated plan to write")]

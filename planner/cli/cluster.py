@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import completion
 from planner.cli.import_ import DEFAULT_CLUSTER_OUTPUT, require_cluster_path
 from planner.cli.options import JsonOption
 from planner.cli.output import print_json, print_rich, say, user_errors
@@ -34,7 +33,6 @@ FilesArgument = Annotated[
     typer.Argument(
         metavar="FILE...",
         help="cluster files of two boxes or more",
-        autocompletion=completion.clusters,
     ),
 ]
 NetworkOption = Annotated[
@@ -44,7 +42,6 @@ NetworkOption = Annotated[
         metavar="LINK",
         help="link from each card to the network: a preset (InfiniBand-NDR, Ethernet-25G), or "
         "a bandwidth each way (100gbit, 12.5GB/s)",
-        autocompletion=completion.link_types,
     ),
 ]
 LatencyOption = Annotated[

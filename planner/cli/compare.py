@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import completion
 from planner.cli.models import ProblemRequest, loaded_problem
 from planner.cli.options import (
     ClusterOption,
+    DeterministicOption,
     ExpertParallelOption,
     JobOption,
     JsonOption,
@@ -29,7 +30,6 @@ from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from planner.analysis.comparison import ComparisonRow, PlannerComparison
-    from planner.plan.problem import Problem
 
 
 def compare(
@@ -43,7 +43,6 @@ def compare(
             "--planners",
             metavar="NAME,…",
             help="baselines, separated by commas (default: all)",
-            autocompletion=completion.planners,
         ),
     ] = None,
     time_limit: Annotated[
@@ -51,6 +50,15 @@ def compare(
         typer.Option("--time-limit", metavar="SECONDS", help="time limit of Pipeplan's own search"),
     ] = 30.0,
     seed: SeedOption = 0,
+    deterministic: DeterministicOption = False,
+    independent: Annotated[
+        bool,
+        typer.Option(
+            "--independent",
+            help="keep the baselines' stages out of Pipeplan's own search, which otherwise starts "
+            "from them and so is never slower",
+        ),
+    ] = False,
     runtime: RuntimeOption = None,
     tensor_parallel: TensorParallelOption = None,
     sequence_parallel: SequenceParallelOption = False,
@@ -68,6 +76,7 @@ def compare(
 ) -> None:
     """Compare Pipeplan with the baselines (published planners) in one simulator."""
     with user_errors(as_json):
+        from planner.analysis.comparison import compare as compare_planners
         from planner.analysis.comparison import find_planners
         from planner.records.document import require_file_path
         from planner.search.solve import check_settings
@@ -92,7 +101,16 @@ def compare(
                 expert_parallel=expert_parallel,
             )
         ).problem
-        rows = _compared(problem, names, time_limit, seed)
+        search = partial(
+            compare_planners,
+            problem,
+            names,
+            time_limit_s=time_limit,
+            seed=seed,
+            deterministic=deterministic,
+            independent=independent,
+        )
+        rows = _compared(search, time_limit)
         _report(rows, output, as_json)
         if best_baseline is not None:
             _save_best_baseline(rows, best_baseline)
@@ -100,12 +118,8 @@ def compare(
             raise typer.Exit(1)
 
 
-def _compared(
-    problem: Problem, names: list[str] | None, time_limit_s: float, seed: int
-) -> PlannerComparison:
+def _compared(search: Callable[..., PlannerComparison], time_limit_s: float) -> PlannerComparison:
     """Compare, with a line on stderr as each planner is done."""
-    from planner.analysis.comparison import compare as compare_planners
-
     shown = console(stderr=True)
     with shown.status(f"planning for {time_limit_s:g} s") as status:
 
@@ -113,7 +127,7 @@ def _compared(
             _show_row(row, lambda line: shown.print(line, highlight=False, markup=False))
             status.update("baselines")
 
-        return compare_planners(problem, names, time_limit_s=time_limit_s, seed=seed, progress=show)
+        return search(progress=show)
 
 
 def _show_row(row: ComparisonRow, show: Callable[[str], None]) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import completion
 from planner.cli.options import JsonOption, PlanArgument
 from planner.cli.output import print_json, say, user_errors
 from planner.errors import PipeplanError
@@ -25,7 +24,6 @@ def export(
             "--to",
             metavar="TOOL",
             help="torch-csv, torchtitan, megatron or deepspeed",
-            autocompletion=completion.export_targets,
         ),
     ],
     output: Annotated[

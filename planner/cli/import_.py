@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli import completion
 from planner.cli.options import JsonOption
 from planner.cli.output import print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
@@ -142,7 +141,6 @@ FormatOption = Annotated[
         metavar="FORMAT",
         help="kind of FILE (auto: detect it): dapple, pipedream, nvidia-smi, rocm-smi, "
         "nccl-topology, nccl-tests, nccl-all-reduce, nccl-sendrecv",
-        autocompletion=completion.import_formats,
     ),
 ]
 DeviceTypeOption = Annotated[
@@ -151,7 +149,6 @@ DeviceTypeOption = Annotated[
         "--device-type",
         help="the device that was profiled (default: V100-16GB), or the GPUs that the file does "
         "not name: a preset, or FILE.toml:NAME for [device_types.NAME] of a cluster file",
-        autocompletion=completion.device_types,
     ),
 ]
 SamplesOption = Annotated[

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli import completion
 from planner.cli.models import is_graph_file, job_of, traced
 from planner.cli.options import (
     JobOption,
@@ -240,9 +239,7 @@ KINDS = (
 def schema(
     kind: Annotated[
         str,
-        typer.Argument(
-            metavar="KIND", help=", ".join(KINDS), autocompletion=completion.one_of(*KINDS)
-        ),
+        typer.Argument(metavar="KIND", help=", ".join(KINDS)),
     ],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="file to write (default: print it)")

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from planner.cli import completion
 from planner.cli.options import JsonOption
 from planner.cli.output import print_json, say, user_errors
 from planner.errors import PipeplanError
@@ -18,7 +17,6 @@ FileArgument = Annotated[
     typer.Argument(
         metavar="FILE",
         help="any Pipeplan file",
-        autocompletion=completion.artifacts,
     ),
 ]
 OutputOption = Annotated[

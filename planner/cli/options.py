@@ -7,27 +7,22 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import completion
-
 ModelArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
         help="module:factory (imports its code), hf:ClassName or hf:CONFIG.json (Hugging Face "
         "transformers), or a graph.json from `pipeplan trace`",
-        autocompletion=completion.plans,
     ),
 ]
-PlanArgument = Annotated[
-    Path, typer.Argument(metavar="PLAN", help="plan file", autocompletion=completion.plans)
-]
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="plan file")]
 ClusterOption = Annotated[
     Path,
-    typer.Option("--cluster", help="cluster file (TOML)", autocompletion=completion.clusters),
+    typer.Option("--cluster", help="cluster file (TOML)"),
 ]
 JobOption = Annotated[
     Path | None,
-    typer.Option("--job", help="job file (TOML or JSON)", autocompletion=completion.clusters),
+    typer.Option("--job", help="job file (TOML or JSON)"),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -43,7 +38,6 @@ CostsOption = Annotated[
         "--costs",
         metavar="FILE",
         help="measured costs: a profile, or the graph from `calibrate --graph`; may be repeated",
-        autocompletion=completion.plans,
     ),
 ]
 RuntimeOption = Annotated[
@@ -54,7 +48,6 @@ RuntimeOption = Annotated[
         help="keep to plans that this runtime can run as planned, under its rules: pipeplan, "
         "torch, torchtitan, megatron, megatron-blocking, deepspeed, or a file of your own "
         "(default: the job's, else pipeplan, which runs every plan)",
-        autocompletion=completion.runtimes,
     ),
 ]
 RunByOption = Annotated[
@@ -64,7 +57,6 @@ RunByOption = Annotated[
         metavar="NAME",
         help="predict as this runtime would run it: pipeplan, torch, torchtitan, megatron, "
         "megatron-blocking, deepspeed, or a file of your own (default: the plan's)",
-        autocompletion=completion.runtimes,
     ),
 ]
 TensorParallelOption = Annotated[
@@ -97,7 +89,6 @@ AgainstOption = Annotated[
         "--against",
         metavar="MEASURED",
         help="compare with a measured timeline (from the executor's --timeline)",
-        autocompletion=completion.plans,
     ),
 ]
 EpochOption = Annotated[

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from planner.cli import completion
 from planner.cli.models import ProblemRequest, loaded_problem
 from planner.cli.options import (
     ClusterOption,
@@ -350,7 +349,6 @@ WarmStartOption = Annotated[
         "--warm-start",
         metavar="PLAN",
         help="also start from the stages of this plan; may be repeated",
-        autocompletion=completion.plans,
     ),
 ]
 RobustOption = Annotated[
@@ -367,7 +365,6 @@ PreferOption = Annotated[
         metavar="fast|simple",
         help="simple: of the plans about as fast as the fastest found, the one that is node-"
         "aligned, has fewest stages, then uneven replicas, and a published schedule",
-        autocompletion=completion.one_of("fast", "simple"),
     ),
 ]
 PreferWithinOption = Annotated[
@@ -384,7 +381,6 @@ SyncOption = Annotated[
         metavar="NAME[:OPTION=VALUE,…]",
         help="how replicas agree, all_reduce unless given; choose: what suits the plan's "
         "pipelines, by simulation; one between pipelines makes a plan of pipelines",
-        autocompletion=completion.strategies,
     ),
 ]
 

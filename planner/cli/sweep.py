@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from planner.cli import completion
 from planner.cli.options import (
     CostsOption,
     DeterministicOption,
@@ -30,7 +29,6 @@ ClustersOption = Annotated[
     typer.Option(
         "--cluster",
         help="cluster file (TOML); may be repeated, to compare them",
-        autocompletion=completion.clusters,
     ),
 ]
 SamplesOption = Annotated[
@@ -112,7 +110,6 @@ BillOption = Annotated[
         "--bill",
         metavar="WHAT",
         help="what is paid for: devices (those in use) or machines (whole machines)",
-        autocompletion=completion.one_of("devices", "machines"),
     ),
 ]
 PlotOption = Annotated[

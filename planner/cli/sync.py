@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli import completion
-from planner.cli.completion import ALL, CHOOSE
 from planner.cli.output import console, print_json, print_rich, say
 from planner.errors import PipeplanError
 
@@ -22,6 +20,8 @@ if TYPE_CHECKING:
     from planner.sync.simulation.comparison import Progress, SyncComparison
     from planner.sync.simulation.run import Scenario
 
+ALL, CHOOSE = "all", "choose"
+"""Words in place of the name of a synchronisation strategy: all of them; the one that suits."""
 SyncOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -29,7 +29,6 @@ SyncOption = Annotated[
         metavar="NAME[:OPTION=VALUE,…]",
         help="simulate training of the plan's pipelines under a synchronisation strategy; may be "
         "repeated; all: every strategy; choose: recommend one, which -o writes into the plan",
-        autocompletion=completion.simulated_strategies,
     ),
 ]
 WorkersOption = Annotated[
@@ -71,7 +70,6 @@ SyncTraceOption = Annotated[
         metavar="MEASURED",
         help="take compute times, links and overheads from a trace written by the executor's "
         "--sync-trace",
-        autocompletion=completion.plans,
     ),
 ]
 LeastGainOption = Annotated[

@@ -199,7 +199,7 @@ def _best_of_one(
 
 def _part(search: Search, problem: Problem) -> SearchTask:
     """Return the task of searching a problem on some of the devices, of which no user speaks."""
-    return SearchTask(problem, search.settings, search.task.gap_limit)
+    return replace(search.task, problem=problem, constrain=None)
 
 
 def searched_apart(search: Search, task: SearchTask, limit_s: float, run: Run) -> list[Partition]:

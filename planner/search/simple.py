@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 
 from planner.cluster.cluster import node_of
@@ -158,7 +159,7 @@ def _simple_task(search: Search, most_stages: int) -> SearchTask:
         max_stages_per_device=1,
         equal_pipelines=job.replication,
     )
-    return SearchTask(problem, search.settings, search.task.gap_limit)
+    return replace(search.task, problem=problem, constrain=None)
 
 
 def _is_same_block(layer: str, other: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -247,6 +247,9 @@ STEPS = (
 
 Shares ``whole`` end at that share of the whole limit; others are of the time left."""
 
+BASELINE_STEPS = ("baselines", "even grid")
+"""Names of the steps that take stages of the baselines."""
+
 
 def run_quickly(search: Search) -> None:
     """Run the steps that find a plan soon and prove little."""
@@ -287,6 +290,7 @@ def solve(
     robust: bool | Noise = False,
     prefer: Preference = "fast",
     prefer_within: float = WITHIN,
+    without_steps: Collection[str] = (),
 ) -> Result:
     """Find the fastest plan for a problem and bound how far it can be from the best.
 
@@ -314,6 +318,7 @@ def solve(
             stages, uneven replicas and divided blocks, then in a published schedule. A tenth of the
             time limit is for that choice.
         prefer_within: share by which a simple plan may take longer than the fastest found.
+        without_steps: names of steps of :data:`STEPS` to leave out, to see what each of them finds.
 
     Raises:
         InfeasibleError: if no plan fits; the message says which constraint binds.
@@ -323,6 +328,7 @@ def solve(
     """
     check_settings(time_limit_s, gap_limit, seed, workers)
     check_preference(prefer, prefer_within, is_robust=bool(robust))
+    check_steps(without_steps)
     if robust or prefer != "fast":
         what = "robust = True" if robust else 'prefer = "simple"'
         require_without(problem.job, what, ("offload", "lengths"))
@@ -336,6 +342,7 @@ def solve(
         noise=Noise(seed=seed) if robust is True else robust,
         prefer=prefer,
         prefer_within=prefer_within,
+        without_steps=frozenset(without_steps),
     )
     *tried, last = _decided(for_runtime(problem))
     for variant in tried:
@@ -357,6 +364,7 @@ class _OneCall:
     noise: Noise | Literal[False]
     prefer: Preference
     prefer_within: float
+    without_steps: frozenset[str]
 
     def solve(self, problem: Problem) -> Result:
         """Search a problem whose freedoms are decided, over sizes of groups if it has several."""
@@ -408,7 +416,9 @@ class _OneCall:
             first: steps before those of the table.
             known: plans to start from, besides the caller's.
         """
-        task = SearchTask(problem, self.settings, self.gap_limit, self.constrain)
+        task = SearchTask(
+            problem, self.settings, self.gap_limit, self.constrain, self.without_steps
+        )
         search = Search(task, Clock(limit_s, self.settings.deterministic), progress)
         partitions = _partitions(search.chain, [*self.warm_starts, *known])
         search.found.is_infeasible = form_problem(search.chain) is not None
@@ -447,7 +457,7 @@ def run_until_stopped(search: Search, steps: Sequence[SearchStep] | None = None)
     """Run the steps that apply, one after the other; Ctrl-C ends them and stops the clock."""
     try:
         for step in STEPS if steps is None else steps:
-            if step.applies_to(search):
+            if step.name not in search.task.without_steps and step.applies_to(search):
                 logger.debug("%8.2f s  %s", search.clock.elapsed_s, step.name)
                 time = step.share_of_time.slice_of(search.clock)
                 search.schedules_until_s = max(search.clock.limit_s, time.end_s)
@@ -473,6 +483,21 @@ def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: in
         problems.append(f"workers: {workers} is not a whole number from 1 to 1024")
     if problems:
         raise PipeplanError(problems)
+
+
+def check_steps(names: Collection[str]) -> None:
+    """Check the names of steps that :func:`solve` shall leave out.
+
+    Raises:
+        PipeplanError: naming each that no step has.
+    """
+    known = dict.fromkeys(step.name for step in (EVEN_GRID, OVERLAPPED, *STEPS))
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        words = f"choose from {', '.join(known)}"
+        raise PipeplanError(
+            [f"without_steps: no step is named {shorten(name)}; {words}" for name in unknown]
+        )
 
 
 def check_preference(prefer: str, within: float, *, is_robust: bool) -> None:

@@ -78,12 +78,14 @@ class SearchTask:
         settings: of the solvers.
         gap_limit: stop once iteration time / lower bound - 1 is at most this.
         constrain: adds the user's constraints to a partition model.
+        without_steps: names of steps that are left out.
     """
 
     problem: Problem
     settings: Settings
     gap_limit: float
     constrain: Constrain | None = None
+    without_steps: frozenset[str] = frozenset()
 
     @cached_property
     def chain(self) -> Chain:
