@@ -5,43 +5,26 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx, nn
 
 from planner.errors import PipeplanError
 from planner.job import LOSSES, TARGET, Job
+from planner.tracing.eager import attributes_restored, autocast_on_any_device, observe
 from planner.tracing.factory import Loss, TrainingStep
-from planner.tracing.no_grad import inline_no_grad
-from planner.tracing.sharing import attribute_of
+from planner.tracing.functions import functions_kept
+from planner.tracing.gradients import nodes_with_gradient
+from planner.tracing.regions import inline_regions
+from planner.tracing.sharing import ExportedStep
 from planner.tracing.user_code import FAILURES, is_exports_own, one_line
 
 _PREFIX = "model."
 
 
-@dataclass(frozen=True)
-class ExportedStep:
-    """The graph of one forward with its loss.
-
-    Attributes:
-        module: an ``fx.GraphModule``; ``get_attr`` nodes hold parameters and buffers.
-        names: the model's own name (FQN) of each ``get_attr`` target; tied ones share a name.
-    """
-
-    module: fx.GraphModule
-    names: Mapping[str, str]
-
-    @property
-    def graph(self) -> fx.Graph:
-        """The nodes in executable order."""
-        return self.module.graph
-
-    def attribute(self, node: fx.Node) -> object:
-        """Return the parameter, buffer or constant of a ``get_attr`` node."""
-        return attribute_of(self.module, str(node.target))
+__all__ = ["ExportedStep", "export_step"]
 
 
 def export_step(
@@ -62,9 +45,13 @@ def export_step(
     """
     step = TrainingStep(model.train(), job.loss, own_loss)
     _check_arguments(model, batch)
+    seen = None
     try:
-        with _quiet_torch():
-            exported = torch.export.export(step, (), _apart(batch), strict=False)
+        with _quiet_torch(), attributes_restored(step):
+            if not torch.is_autocast_enabled("cpu"):  # Else it was compared without before.
+                seen = observe(step, batch)
+            with functions_kept(), autocast_on_any_device():
+                exported = torch.export.export(step, (), _apart(batch), strict=False)
     except PipeplanError:
         raise
     except FAILURES as error:
@@ -75,7 +62,7 @@ def export_step(
         # Shape guards of the export: a plan fixes the shapes, and a stage sees other inputs.
         if node.op == "call_module" and node.name.startswith("_guards"):
             module.graph.erase_node(node)
-    inline_no_grad(module)
+    inline_regions(module)
     _count_in_the_buffer(module.graph)
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
     if len(output.all_input_nodes) != 1 or output.all_input_nodes[0].meta["val"].numel() != 1:
@@ -83,7 +70,31 @@ def export_step(
             f"loss = {job.loss!r} of {type(model).__name__} is not a single number; "
             f"let {'the model' if job.loss in LOSSES else 'it'} return its loss as a scalar tensor"
         )
-    return ExportedStep(module, _canonical_names(module))
+    made = ExportedStep(module, _canonical_names(module), seen.notes if seen else ())
+    if seen:
+        _require_gradients(made, seen.trained)
+    return made
+
+
+def _require_gradients(made: ExportedStep, expected: Set[str]) -> None:
+    """Refuse a step that trains other parameters than eager torch.
+
+    Raises:
+        PipeplanError: naming some of them.
+    """
+    found = {
+        made.names[str(node.target)]
+        for node in nodes_with_gradient(made)
+        if node.op == "get_attr" and str(node.target) in made.names
+    }
+    if found != expected:
+        lost, new = sorted(expected - found), sorted(found - expected)
+        words = [f"loses the gradients of {', '.join(lost[:5])}"] if lost else []
+        words += [f"gives gradients to {', '.join(new[:5])}"] if new else []
+        raise PipeplanError(
+            f"the exported step {' and '.join(words)}, unlike eager torch; write this part of "
+            "forward as plain operations, or as an autograd Function"
+        )
 
 
 def _apart(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -115,12 +126,26 @@ def _count_in_the_buffer(graph: fx.Graph) -> None:
 
 def _failed_export(model: nn.Module, error: BaseException) -> str:
     name = f"{type(model).__module__}:{type(model).__qualname__}"
-    if is_exports_own(error):
+    words = one_line(error)
+    if not is_exports_own(error):
+        return f"{name}.forward failed while torch.export traced it: {words}"
+    return f"torch.export cannot trace {name}: {words}; {_remedy(words)}"
+
+
+def _remedy(words: str) -> str:
+    """Return what a user can change about a forward that cannot be exported."""
+    if "DynamicOutputShape" in words:
         return (
-            f"torch.export cannot trace {name}: {one_line(error)}; data-dependent control flow and "
-            "unsupported Python must be removed from forward"
+            "the shape of a value depends on the data, as where tokens are selected for an expert; "
+            "send tokens by the operations of planner.tracing.expert_operations (docs/experts.md), "
+            "or compute all rows and multiply those that do not count by zero"
         )
-    return f"{name}.forward failed while torch.export traced it: {one_line(error)}"
+    if "DataDependent" in words or "data-dependent" in words:
+        return (
+            "Python reads a value of a tensor there (item(), float() or a condition), which is not "
+            "known before training; choose with torch.where, or multiply by the tensor itself"
+        )
+    return "data-dependent control flow and unsupported Python must be removed from forward"
 
 
 def _check_arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> None:

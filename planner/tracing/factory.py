@@ -82,7 +82,16 @@ def build(factory: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn
             f"model {_qualified_name(factory)!r}: the factory returned {type(model).__name__}, "
             "expected a torch.nn.Module"
         )
-    return model
+    return _uncompiled(model)
+
+
+def _uncompiled(model: nn.Module) -> nn.Module:
+    """Return a model without torch.compile: stages run exported graphs, under the plain names."""
+    for module in model.modules():
+        module._compiled_call_impl = None
+        for name, child in module.named_children():
+            setattr(module, name, getattr(child, "_orig_mod", child))
+    return getattr(model, "_orig_mod", model)
 
 
 def _qualified_name(of: object) -> str:

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
-from planner.tracing.export import ExportedStep
-from planner.tracing.sharing import attribute_of, memory_of, written_by
+from planner.tracing.sharing import ExportedStep, attribute_of, memory_of, written_by
 from planner.tracing.torch_private import (
     FakeTensorMode,
     OpOverload,
@@ -104,7 +103,7 @@ def _like(value: Tensor) -> Tensor:
 
 
 _WRITES_BUFFERS_ONLY = frozenset(("aten::batch_norm", "aten::instance_norm"))
-_ALL_AT_ONCE = frozenset(("aten::scaled_dot_product_attention",))
+_ALL_AT_ONCE = frozenset(("aten::scaled_dot_product_attention", "pipeplan::custom_function"))
 """Operations whose backward computes all gradients at once; split, it would run twice."""
 
 

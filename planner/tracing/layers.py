@@ -1,8 +1,9 @@
 """Grouping of the exported operations into layers.
 
-A layer is a run of consecutive operations of one module: the module whose path first ends in a
-number (``h.3``, ``layer2.0``), or else the outermost one without such modules inside (``head``,
-``transformer.wte`` next to ``transformer.h.3``). Operations outside these join the run before them.
+A layer is a run of consecutive operations of one call of a module: the module whose path first ends
+in a number (``h.3``, ``layer2.0``), or else the outermost one without such modules inside
+(``head``, ``transformer.wte`` next to ``transformer.h.3``). Operations outside these join the run
+before them. A module that is called again is another layer, ``h.3#2``, with the same parameters.
 Because runs follow the execution order, the layer graph has no cycle.
 """
 
@@ -53,7 +54,8 @@ def assign_layers(exported: ExportedStep) -> LayerAssignment:
     outer = _outer_modules(exported)
     layer_of: dict[fx.Node, str] = {}
     used: dict[str, int] = {}
-    previous_key, layer = None, ""
+    previous_key: tuple[str, str] | None = None
+    layer = ""
     for node in exported.graph.nodes:
         if node.op != "call_function" or node in static:
             continue
@@ -61,9 +63,9 @@ def assign_layers(exported: ExportedStep) -> LayerAssignment:
             # The parts of a tuple stay with the operation that makes it.
             layer_of[node] = layer_of[node.args[0]]
             continue
-        key = _layer_key(node, outer) or previous_key or ""
+        key = _call(node, outer) or previous_key or ("", "")
         if key != previous_key:
-            layer = _unique(key, used)
+            layer = _unique(key[0], used)
             previous_key = key
         layer_of[node] = layer
     layer_of = _name_leading_run(layer_of)
@@ -85,16 +87,24 @@ def _unique(key: str, used: dict[str, int]) -> str:
     return key if used[key] == 1 else f"{key}#{used[key]}"
 
 
-def _layer_key(node: fx.Node, outer: Set[str]) -> str | None:
-    """Return the layer's name by module path; None for operations of a forward around layers."""
+def _call(node: fx.Node, outer: Set[str]) -> tuple[str, str] | None:
+    """Return the layer's module by path, and which of its calls; None for what is around layers."""
     path = _module_path(node)
     if path is None:
-        return LOSS
+        return LOSS, ""
     for length, part in enumerate(path, start=1):
         name = ".".join(path[:length])
         if part.isdigit() or name not in outer:
-            return name
+            return name, _number_of_call(node, name)
     return None
+
+
+def _number_of_call(node: fx.Node, name: str) -> str:
+    """Return what torch writes behind ``@`` where a module is called again; else nothing."""
+    for key, (path, _) in node.meta["nn_module_stack"].items():
+        if path.split("@")[0].partition(".")[2] == name:
+            return str(key).partition("@")[2]
+    return ""
 
 
 def _module_path(node: fx.Node) -> list[str] | None:

@@ -28,7 +28,6 @@ from planner.tracing.operators import (
     WeightStash,
 )
 from planner.tracing.torch_private import (
-    HigherOrderOperator,
     TorchDispatchMode,
     has_flop_formula,
     packet_of,
@@ -177,12 +176,6 @@ class _Runner(fx.Interpreter):
         """Describe in one line why the graph could not be run."""
         node = self.running
         where = f" of layer {layer!r}" if (layer := self.layers.layer_of.get(node)) else ""
-        if isinstance(node.target, HigherOrderOperator):
-            return (
-                f"operator torch.{node.target.name()}{where}: control-flow operators cannot be "
-                "measured, what they cost depends on the data; compute both branches and choose "
-                "with torch.where, or write the loop out"
-            )
         return f"operator {node.target}{where} cannot be measured without data: {one_line(error)}"
 
     def pack(self, tensor: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Shared memory, writes in place and randomness of values in an exported graph."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,31 @@ from planner.tracing.torch_private import (
     storage_key,
     tree_leaves,
 )
+
+
+@dataclass(frozen=True)
+class ExportedStep:
+    """The graph of one forward with its loss.
+
+    Attributes:
+        module: an ``fx.GraphModule``; ``get_attr`` nodes hold parameters and buffers.
+        names: the model's own name (FQN) of each ``get_attr`` target; tied ones share a name.
+        notes: what the step leaves out although it changes no gradient.
+    """
+
+    module: fx.GraphModule
+    names: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def graph(self) -> fx.Graph:
+        """The nodes in executable order."""
+        return self.module.graph
+
+    def attribute(self, node: fx.Node) -> object:
+        """Return the parameter, buffer or constant of a ``get_attr`` node."""
+        return attribute_of(self.module, str(node.target))
+
 
 # With nothing to drop these return their argument itself, but a copy while they are exported.
 _MAY_RETURN_ARGUMENT = frozenset(
@@ -40,6 +66,13 @@ def written_by(node: fx.Node) -> list[fx.Node]:
     if given.get(_WRITES_STATISTICS_IF.get(schema_name(node.target), "")):
         names.update(_STATISTICS)
     return _nodes([value for name, value in given.items() if name in names])
+
+
+def returns_what_it_wrote(node: fx.Node) -> bool:
+    """Return whether an operation such as ``aten::mul_`` returns the only argument it changes."""
+    return isinstance(node.target, OpOverload) and (
+        operator_name(node).endswith("_") and len(written_by(node)) == 1
+    )
 
 
 def is_random(node: fx.Node) -> bool:

@@ -18,6 +18,7 @@ from planner.errors import PipeplanError
 try:
     from torch._ops import HigherOrderOperator, OpOverload
     from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.autograd.function import _SingleLevelFunction as FunctionBase
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
     from torch.utils.flop_counter import flop_registry
@@ -90,6 +91,7 @@ __all__ = [
     "EXPORT_MODULES",
     "MATH_ATTENTION",
     "FakeTensorMode",
+    "FunctionBase",
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",

@@ -6,6 +6,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from planner.errors import PipeplanError
@@ -38,17 +39,23 @@ def one_line(error: BaseException) -> str:
 def place(error: BaseException) -> str:
     """Return ``file:line`` of the user's innermost line in a traceback, or the empty string."""
     if isinstance(error, SyntaxError) and error.filename is not None:
-        return _shown(error.filename, error.lineno)
+        return shown_place(error.filename, error.lineno)
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if not frame.filename.startswith((_PLANNER, "<"))
     ]
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
-    return _shown(own[-1].filename, own[-1].lineno) if own else ""
+    return shown_place(own[-1].filename, own[-1].lineno) if own else ""
 
 
-def _shown(filename: str, line: int | None) -> str:
+def is_users_own(frame: FrameType) -> bool:
+    """Return whether a frame runs the user's code, not this package or an installed library."""
+    return not frame.f_code.co_filename.startswith((_PLANNER, "<", *_LIBRARIES))
+
+
+def shown_place(filename: str, line: int | None) -> str:
+    """Return ``file:line`` with the file's path from the current folder."""
     path = Path(filename)
     if path.is_relative_to(Path.cwd()):
         path = path.relative_to(Path.cwd())

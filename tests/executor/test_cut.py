@@ -203,9 +203,9 @@ class MaskedWithoutGradient(Masked):
             return super().mask(rows) * 2 + 1
 
 
-class MaskedInAutocastWithoutGradient(Masked):
+class MaskedWithAutocastOff(Masked):
     def mask(self, rows: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
             return super().mask(rows) * 2 + 1
 
 
@@ -239,7 +239,7 @@ class Detached(Blocks):
 OWN = [
     Masked,
     MaskedWithoutGradient,
-    MaskedInAutocastWithoutGradient,
+    MaskedWithAutocastOff,
     Slots,
     Ramp,
     Detached,

@@ -119,7 +119,7 @@ def test_a_regression_needs_a_target_of_the_outputs_shape(own: str) -> None:
 @pytest.mark.parametrize(
     ("factory", "job", "reason"),
     [
-        ("fickle", "", "data-dependent control flow"),
+        ("fickle", "", "Python reads a value of a tensor there"),
         ("net", "", "has no example_batch(samples) method and the job lists no inputs"),
         ("net", INPUTS, "no 'target', which loss = 'cross_entropy' needs"),
         ("described", 'loss = "output"', "not a single number"),
