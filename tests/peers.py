@@ -19,6 +19,13 @@ def require_peer(package: str) -> None:
         pytest.skip(f"{package} is not in .peers: run `make peers`")
 
 
+def import_from_peers(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Let this process import a package; skip the test without it."""
+    require_peer(package)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(PEERS)])
+    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
+
+
 def peer_environment(*more: Path) -> dict[str, str]:
     """Return what lets a program import the tools, the project and folders of its own."""
     return {

@@ -1,10 +1,7 @@
 """What each runtime can express of a plan: a job's freedoms, narrowed to that.
 
-How each runs a plan is in :mod:`planner.plan.runtime_rules`; :func:`for_runtime` sets both.
-
-The exporters in :mod:`planner.interop.export` say which plan a tool cannot run and why. Here the
-same is said of all plans at once, as a :class:`planner.space.Space`, so that a search finds no
-others. ``pipeplan`` is the executor of this project, which runs them all.
+Exporters (:mod:`planner.interop.export`) say which plan a tool cannot run and why. Here all plans
+are narrowed to a :class:`planner.space.Space`. ``pipeplan``, our own executor, runs them all.
 """
 
 from __future__ import annotations
@@ -59,8 +56,7 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
 
     Args:
         problem: the model, cluster and job.
-        runtime: that will train, a name or rules; by default the problem's rules if they are of the
-            job's runtime, else those of the name that the job has.
+        runtime: a name or rules; by default the problem's if they are of the job's runtime.
 
     Raises:
         PipeplanError: if the runtime cannot run any plan of the model, or of such a job.
@@ -107,11 +103,9 @@ def rules_of(name: str) -> RuntimeRules:
 def narrowed_by(runtime: Runtime | None) -> frozenset[str]:
     """Return the fields of a job that a runtime narrows."""
     able = None if runtime is None else _EXPRESSIBLE.get(runtime)
-    return (
-        frozenset()
-        if able is None
-        else frozenset({"cuts", *able.freedoms, *_FREEDOMS.difference(able.takes)})
-    )
+    if able is None:
+        return frozenset()
+    return frozenset({"cuts", *able.freedoms, *_FREEDOMS.difference(able.takes)})
 
 
 def _narrowed(problem: Problem, runtime: Runtime, able: Expressible) -> dict[str, Any]:
@@ -151,20 +145,24 @@ def _cuts(problem: Problem, able: Expressible) -> tuple[str, ...]:
     """Return the layers before which a stage may begin, of those that the job allows."""
     names, own = tuple(problem.graph.layers), problem.job.cuts
     forbidden = set(able.forbidden_cuts(problem.graph))
-    return tuple(
+    found = tuple(
         name
         for position, name in enumerate(names)
         if position and position not in forbidden and (own is None or name in own)
     )
+    if not found and able.freedoms.get("min_stages", 1) > 1:
+        raise PipeplanError(
+            f"{problem.graph.name!r} cannot be cut for torchtitan, which begins stages at modules "
+            "of the top level and at entries of its lists: Hugging Face models have their blocks "
+            "further inside; plan torchtitan's own model, or for another runtime"
+        )
+    return found
 
 
 def never_cut(runtime: Runtime | None) -> str | None:
     """Say where a runtime's stages may not begin; None if anywhere."""
     able = None if runtime is None else _EXPRESSIBLE.get(runtime)
     return None if able is None else able.never_cut
-
-
-# --- where a stage may not begin ------------------------------------------------------------------
 
 
 def _apart_from_loss(graph: LayerGraph) -> Iterator[int]:

@@ -129,28 +129,6 @@ def test_ranks_are_those_of_the_mesh_pp_dp_tp(read: Any) -> None:
     ]
 
 
-def test_split_points_of_0_1_begin_stages(read: Any) -> None:
-    layout = read(pipeline(3, pipeline_parallel_split_points=["h.1", "ln_f"]))
-    stages = layout.divide(transformer(3))
-    assert stages == (("wte", "wpe", "h.0"), ("h.1", "h.2"), ("ln_f", "lm_head", "loss"))
-
-
-def test_batches_counted_in_tokens_are_samples(read: Any) -> None:
-    """The names of torchtitan's main branch of August 2026."""
-    training = {
-        "num_tokens_per_microbatch_per_dp_rank": 4096,
-        "num_tokens_per_train_step": 65536,
-        "max_context_length": 2048,
-    }
-    data = pipeline(
-        data_parallel_replicate_degree=2, data_parallel_shard_degree=1, num_pp_microbatches=8
-    )
-    layout = read({**data, "training": training})
-    fields = layout.on(4).job_fields(Job())
-    assert (fields["samples_per_microbatch"], fields["microbatches"]) == (2, 16)
-    assert not fields["sequence_parallel"]
-
-
 def test_without_a_pipeline_accumulated_batches_are_microbatches(read: Any) -> None:
     training = {"local_batch_size": 4, "global_batch_size": 32}
     data = {"parallelism": {"tensor_parallel_degree": 2}, "training": training}
@@ -167,7 +145,7 @@ def test_a_schedule_file_beside_the_configuration_is_run(read: Any, tmp_path: Pa
 
 def test_recomputation_that_is_not_told_is_noted(read: Any) -> None:
     (note,) = read(pipeline(data_parallel_shard_degree=1)).notes
-    assert note.startswith("activation_checkpoint.mode is not given, so nothing is recomputed")
+    assert note.startswith("activation_checkpoint is not given, so nothing is recomputed")
 
 
 @pytest.mark.parametrize(
@@ -197,57 +175,23 @@ def test_fsdp_is_what_ranks_hold_between_two_microbatches(
     assert is_told == (expected == "shard_optimizer")
 
 
-OLD = {
-    "training": {
-        "batch_size": 4,
-        "data_parallel_replicate_degree": 1,
-        "data_parallel_shard_degree": 2,
-        "fsdp_reshard_after_forward": "never",
-    },
-    "experimental": {
-        "pipeline_parallel_degree": 2,
-        "pipeline_parallel_schedule": "GPipe",
-        "pipeline_parallel_split_points": "h.1",
-        "pipeline_parallel_microbatches": 4,
-    },
-    "activation_checkpoint": {"mode": "full"},
-}
-NEW = {
-    "training": {"local_batch_size": 4},
-    "parallelism": {
-        "data_parallel_replicate_degree": 1,
-        "data_parallel_shard_degree": 2,
-        "fsdp_reshard_after_forward": "never",
-        "pipeline_parallel_degree": 2,
-        "pipeline_parallel_schedule": "GPipe",
-        "pipeline_parallel_split_points": ["h.1"],
-        "pipeline_parallel_microbatch_size": 1,
-    },
-    "activation_checkpoint": {"mode": "full"},
-}
+SAVED = {"preserve_rng_state": True, "determinism_check": "default", "debug": False}
 
 
-def test_names_of_february_2025_are_those_of_today(read: Any) -> None:
-    """The names of torchtitan 5940dde, and the same by those of 0.1."""
-    older, newer = (plan_of(read(data), 3, 4, microbatches=1) for data in (OLD, NEW))
-    assert older.job == newer.job
-    assert older.stages == newer.stages
-    assert older.orders == newer.orders
-    assert (older.job.samples_per_microbatch, older.microbatches) == (1, 8)
-    assert older.job.shard_optimizer
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [(SAVED, None), (None, 0), ({"mode": "full"}, None), ({"mode": "none"}, 0)],
+)
+def test_full_recomputation_is_read_from_a_saved_configuration(
+    read: Any, policy: dict[str, Any] | None, expected: int | None
+) -> None:
+    """0.3.0 saves the fields of the policy's class, or null."""
+    layout = read({**pipeline(data_parallel_shard_degree=1), "activation_checkpoint": policy})
+    assert (layout.recompute_blocks, layout.notes) == (expected, ())
 
 
-@pytest.mark.parametrize(("kind", "shares"), [("fsdp", True), (None, True), ("ddp", False)])
-def test_one_degree_with_a_type_is_read(read: Any, kind: str | None, shares: bool) -> None:
-    """The names before HSDP (torchtitan db6b39a), where all data parallelism was of one kind."""
-    training = {"data_parallel_degree": 2, **({"data_parallel_type": kind} if kind else {})}
-    layout = read({"training": training, "experimental": {"pipeline_parallel_degree": 2}})
-    plan = plan_of(layout, 4, 4, microbatches=8)
-    assert plan.job.shard_optimizer == shares
-    assert len(plan.stages[0].devices) == 2
-    open_degree = {**training, "data_parallel_degree": -1}
-    again = read({"training": open_degree, "experimental": {"pipeline_parallel_degree": 2}})
-    assert plan_of(again, 4, 4, microbatches=8).job == plan.job
+def test_what_is_off_may_have_any_name(read: Any) -> None:
+    assert read(pipeline(enable_loss_trick=False, half_parallel_degree=1)).pipeline_size == 2
 
 
 @pytest.mark.parametrize(
@@ -278,22 +222,73 @@ def test_one_degree_with_a_type_is_read(read: Any, kind: str | None, shares: boo
         (pipeline(fsdp_reshard_after_forward=True), "expected default, always or never"),
         (pipeline(data_parallel_shard_degree=0), "data_parallel_shard_degree: 0: expected a whole"),
         (
-            {"training": {"tensor_parallel_degree": 0.5}},
-            "training.tensor_parallel_degree: 0.5: expected a whole",
+            {"training": {"batch_size": 6}},
+            "training.batch_size: 6: torchtitan 0.3.0 has no such field; its name is training.",
+        ),
+        (
+            {"experimental": {"pipeline_parallel_degree": 4}},
+            "has no such field; its name is parallelism.pipeline_parallel_degree",
+        ),
+        (
+            pipeline(pipeline_parallel_split_points=["h.1"]),
+            "its name is parallelism.module_fqns_per_model_part",
+        ),
+        (
+            pipeline(num_pp_microbatches=4),
+            "its name is parallelism.pipeline_parallel_microbatch_size",
+        ),
+        (pipeline(pipeline_size=4), "pipeline_size: 4: torchtitan 0.3.0 has no such field; leave"),
+        (
+            {**pipeline(), "training": {"disable_cuda_graphs": False}},
+            "torchtitan 0.3.0 refuses CUDA graphs in a pipeline; set it to true",
         ),
         (
             {
-                "training": {"batch_size": 6},
-                "experimental": {"pipeline_parallel_degree": 4},
+                **pipeline(),
+                "activation_checkpoint": {**SAVED, "force_recompute_mm_shapes_by_fqns": []},
             },
-            "training.batch_size: 6 is no multiple of parallelism.pipeline_parallel_microbatches 4",
+            "activation_checkpoint: 'selective': plans recompute whole blocks",
         ),
-        ({"training": {"data_parallel_type": "zero", "data_parallel_degree": 2}}, "fsdp or ddp"),
+        (
+            {**pipeline(4), "training": {"local_batch_size": 3}},
+            "torch does not run it on 3 microbatches, but on 4 or more",
+        ),
+        (
+            {
+                **pipeline(pipeline_parallel_schedule="Interleaved1F1B"),
+                "training": {"local_batch_size": 7},
+            },
+            "torch does not run it on 7 microbatches, but on 6 or 8",
+        ),
+        (
+            {
+                **pipeline(pipeline_parallel_schedule="DualPipeV"),
+                "training": {"local_batch_size": 3},
+            },
+            "torch does not run it on 3 microbatches, but on 4 or more",
+        ),
+        (
+            pipeline(
+                module_fqns_per_model_part=[
+                    ["wte", "wpe", "h.0"],
+                    ["h.1"],
+                    ["h.2"],
+                    ["h.3", "ln_f", "lm_head"],
+                ]
+            ),
+            "4 stages on 2 ranks, but it has one stage on every rank",
+        ),
+        (
+            pipeline(
+                pipeline_parallel_schedule="ZBVZeroBubble",
+                module_fqns_per_model_part=[["wte", "wpe", "h"], ["ln_f", "lm_head"]],
+            ),
+            "2 stages on 2 ranks, but it has two stages on every rank",
+        ),
         (pipeline(context_parallel_degree=2), "context_parallel_degree: 2: context-parallel"),
         (pipeline(4, tensor_parallel_degree=0.5), "tensor_parallel_degree: 0.5: expected a whole"),
         (pipeline(4, pipeline_parallel_schedule="2F2B"), "expected one of 1F1B, GPipe,"),
         (pipeline(4, module_fqns_per_model_part=["h.0"]), "expected a list of names for each"),
-        (pipeline(4, pipeline_parallel_split_points=["h.9"]), "is no module behind the one before"),
         (pipeline(4, pipeline_parallel_layers_per_stage=4), "cannot be 2 stages on 4 pipeline"),
         (
             pipeline(
@@ -314,16 +309,6 @@ def test_one_degree_with_a_type_is_read(read: Any, kind: str | None, shares: boo
         (
             {**pipeline(4), "training": {"mixed_precision_param": "bfloat16"}},
             'the job says precision = "float32"',
-        ),
-        (
-            {
-                **pipeline(4),
-                "training": {
-                    "num_tokens_per_microbatch_per_dp_rank": 1000,
-                    "max_context_length": 2048,
-                },
-            },
-            "1000 is no multiple of training.max_context_length 2048",
         ),
     ],
 )

@@ -129,7 +129,7 @@ def torchrun(ranks: int, *arguments: object, **extra: str) -> str:
     return out
 
 
-def on_pipelines(alone: Plan, count: int) -> Plan:
+def on_pipelines(alone: Plan, count: int, **job: object) -> Plan:
     """A plan of one pipeline run by ``count`` of them, with as many times the microbatches.
 
     Device dI of the one is d(I * count) and those that follow; microbatch m of pipeline p is
@@ -149,5 +149,6 @@ def on_pipelines(alone: Plan, count: int) -> Plan:
     ]
     cuts = [names.index(stage.layers[0]) for stage in alone.stages[1:]]
     microbatches = count * alone.microbatches
-    pipeline = placed(alone.problem.graph, cuts, devices, microbatches=microbatches)
+    again = {stage.index: stage.recompute for stage in alone.stages}
+    pipeline = placed(alone.problem.graph, cuts, devices, again, microbatches=microbatches, **job)
     return plan_by_hand(pipeline, {device: orders[device] for device in pipeline.devices})

@@ -15,6 +15,7 @@ from documents import snippets
 from export_plans import NAMES, in_order, on_pipelines, placed, titan_graph, torchrun
 from hypothesis import given
 from hypothesis import strategies as st
+from peers import import_from_peers, peer_environment, require_peer
 
 from planner import adopt, trace
 from planner.assembly import plan_by_hand
@@ -83,20 +84,32 @@ def write(plan: Plan, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("pipelines", [1, 2])
-def test_deepspeed_trains_by_the_export_as_one_process_does(pipelines: int, tmp_path: Path) -> None:
-    """Uneven stages, three layers recomputed, one and two pipelines."""
-    pytest.importorskip("deepspeed")
+@pytest.mark.extensive
+@pytest.mark.parametrize(
+    ("pipelines", "job"),
+    [(1, {}), (2, {}), (2, {"shard_optimizer": True, "optimizer": "sgd_momentum"})],
+)
+def test_deepspeed_trains_by_the_export_as_one_process_does(
+    pipelines: int, job: dict[str, object], tmp_path: Path
+) -> None:
+    """Uneven stages, three layers recomputed, one and two pipelines; ZeRO-1 of SGD."""
+    require_peer("deepspeed")
     again = {0: ["tok_embeddings"], 1: ["layers.3", "norm"]}
     alone = in_order(placed(titan_graph(), [3], ("d0", "d1"), again))
-    folder = write(on_pipelines(alone, pipelines), tmp_path / "export")
-    out = torchrun(2 * pipelines, HERE / "deepspeed_worker.py", folder)
+    folder = write(on_pipelines(alone, pipelines, **job), tmp_path / "export")
+    program = HERE / "deepspeed_worker.py"
+    out = torchrun(2 * pipelines, program, folder, **peer_environment(HERE))
     assert "DeepSpeed agrees with a single process" in out
 
 
+@pytest.mark.extensive
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 4), (3, 5), (4, 2), (3, 1)])
-def test_our_1f1b_is_the_order_of_deepspeeds_own_schedule(stages: int, microbatches: int) -> None:
-    schedule = pytest.importorskip("deepspeed.runtime.pipe.schedule")
+def test_our_1f1b_is_the_order_of_deepspeeds_own_schedule(
+    stages: int, microbatches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_from_peers(monkeypatch, "deepspeed")
+    from deepspeed.runtime.pipe import schedule
+
     devices = tuple(f"d{index}" for index in range(stages))
     cuts = [2, 4, 6][: stages - 1]
     pipeline = place_plan(in_order(placed(titan_graph(), cuts, devices, microbatches=microbatches)))

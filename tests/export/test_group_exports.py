@@ -25,10 +25,7 @@ from planner.space import WITH_SHARDED_PARAMETERS
 
 FILES = {
     "megatron": (("megatron.sh", read_megatron_arguments),),
-    "torchtitan": (
-        ("torchtitan.json", read_torchtitan_config),
-        ("torchtitan_main.json", read_torchtitan_config),
-    ),
+    "torchtitan": (("torchtitan.json", read_torchtitan_config),),
 }
 
 
@@ -102,10 +99,7 @@ def ways_back(plan: Plan, target: str, folder: Path) -> list[Plan]:
         devices = ranks_in(exported.files[FILES[target][0][0]])
     else:
         devices = json.loads(exported.files["stages.json"])["ranks"]
-    files = FILES[target]
-    if len(plan.stages) == 1 and plan.job.tokens_per_sample is None:
-        files = files[:1]  # The newer names count a batch in tokens alone.
-    return [adopted_again(plan, read(folder / name), devices) for name, read in files]
+    return [adopted_again(plan, read(folder / name), devices) for name, read in FILES[target]]
 
 
 @given(plans())

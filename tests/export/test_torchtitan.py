@@ -1,6 +1,8 @@
 """Exports to torchtitan, run by its own pipeline code where it is installed."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,15 @@ from export_plans import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from peers import import_from_peers, peer_environment
 
 from planner.assembly import plan_by_hand
 from planner.errors import PipeplanError
+from planner.interop.adopt.torchtitan import read_torchtitan_config
 from planner.interop.export.cuts import style_of
 from planner.interop.export.exported import export_plan
 from planner.job import InputSpec, Job
+from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import parse_operation, parse_order
 from planner.plan.plan import Plan
 from planner.simulation.simulator import simulate
@@ -39,31 +44,69 @@ def refusal(plan: Plan) -> str:
     return str(refused.value)
 
 
-def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_process(
-    tmp_path: Path,
-) -> None:
-    """One stage a rank, a loop and a V, backwards whole and split, in one and two pipelines."""
-    pytest.importorskip("torchtitan.models.llama3")
+@pytest.fixture
+def llama(monkeypatch: pytest.MonkeyPatch) -> LayerGraph:
+    """The layers of torchtitan's own Llama."""
+    import_from_peers(monkeypatch, "torchtitan")
     from planner.tracing.trace import trace
 
     tokens = {
         name: InputSpec(shape=(16,), dtype="int64", below=2048) for name in ("tokens", "target")
     }
-    graph = trace("titan_model:build", Job(inputs=tokens))
-    ways = {"one": ([3], ("d0", "d1")), "loop": ([2, 4, 6], LOOP), "v": ([2, 4, 6], V)}
-    for count in (1, 2):
-        folder = tmp_path / str(count)
-        for seed, (name, (cuts, devices)) in enumerate(ways.items()):
-            for split in (False, True):
-                alone = shuffled(placed(graph, cuts, devices), seed, split=split)
-                exported = export_plan(on_pipelines(alone, count), "torchtitan")
-                target = folder / f"{name}-{split}"
-                target.mkdir(parents=True)
-                for file, text in exported.files.items():
-                    (target / file).write_text(text)
-        path = f"{HERE.parents[1]}:{HERE}"
-        out = torchrun(2 * count, HERE / "titan_worker.py", folder, PYTHONPATH=path)
-        assert "6 exports agree with a single process" in out
+    return trace("titan_model:build", Job(inputs=tokens))
+
+
+WAYS = {"one": ([3], ("d0", "d1")), "loop": ([2, 4, 6], LOOP), "v": ([2, 4, 6], V)}
+
+
+def write(graph: LayerGraph, way: str, pipelines: int, folder: Path, *, split: bool) -> Path:
+    alone = shuffled(placed(graph, *WAYS[way]), list(WAYS).index(way), split=split)
+    folder.mkdir(parents=True)
+    for name, text in export_plan(on_pipelines(alone, pipelines), "torchtitan").files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.mark.extensive
+@pytest.mark.parametrize("pipelines", [1, 2])
+def test_torchtitan_trains_its_llama_by_exports_with_the_gradients_of_one_process(
+    llama: LayerGraph, tmp_path: Path, pipelines: int
+) -> None:
+    """One stage a rank, a loop and a V, backwards whole and split."""
+    for way in WAYS:
+        for split in (False, True):
+            write(llama, way, pipelines, tmp_path / f"{way}-{split}", split=split)
+    out = torchrun(2 * pipelines, HERE / "titan_worker.py", tmp_path, **peer_environment(HERE))
+    assert "6 exports agree with a single process" in out
+
+
+@pytest.mark.extensive
+@pytest.mark.parametrize(("way", "pipelines"), [("one", 2), ("loop", 1), ("v", 1)])
+def test_torchtitans_train_entry_runs_an_export_and_saves_what_adopt_reads_as_the_same(
+    llama: LayerGraph, tmp_path: Path, way: str, pipelines: int
+) -> None:
+    """Its own parser, trainer and optimizer, two steps on the CPU."""
+    folder = write(llama, way, pipelines, tmp_path / "export", split=True)
+    dump = f"--dump_folder {tmp_path} --debug.save_config_file saved.json".split()
+    out = torchrun(
+        2 * pipelines,
+        HERE / "titan_train.py",
+        *("--module titan_config --config planned".split()),
+        *dump,
+        **peer_environment(HERE),
+        EXPORTED=str(folder),
+    )
+    losses = re.findall(r"step: .*?loss: .*?([0-9]+[.][0-9]+)", out)
+    assert len(losses) == 4 * pipelines
+    assert out.count("Training completed") == 2 * pipelines
+    told, saved = (
+        read_torchtitan_config(path).on(2 * pipelines)
+        for path in (folder / "torchtitan.json", tmp_path / "saved.json")
+    )
+    assert saved.job_fields(Job()) == told.job_fields(Job())
+    assert saved.divide(llama) == told.divide(llama)
+    assert saved.schedule == replace(told.schedule, source=str(folder / "schedule.csv"))
+    assert saved.notes == ()
 
 
 def test_the_modules_of_each_part_are_its_layers_without_the_loss() -> None:
@@ -75,28 +118,6 @@ def test_the_modules_of_each_part_are_its_layers_without_the_loss() -> None:
         ["norm", "lm_head"],
     ]
     assert keys["training"]["local_batch_size"] == 4
-
-
-@pytest.mark.parametrize("length", [None, 16])
-def test_fields_by_their_names_after_the_release_count_microbatches_and_tokens(
-    length: int | None,
-) -> None:
-    pipeline = placed(titan_graph(), [4], ("d0", "d1"), microbatches=4)
-    plan = on_pipelines(in_order(pipeline), 2)
-    if length is not None:
-        inputs = {"tokens": InputSpec(shape=(length,), dtype="int64", below=9)}
-        plan = plan.model_copy(update={"job": plan.job.model_copy(update={"inputs": inputs})})
-    exported = export_plan(plan, "torchtitan")
-    keys = json.loads(exported.files["torchtitan_main.json"])
-    assert keys["parallelism"]["num_pp_microbatches"] == 4
-    assert "pipeline_parallel_microbatch_size" not in keys["parallelism"]
-    tokens = {key: n for key, n in keys["training"].items() if "token" in key}
-    told = any("num_tokens_per_microbatch_per_dp_rank to 1 times" in n for n in exported.notes)
-    if length is None:
-        assert (tokens, told) == ({}, True)
-    else:
-        counts = {"microbatch_per_dp_rank": 16, "train_step": 2 * 4 * 16}
-        assert (tokens, told) == ({f"num_tokens_per_{k}": n for k, n in counts.items()}, False)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,16 @@
 
 from torch import nn
 from torchtitan.models.common.attention import ScaledDotProductAttention
-from torchtitan.models.llama3 import llama3_configs
+from torchtitan.models.llama3 import Llama3Model, llama3_configs
 
 
-def build(flavor: str = "debugmodel") -> nn.Module:
+def configured(flavor: str) -> Llama3Model.Config:
     """With plain attention: the trainer's flex attention needs masks that it makes itself."""
     config = llama3_configs[flavor]("flex")
     for layer in config.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
-    return config.build()
+    return config
+
+
+def build(flavor: str = "debugmodel") -> nn.Module:
+    return configured(flavor).build()

@@ -1,8 +1,9 @@
 """A configuration of torchtitan as a layout of stages, groups, pipelines and microbatches.
 
-Names are those of torchtitan 0.1 to 0.3 and of its main branch of August 2026, b5bcd76: the classes
-``Parallelism``, ``Training`` and ``ActivationCheckpoint`` of ``torchtitan/config``; older ones are
-read as well.
+Names are those of torchtitan 0.3.0 (``ParallelismConfig`` and ``TrainingConfig`` of
+``torchtitan/config/configs.py``, ``ActivationCheckpointingConfig`` of
+``torchtitan/distributed/activation_checkpoint.py``), and of TOML files for 0.2 that have the same.
+A field that is not known here is refused, unless it is off.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from planner.errors import PipeplanError, shorten
 from planner.interop.adopt.layout import LayoutNames, RuntimeLayout
 from planner.interop.adopt.torchtitan_shards import DataParallel
 from planner.interop.adopt.torchtitan_stages import (
-    OLDER,
+    RENAMED,
     TorchtitanFields,
     division_of,
     schedule_of,
+    torch_schedule,
 )
 from planner.job import Precision
 from planner.records.document import read_toml_or_json
@@ -28,6 +30,35 @@ _DEGREES = {
     "context_parallel_degree": "context-parallel groups are not planned",
     "expert_parallel_degree": "expert-parallel groups are not planned",
 }
+_PARALLELISM = frozenset(
+    f"parallelism.{name}"
+    for name in (
+        *_DEGREES,
+        "context_parallel_load_balancer",
+        "context_parallel_ptrr_mask_key",
+        "context_parallel_rotate_method",
+        "data_parallel_replicate_degree",
+        "data_parallel_shard_degree",
+        "disable_loss_parallel",
+        "enable_async_tensor_parallel",
+        "enable_fsdp_symm_mem",
+        "enable_sequence_parallel",
+        "expert_tensor_parallel_degree",
+        "fsdp_reshard_after_forward",
+        "module_fqns_per_model_part",
+        "pipeline_parallel_degree",
+        "pipeline_parallel_expert_parallel_overlap",
+        "pipeline_parallel_first_stage_less_layers",
+        "pipeline_parallel_last_stage_less_layers",
+        "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_microbatch_size",
+        "pipeline_parallel_schedule",
+        "pipeline_parallel_schedule_csv",
+        "spmd_backend",
+        "tensor_parallel_degree",
+    )
+)
+_BATCHES = frozenset(("training.local_batch_size", "training.global_batch_size"))
 
 
 def read_torchtitan_config(path: str | Path) -> RuntimeLayout:
@@ -42,11 +73,13 @@ def read_torchtitan_config(path: str | Path) -> RuntimeLayout:
     source = str(path)
     data = read_toml_or_json(path)
     found = TorchtitanFields(source, data if isinstance(data, Mapping) else {})
-    if "parallelism" not in found.data and not any(found.value(name) for name in OLDER):
-        raise PipeplanError(
+    _refuse_unknown(found)
+    if "parallelism" not in found.data:
+        found.problems.append(
             f"{source}: has no table 'parallelism'; give torchtitan's configuration as TOML, or "
             "as JSON"
         )
+        raise PipeplanError(found.problems)
     _refuse_inexpressible(found)
     layout = _layout(found)
     if found.problems:
@@ -54,7 +87,36 @@ def read_torchtitan_config(path: str | Path) -> RuntimeLayout:
     return layout
 
 
+def _refuse_unknown(found: TorchtitanFields) -> None:
+    """Note fields that could divide a model and are none of torchtitan's, unless they are off."""
+    for section in ("parallelism", "training", "experimental"):
+        for key, value in found.table(section).items():
+            name = f"{section}.{key}"
+            is_about = section == "parallelism" or any(part in key for part in _ABOUT)
+            if name in _PARALLELISM | _BATCHES or not is_about or value in (None, False, 0, 1, ""):
+                continue
+            new = RENAMED.get(name, f"parallelism.{key}")
+            known = new in _PARALLELISM | _BATCHES
+            remedy = f"its name is {new}" if known else "leave it out"
+            found.wrong(name, f"{shorten(value)}: torchtitan 0.3.0 has no such field; {remedy}")
+
+
+_ABOUT = ("parallel", "batch", "shard", "tokens")
+
+
 def _refuse_inexpressible(found: TorchtitanFields) -> None:
+    if found.value("training.disable_cuda_graphs") is False:
+        size = found.number("parallelism.pipeline_parallel_degree", 1)
+        if size > 1:
+            found.wrong(
+                "training.disable_cuda_graphs",
+                "false: torchtitan 0.3.0 refuses CUDA graphs in a pipeline; set it to true",
+            )
+    if (experts := found.number("parallelism.expert_tensor_parallel_degree", 1)) > 1:
+        found.wrong(
+            "parallelism.expert_tensor_parallel_degree",
+            f"{experts}: torchtitan 0.3.0 has no such field; leave it out",
+        )
     for name, reason in _DEGREES.items():
         if (degree := found.number(f"parallelism.{name}", 1)) > 1:
             found.wrong(f"parallelism.{name}", f"{degree}: {reason}; set it to 1")
@@ -68,12 +130,13 @@ def _layout(found: TorchtitanFields) -> RuntimeLayout:
     return RuntimeLayout(
         source=found.source,
         divide=division_of(found, size),
-        names=batch.names,
+        names=NAMES,
         tensor_parallel=degree,
         sequence_parallel=degree > 1 and sequence in (None, True),
         pipeline_size=size,
         replicas=data.replicas,
         schedule=schedule_of(found) if size > 1 else None,
+        table=torch_schedule(found, size).require if size > 1 else None,
         samples_per_microbatch=batch.samples,
         global_batch=batch.total,
         share=batch.share,
@@ -102,7 +165,7 @@ def _objection(
         once = batch.samples * batch.share * replicas
         if batch.total != once:
             return (
-                f"{batch.names.batch}: {batch.total} is not the {once} that all pipelines take at "
+                f"{NAMES.batch}: {batch.total} is not the {once} that all pipelines take at "
                 "once, so gradients are accumulated over several runs of the pipeline; a plan is "
                 "of one: give each pipeline more microbatches"
             )
@@ -114,110 +177,44 @@ class _Batch:
     """The batch of an iteration, in samples.
 
     Attributes:
-        names: what the file calls its figures.
         samples: of a microbatch; None: not told.
         share: microbatches of a pipeline; None: by the total.
         total: samples of an iteration; None: those that all pipelines take at once.
     """
 
-    names: LayoutNames
     samples: int | None
     share: int | None
     total: int | None
 
     @classmethod
     def of(cls, found: TorchtitanFields, size: int) -> _Batch:
-        """Return what the file says, by the names of its version.
+        """Return what the file says.
 
         Without a pipeline torchtitan runs what a rank has at once, and accumulates the rest.
         """
-        newer = (f"training.{_TOKENS}", "parallelism.num_pp_microbatches")
-        if any(found.value(name) is not None for name in newer):
-            return cls._of_tokens(found, size)
         local = found.number("training.local_batch_size", 0)
-        total = found.number("training.global_batch_size", -1, -1)
-        each = local
-        names = _names("parallelism.pipeline_parallel_microbatch_size", "global_batch_size")
-        if size > 1:
-            each = found.number("parallelism.pipeline_parallel_microbatch_size", 0)
-            is_older = found.called(_DEGREE) != _DEGREE or found.value(_COUNT) is not None
-            if is_older and local:
-                return cls._of_count(found, names, local, size)
-        return cls._made(found, names, local, total, each, size)
-
-    @classmethod
-    def _of_count(
-        cls, found: TorchtitanFields, names: LayoutNames, local: int, size: int
-    ) -> _Batch:
-        """Return the batch by the number of microbatches, as before April 2025."""
-        count = found.number(_COUNT, size)
-        if local % count:
-            found.wrong(
-                "training.local_batch_size",
-                f"{local} is no multiple of {found.called(_COUNT)} {count}; correct one of them",
-            )
-        return cls(names, max(1, local // count), count, None)
-
-    @classmethod
-    def _of_tokens(cls, found: TorchtitanFields, size: int) -> _Batch:
-        """Return the batch where it is counted in tokens, after torchtitan 0.3.
-
-        Without the tokens of a microbatch its samples are the job's.
-        """
-        length = found.number("training.max_context_length", 2048)
-        tokens = found.number(f"training.{_TOKENS}", length)
-        total = found.number("training.num_tokens_per_train_step", -1, -1)
-        count = found.number("parallelism.num_pp_microbatches", 1) if size > 1 else 1
-        for name, number in ((_TOKENS, tokens), ("num_tokens_per_train_step", total)):
-            if number != -1 and number % length:
-                found.wrong(
-                    f"training.{name}",
-                    f"{number} is no multiple of training.max_context_length {length}, a sample's "
-                    "tokens; correct one of them",
-                )
-        each = tokens // length
-        names = _names(f"training.{_TOKENS}", "num_tokens_per_train_step")
-        if found.value(f"training.{_TOKENS}") is None:
-            return cls(names, None, count, None)
-        whole = total if total == -1 else total // length
-        return cls._made(found, names, each * count, whole, each, size)
-
-    @classmethod
-    def _made(
-        cls,
-        found: TorchtitanFields,
-        names: LayoutNames,
-        local: int,
-        total: int,
-        each: int,
-        size: int,
-    ) -> _Batch:
+        given = found.number("training.global_batch_size", -1, -1)
+        total = None if given == -1 else given
+        each = local if size == 1 else found.number(NAMES.microbatch, 0)
         if not local:
-            return cls(names, each or None, None, None if total == -1 else total)
+            return cls(each or None, None, total)
         each = each or 1
         if local % each:
             found.wrong(
                 "training.local_batch_size",
-                f"{local} is no multiple of {names.microbatch} {each}; correct one of them",
+                f"{local} is no multiple of {NAMES.microbatch} {each}; correct one of them",
             )
-        accumulates = size == 1 and total != -1
-        share = None if accumulates else local // each
-        return cls(names, each, share, None if total == -1 else total)
+        accumulates = size == 1 and total is not None
+        return cls(each, None if accumulates else local // each, total)
 
 
-_DEGREE = "parallelism.pipeline_parallel_degree"
-_COUNT = "parallelism.pipeline_parallel_microbatches"
-_TOKENS = "num_tokens_per_microbatch_per_dp_rank"
-
-
-def _names(microbatch: str, batch: str) -> LayoutNames:
-    return LayoutNames(
-        tensor="parallelism.tensor_parallel_degree",
-        pipeline="parallelism.pipeline_parallel_degree",
-        data="parallelism.data_parallel_replicate_degree x data_parallel_shard_degree",
-        microbatch=microbatch,
-        batch=f"training.{batch}",
-    )
+NAMES = LayoutNames(
+    tensor="parallelism.tensor_parallel_degree",
+    pipeline="parallelism.pipeline_parallel_degree",
+    data="parallelism.data_parallel_replicate_degree x data_parallel_shard_degree",
+    microbatch="parallelism.pipeline_parallel_microbatch_size",
+    batch="training.global_batch_size",
+)
 
 
 def _precision(found: TorchtitanFields) -> Precision | None:
@@ -233,28 +230,43 @@ def _precision(found: TorchtitanFields) -> Precision | None:
 
 
 def _recompute_blocks(found: TorchtitanFields) -> int | None:
-    """Return how many blocks of every stage run again; None for all."""
-    mode = found.value("activation_checkpoint.mode")
+    """Return how many blocks of every stage run again; None for all.
+
+    A configuration that 0.3.0 saved (``debug.save_config_file``) has the fields of the policy's
+    class and not its name: selective checkpointing alone has shapes of products, a budget of memory
+    its figure, and full checkpointing only what all have.
+    """
+    policy = found.table("activation_checkpoint")
+    mode = policy.get("mode")
+    if mode is None and policy:
+        is_full = "determinism_check" in policy and not _OTHER_POLICIES & policy.keys()
+        mode = "full" if is_full else "selective"
     if mode == "full":
         return None
     if mode not in (None, "none"):
         found.wrong(
-            "activation_checkpoint.mode",
+            "activation_checkpoint",
             f"{shorten(mode)}: plans recompute whole blocks; use full or none",
         )
     return 0
 
 
+_OTHER_POLICIES = frozenset(
+    ("force_recompute_mm_shapes_by_fqns", "memory_budget", "selective_ac_option")
+)
+
+
 def _notes(found: TorchtitanFields) -> list[str]:
     notes = []
-    if found.value("activation_checkpoint.mode") is None:
+    if "activation_checkpoint" not in found.data:
         notes.append(
-            "activation_checkpoint.mode is not given, so nothing is recomputed; torchtitan before "
-            "0.3 would recompute selectively: set it"
+            "activation_checkpoint is not given, so nothing is recomputed; torchtitan's own "
+            "default is to recompute selectively: set it to full or none"
         )
-    if found.value("parallelism.enable_async_tensor_parallel"):
-        notes.append(
-            "parallelism.enable_async_tensor_parallel: collectives inside a group are predicted "
-            "as if nothing were computed meanwhile"
-        )
+    for section in ("parallelism", "compile"):
+        if found.value(f"{section}.enable_async_tensor_parallel"):
+            notes.append(
+                f"{section}.enable_async_tensor_parallel: collectives inside a group are predicted "
+                "as if nothing were computed meanwhile"
+            )
     return notes

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from planner.errors import shorten
 from planner.interop.adopt.torchtitan_stages import TorchtitanFields
 
-_TYPE = "training.data_parallel_type"
 _SHARDS = "parallelism.data_parallel_shard_degree"
 _COPIES = "parallelism.data_parallel_replicate_degree"
 _RESHARDS = "parallelism.fsdp_reshard_after_forward"
@@ -28,28 +27,23 @@ class DataParallel:
     """How data-parallel ranks hold the model.
 
     Attributes:
-        copies: of it, each on its ranks; None: as many as there are devices for.
+        copies: of it, each on its ranks.
         shards: ranks that share a copy; None: as many as there are devices for.
         size: pipeline ranks.
         policy: whether weights are resharded after a forward: ``default``, ``always``, ``never``.
     """
 
-    copies: int | None
+    copies: int
     shards: int | None
     size: int
     policy: str
 
     @classmethod
     def of(cls, found: TorchtitanFields, size: int) -> DataParallel:
-        """Return what the file says; before HSDP it was one degree with a type."""
-        copies: int | None = found.number(_COPIES, 1)
-        shards, kind = found.number(_SHARDS, -1, -1), found.value(_TYPE)
-        if kind not in (None, "fsdp", "ddp"):
-            found.wrong(_TYPE, f"{shorten(kind)}: expected fsdp or ddp")
+        """Return what the file says."""
+        copies, shards = found.number(_COPIES, 1), found.number(_SHARDS, -1, -1)
         if shards == 0:
             found.wrong(_SHARDS, "0: expected a whole number of at least 1, or -1 for the rest")
-        if kind == "ddp":
-            copies, shards = (None if shards == -1 else shards), 1
         policy = found.value(_RESHARDS) or "default"
         if policy not in ("default", "always", "never"):
             found.wrong(_RESHARDS, f"{shorten(policy)}: expected default, always or never")
@@ -58,9 +52,7 @@ class DataParallel:
     @property
     def replicas(self) -> int | None:
         """Data-parallel pipelines, if their number is told."""
-        if self.copies is None or self.shards is None:
-            return None
-        return self.copies * self.shards
+        return None if self.shards is None else self.copies * self.shards
 
     @property
     def is_shared(self) -> bool:
@@ -96,18 +88,16 @@ class DataParallel:
             degree: devices of a tensor-parallel group.
             replicas: data-parallel pipelines.
         """
-        if self.copies is None:
-            return None
         if replicas % self.copies:
             return (
-                f"{found.called(_COPIES)}: {self.copies} copies cannot share {replicas} "
+                f"{_COPIES}: {self.copies} copies cannot share {replicas} "
                 "data-parallel ranks equally; correct one of them"
             )
         if replicas == self.copies:
             return None
         if self.copies > 1:
             return (
-                f"{found.called(_SHARDS)}: {replicas // self.copies} shards of {self.copies} "
+                f"{_SHARDS}: {replicas // self.copies} shards of {self.copies} "
                 "copies (HSDP), but in plans all pipelines share one; set "
                 "data_parallel_replicate_degree to 1, or data_parallel_shard_degree to 1"
             )
@@ -115,7 +105,7 @@ class DataParallel:
 
     def _policy_problem(self, found: TorchtitanFields, degree: int) -> str | None:
         """Return why plans gather weights otherwise."""
-        where = f"{found.called(_RESHARDS)}: {self.policy}"
+        where = f"{_RESHARDS}: {self.policy}"
         if self.size > 1 and self.policy == "always":
             return (
                 f"{where}: a pipeline gathers weights for every microbatch then, but keeps whole "
@@ -130,7 +120,7 @@ class DataParallel:
             )
         if self.size == 1 and degree > 1:
             return (
-                f"{found.called(_SHARDS)}: FSDP without a pipeline gathers each layer of "
+                f"{_SHARDS}: FSDP without a pipeline gathers each layer of "
                 "tensor-parallel groups for every microbatch, but plans divide weights over single "
                 "devices alone; set tensor_parallel_degree or data_parallel_shard_degree to 1"
             )

@@ -1,11 +1,11 @@
 """How torchtitan's configuration divides a model into stages, and in which schedule they run.
 
-Where no stages are named, ``torchtitan/distributed/pipeline_parallel.py`` makes them (b5bcd76).
+Where no stages are named, ``torchtitan/distributed/pipeline_parallel.py`` makes them (0.3.0).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,39 +30,19 @@ SCHEDULES = {
     "dualpipev": "dualpipe-v",
 }
 """Our names of torch's schedules, which it compares without regard to case."""
-_PIPELINES = tuple(
-    f"pipeline_parallel_{name}"
-    for name in (
-        "degree",
-        "split_points",
-        "schedule",
-        "schedule_csv",
-        "layers_per_stage",
-        "microbatches",
-    )
-)
-OLDER: Mapping[str, tuple[str, ...]] = {
-    **{f"parallelism.{name}": (f"experimental.{name}",) for name in _PIPELINES},
-    "parallelism.context_parallel_degree": ("experimental.context_parallel_degree",),
-    "parallelism.enable_async_tensor_parallel": ("experimental.enable_async_tensor_parallel",),
-    **{
-        f"parallelism.{name}": (f"training.{name}",)
-        for name in (
-            "data_parallel_replicate_degree",
-            "fsdp_reshard_after_forward",
-            "tensor_parallel_degree",
-        )
-    },
-    "parallelism.data_parallel_shard_degree": (
-        "training.data_parallel_shard_degree",
-        "training.data_parallel_degree",
-    ),
-    "training.local_batch_size": ("training.batch_size",),
+RENAMED = {
+    "training.batch_size": "training.local_batch_size",
+    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
+    "training.data_parallel_type": "parallelism.data_parallel_shard_degree",
+    "parallelism.pipeline_parallel_microbatches": "parallelism.pipeline_parallel_microbatch_size",
+    "parallelism.pipeline_parallel_split_points": "parallelism.module_fqns_per_model_part",
+    "parallelism.num_pp_microbatches": "parallelism.pipeline_parallel_microbatch_size",
+    "training.num_tokens_per_microbatch_per_dp_rank": "training.local_batch_size",
+    "training.num_tokens_per_train_step": "training.global_batch_size",
 }
-"""Names before torchtitan 0.1, where degrees were part of the training (git history of
-``torchtitan/config_manager.py``: db6b39a of September 2024 has those of HSDP, 5940dde of February
-2025 the resharding)."""
+"""Fields of other versions that 0.3.0 has by another name."""
 _ONE_STAGE = ("1f1b", "gpipe", "pipelineschedulesingle")
+_V = ("zbvzerobubble", "dualpipev")
 
 
 @dataclass
@@ -80,22 +60,17 @@ class TorchtitanFields:
     problems: list[str] = field(default_factory=list)
 
     def value(self, name: str) -> Any:
-        """Return the value of a field, perhaps by an older name; None if it is not there."""
-        return self.data_at(self.called(name))
-
-    def called(self, name: str) -> str:
-        """Return what the file calls a field: by its name if it has neither that nor an older."""
-        names = (name, *OLDER.get(name, ()))
-        return next((known for known in names if self.data_at(known) is not None), name)
-
-    def data_at(self, name: str) -> Any:
-        """Return the value of a field by this name alone."""
+        """Return the value of a field; None if it is not there."""
         section, _, key = name.partition(".")
+        return self.table(section).get(key)
+
+    def table(self, section: str) -> Mapping[str, Any]:
+        """Return a table of the file; an empty one if it has none."""
         table = self.data.get(section) or {}
         if isinstance(table, Mapping):
-            return table.get(key)
+            return table
         self.wrong(section, f"{shorten(table)}: expected a table")
-        return None
+        return {}
 
     def number(self, name: str, default: int, least: int = 1) -> int:
         """Return the value of a field as a whole number."""
@@ -109,8 +84,67 @@ class TorchtitanFields:
 
     def wrong(self, name: str, problem: str) -> None:
         """Note a problem of a field."""
-        called = self.called(name) if "." in name else name
-        self.problems.append(f"{self.source}: {called}: {problem}")
+        self.problems.append(f"{self.source}: {name}: {problem}")
+
+
+@dataclass(frozen=True)
+class TorchSchedule:
+    """A schedule of torch by its name, with the numbers that it takes (torch 2.13, schedules.py).
+
+    Attributes:
+        source: the file, for messages.
+        name: in lower case.
+        is_table: whether a file has the order, and the name only places stages.
+        size: pipeline ranks.
+    """
+
+    source: str
+    name: str
+    is_table: bool
+    size: int
+
+    def require(self, stages: int, share: int) -> None:
+        """Refuse a number of stages or microbatches that torch refuses.
+
+        Args:
+            stages: of all ranks.
+            share: microbatches of a pipeline.
+
+        Raises:
+            PipeplanError: with the numbers that work.
+        """
+        each = stages // self.size
+        takes_one = self.name in _ONE_STAGE and not self.is_table
+        wanted = "one stage" if takes_one else "two stages" if self.name in _V else "several stages"
+        if stages % self.size or (takes_one != (each == 1) and not self.is_table):
+            raise self._wrong(
+                f"{plural(stages, 'stage')} on {plural(self.size, 'rank')}, but it has {wanted} on "
+                "every rank; change pipeline_parallel_layers_per_stage or "
+                "module_fqns_per_model_part, or the schedule"
+            )
+        if self.name in _V and each != 2:
+            raise self._wrong(f"{each} stages on every rank, but it has two; name two for each")
+        works = None if self.is_table else self._numbers(stages, share)
+        if works:
+            raise self._wrong(
+                f"torch does not run it on {plural(share, 'microbatch', 'es')}, but on {works}; "
+                "change training.local_batch_size or "
+                "parallelism.pipeline_parallel_microbatch_size"
+            )
+
+    def _numbers(self, stages: int, share: int) -> str | None:
+        """Return the numbers of microbatches that work; None if this one does."""
+        if self.name in ("1f1b", "dualpipev") and share < stages:
+            return f"{stages} or more"
+        if self.name == "interleaved1f1b" and share % max(1, share // self.size):
+            works = [n for n in range(1, share + self.size) if not n % max(1, n // self.size)]
+            return " or ".join(map(str, (max(n for n in works if n < share), works[-1])))
+        return None
+
+    def _wrong(self, problem: str) -> PipeplanError:
+        return PipeplanError(
+            f"{self.source}: parallelism.pipeline_parallel_schedule: {self.name}: {problem}"
+        )
 
 
 def schedule_of(found: TorchtitanFields) -> Schedule:
@@ -128,22 +162,24 @@ def schedule_of(found: TorchtitanFields) -> Schedule:
     return SCHEDULES.get(name)
 
 
+def torch_schedule(found: TorchtitanFields, size: int) -> TorchSchedule:
+    """Return the schedule by torch's name of it."""
+    is_table = bool(found.value("parallelism.pipeline_parallel_schedule_csv"))
+    return TorchSchedule(found.source, _schedule_name(found), is_table, size)
+
+
 def _schedule_name(found: TorchtitanFields) -> str:
     return str(found.value("parallelism.pipeline_parallel_schedule") or "1F1B").lower()
 
 
 def division_of(found: TorchtitanFields, size: int) -> Divide:
-    """Return how the model is divided: as named, at the points told, or equally."""
+    """Return how the model is divided: as named, or equally."""
     named = found.value("parallelism.module_fqns_per_model_part")
-    points = found.value("parallelism.pipeline_parallel_split_points")
     if size == 1:
         return lambda graph: (tuple(graph.layers),)
     if named:
         rows = _names_of(found, named)
         return partial(divide, stages=rows, source=f"{found.source}: module_fqns_per_model_part")
-    if points:
-        listed = points.split(",") if isinstance(points, str) else points
-        return partial(_divided_at, found.source, [str(point) for point in listed])
     return _Equal.of(found, size).divide
 
 
@@ -156,21 +192,6 @@ def _names_of(found: TorchtitanFields, named: Any) -> list[list[str]]:
         f"{shorten(named)}: expected a list of names for each stage",
     )
     return []
-
-
-def _divided_at(source: str, points: Sequence[str], graph: LayerGraph) -> Division:
-    """Return stages that begin at modules, besides the first (torchtitan 0.1)."""
-    names, cuts = tuple(graph.layers), [0]
-    for point in points:
-        inside = [i for i, name in enumerate(names) if f"{name}.".startswith(f"{point}.")]
-        if not inside or inside[0] <= cuts[-1]:
-            raise PipeplanError(
-                f"{source}: parallelism.pipeline_parallel_split_points: {shorten(point)} is no "
-                f"module behind the one before it in {graph.name!r}; correct it"
-            )
-        cuts.append(inside[0])
-    ends = [*cuts[1:], len(names)]
-    return tuple(names[begin:end] for begin, end in zip(cuts, ends, strict=True))
 
 
 @dataclass(frozen=True)

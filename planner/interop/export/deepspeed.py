@@ -230,7 +230,7 @@ def export(plan: Plan) -> Exported:
         *loss_problems(plan, TOOL),
         *_placement_problems(plan),
         *_cut_problems(plan),
-        *precision_problems(plan),
+        *_precision_problems(plan),
     ]
     try:
         by_pipeline = stage_devices_by_replica(plan)
@@ -295,7 +295,7 @@ def _cut_problems(plan: Plan) -> Iterator[str]:
                 )
 
 
-def precision_problems(plan: Plan) -> Iterator[str]:
+def _precision_problems(plan: Plan) -> Iterator[str]:
     """Yield a line on a precision in which DeepSpeed does not train."""
     if plan.job.precision not in DTYPES:
         yield (
@@ -336,13 +336,8 @@ def _module(plan: Plan, layers: list[list[str]], pipelines: int) -> str:
     )
 
 
-def batch_config(plan: Plan, pipelines: int) -> dict[str, Any]:
-    """Return a configuration of batch, precision and shared optimizer state.
-
-    Args:
-        plan: verified.
-        pipelines: side by side.
-    """
+def _batch_config(plan: Plan, pipelines: int) -> dict[str, Any]:
+    """Return a configuration of batch, precision and shared optimizer state."""
     job = plan.job
     config: dict[str, Any] = {
         "train_batch_size": plan.microbatches * job.samples_per_microbatch,
@@ -352,6 +347,8 @@ def batch_config(plan: Plan, pipelines: int) -> dict[str, Any]:
     }
     if job.shards_state and pipelines > 1:
         config["zero_optimization"] = {"stage": 1}
+        if job.optimizer.startswith("sgd"):  # DeepSpeed 0.19.8 refuses it without.
+            config["zero_allow_untested_optimizer"] = True
     if job.sequence_parallel:
         # What a device of a group hands on is its own share; it is not to be divided again.
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
@@ -361,7 +358,7 @@ def batch_config(plan: Plan, pipelines: int) -> dict[str, Any]:
 def _config(plan: Plan, pipelines: int) -> dict[str, Any]:
     optimizer = OPTIMIZERS[plan.job.optimizer]
     config = {
-        **batch_config(plan, pipelines),
+        **_batch_config(plan, pipelines),
         "optimizer": {
             "type": optimizer["type"],
             "params": {"lr": plan.job.learning_rate, **optimizer["params"]},

@@ -2,9 +2,7 @@
 
 Checked against torchtitan 0.3.0, ``torchtitan/distributed/pipeline_parallel.py``. It places stage s
 on pipeline rank s mod D, or as a V with two stages a rank if the schedule's name is that of a V;
-the schedule file then says the order, whatever the name. After 0.3.0 torchtitan renamed the fields
-that hold batch sizes (``torchtitan/config/configs.py``, main of August 2026): they count
-microbatches and tokens instead of samples, so there is a file for either.
+the schedule file then says the order, whatever the name.
 """
 
 from __future__ import annotations
@@ -86,8 +84,8 @@ def _cut_inside(module: str, layers: list[str], stages: list[int], tool: str) ->
     return (
         f"stages: the module {module!r} (layers {shown}) lies in stages {which}, but {tool} cuts "
         "only at top-level modules and at the entries of a top-level ModuleList or ModuleDict; "
-        f"move the layers of {module!r} to one stage, or plan the model that has its blocks at "
-        "the top level"
+        f"move the layers of {module!r} to one stage, or plan a model of {tool}'s own form: one of "
+        "Hugging Face, whose blocks are inside another module, cannot be exported"
     )
 
 
@@ -172,7 +170,7 @@ PLACEMENTS = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 DTYPES = ("float32", "bfloat16")
 """Types of computation: torchtitan's weights stay in float32, as a plan's masters do."""
 USE = """\
-in a config of yours (torchtitan 0.3; after it torchtitan_main.json, whose options count tokens):
+in the function that makes your configuration (torchtitan 0.3):
   folder = "FOLDER"
   keys = json.load(open(folder + "/torchtitan.json"))
   keys["parallelism"]["pipeline_parallel_schedule_csv"] = folder + "/schedule.csv"
@@ -206,7 +204,6 @@ def export(plan: Plan) -> Exported:
     keys = _keys(plan, by_pipeline, modules)
     files = {
         "torchtitan.json": json.dumps(keys, indent=1) + "\n",
-        "torchtitan_main.json": json.dumps(_newer(plan, keys), indent=1) + "\n",
         "stages.json": table,
     }
     lines = USE.format(ranks=len(ranks)).splitlines()
@@ -350,6 +347,8 @@ def _keys(
             "dtype": "float32",
             "mixed_precision_param": plan.job.precision,
             "mixed_precision_reduce": "float32",
+            # torchtitan 0.3.0 refuses CUDA graphs, which are on by default, in a pipeline.
+            **({} if _is_fsdp_alone(plan) else {"disable_cuda_graphs": True}),
         },
     }
 
@@ -367,21 +366,6 @@ def _data_parallel(plan: Plan, pipelines: int) -> dict[str, Any]:
         "data_parallel_shard_degree": pipelines,
         "fsdp_reshard_after_forward": "default",
     }
-
-
-def _newer(plan: Plan, keys: dict[str, Any]) -> dict[str, Any]:
-    """Return the same fields by their names after torchtitan 0.3.0."""
-    parallelism, training = dict(keys["parallelism"]), dict(keys["training"])
-    samples, local = plan.job.samples_per_microbatch, training.pop("local_batch_size")
-    if parallelism.pop("pipeline_parallel_microbatch_size", None) is not None:
-        parallelism["num_pp_microbatches"] = local // samples
-    batch = training.pop("global_batch_size")
-    length = plan.job.tokens_per_sample
-    if length is not None:
-        training["num_tokens_per_microbatch_per_dp_rank"] = samples * length
-        training["num_tokens_per_train_step"] = batch * length
-        training["max_context_length"] = length
-    return {"parallelism": parallelism, "training": training}
 
 
 def _notes(
@@ -407,11 +391,3 @@ def _notes(
             f"share of both, 1/{len(by_pipeline)}, which the plan does not count"
         )
     yield from receive_buffer_notes(plan, plan.microbatches // len(by_pipeline))
-    if plan.job.tokens_per_sample is None:
-        yield (
-            "torchtitan_main.json: the job lists no sequence of tokens in inputs, so set "
-            "training.num_tokens_per_microbatch_per_dp_rank to "
-            f"{plan.job.samples_per_microbatch} times your sequence's length, and "
-            f"num_tokens_per_train_step to {plan.microbatches * plan.job.samples_per_microbatch} "
-            "times it"
-        )
