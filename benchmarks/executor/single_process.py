@@ -16,6 +16,7 @@ from planner.plan.plan import Plan
 from planner.tracing.factory import TrainingStep, build, import_factory
 from planner.tracing.sharding.local import join
 
+CPU = torch.device("cpu")
 SEED = 7
 STEPS = 2
 """Iterations of a random plan."""
@@ -132,31 +133,62 @@ def _with_parts(plan: Plan, ranks: list[Held]) -> list[Held]:
 
 
 class Alone:
-    """The same training in plain torch: one process, no stages, one microbatch after another."""
+    """The same training in plain torch: one process, no stages, one microbatch after another.
 
-    def __init__(self, plan: Plan) -> None:
+    Args:
+        plan: Its model, job and microbatches count.
+        device: Where the model is.
+        precision: Type of the weights; None: the job's. All precisions begin with the same values.
+        autocast: What torch's autocast lowers operations to; None: nothing.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        device: torch.device = CPU,
+        precision: str | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.plan = plan
         torch.manual_seed(SEED)
         assert plan.model.factory is not None
         model = build(import_factory(plan.model.factory), plan.model.arguments)
         self.model = model.train().to(getattr(torch, plan.job.precision))
-        self.parameters = dict(self.model.named_parameters())
         self.batch_of = batch_source(plan, self.model)
+        self.model = self.model.to(device, getattr(torch, precision or plan.job.precision))
+        self.parameters = dict(self.model.named_parameters())
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.optimizer = job_optimizer(plan.job, trained)
+        self._device, self._autocast = device, autocast
 
     def forward_backward(self, step: int) -> float:
         """The mean loss; gradients are in the parameters after it."""
         self.model.zero_grad(set_to_none=True)
         training_step = TrainingStep(self.model, self.plan.job.loss)
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         for microbatch in range(self.plan.microbatches):
-            batch = self.batch_of(step, microbatch)
+            batch = self._moved(self.batch_of(step, microbatch))
             torch.manual_seed(microbatch_seed(SEED, step, microbatch))
-            loss = training_step(**batch) / self.plan.microbatches
+            with torch.autocast(
+                self._device.type, self._autocast, enabled=self._autocast is not None
+            ):
+                loss = training_step(**batch) / self.plan.microbatches
             loss.backward()
-            total += loss.item()
-        return total
+            total += loss.detach()
+        return total.item()
+
+    def _moved(self, batch: Mapping[str, Tensor]) -> Named:
+        if self._device.type == "cuda":
+            pinned = {name: x.pin_memory() for name, x in batch.items()}
+            batch = {name: x.to(self._device, non_blocking=True) for name, x in pinned.items()}
+        own = next(iter(self.parameters.values())).dtype
+        return {name: x.to(own) if x.is_floating_point() else x for name, x in batch.items()}
+
+    def iterate(self, step: int) -> float:
+        """Run an iteration with the optimizer's own step; return the mean loss."""
+        loss = self.forward_backward(step)
+        self.optimizer.step()
+        return loss
 
     def gradients(self) -> Named:
         """Return the last iteration's gradients that exist."""
@@ -211,9 +243,7 @@ def error_of_training(plan: Plan, iterations: list[list[Held]]) -> float:
     alone = Alone(plan)
     worst = 0.0
     for step, ranks in enumerate(iterations, start=1):
-        loss = alone.forward_backward(step)
-        worst = max(worst, abs(ranks[0].loss / loss - 1))
-        alone.optimizer.step()
+        worst = max(worst, abs(ranks[0].loss / alone.iterate(step) - 1))
     found = {name: value for held in iterations[-1] for name, value in held.parameters.items()}
     expected = {name: parameter.detach() for name, parameter in alone.parameters.items()}
     return max(worst, *Distances.of(found, expected).tensors.values())

@@ -1,1 +1,1 @@
-"""What only a GPU can show of the executor, in the order of what it is worth to know."""
+"""What only a GPU can show of the executor, in order of worth: ``run.sh`` runs it, see its head."""

@@ -1,21 +1,20 @@
-"""What is tried: trainings by a plan, and probes of one device, the most valuable first."""
+"""The list of cases, in order of worth, and the plans that they run."""
 
 from __future__ import annotations
 
 import inspect
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from models import ZOO
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
-from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
+from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
 from planner.job import Job
-from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.search.schedule.classics import split_backwards
@@ -24,7 +23,16 @@ from planner.sync.strategies import OPTIONS
 from planner.tracing.factory import import_factory
 from planner.tracing.trace import trace
 
-TINY = tuple(name for name in ZOO if name.endswith("_tiny"))
+EQUAL = {"loss_error": 1e-5, "gradient_error": 1e-5}
+"""Bars of float32: relative errors of loss and gradients."""
+ROUNDED = {"bfloat16_loss_over_plain": 2.0, "bfloat16_gradient_over_plain": 2.0}
+"""Bars of bfloat16: the errors against float32 over those of plain torch in bfloat16."""
+PREDICTED = {"one_stage_error": 0.1, "four_stages_error": 0.1}
+ROOFLINE = {"roofline_error": 0.15}
+LEAN = {"overhead": 0.03, "waits_per_microbatch": 0.0}
+MEMORY = {"memory_error": 0.05}
+_HOST = {"name": "host", "devices": 4, "type": "H200", "link": "NVLink4"}
+NODE = Cluster.from_data({"format": "pipeplan-cluster/1", "name": "one", "nodes": [_HOST]})
 
 
 @dataclass(frozen=True)
@@ -32,230 +40,201 @@ class Shape:
     """A plan before it is made.
 
     Attributes:
-        model: of the zoo.
-        stages: the ranks of each, as a digit a rank: ``("0", "12")`` has two replicas of the last.
-        microbatches: of an iteration.
-        samples: of a microbatch.
-        precision: of the weights.
-        arguments: of the model.
-        split: whether backwards are split.
-        recompute: whether every second layer is.
+        model: A name of the zoo, or ``hf:ClassName``.
+        stages: The ranks of each stage, a digit a rank: ``("0", "12")`` has two replicas of the
+            last stage.
+        samples: Samples of a microbatch.
+        arguments, job: Arguments of the model, and further fields of the job.
+        split: Whether backwards are split.
+        recompute, offload: Whether every second layer is recomputed or offloaded.
     """
 
     model: str
-    stages: tuple[str, ...]
-    microbatches: int = 4
+    stages: tuple[str, ...] = ("0",)
     samples: int = 2
-    precision: str = "float32"
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    job: Mapping[str, Any] = field(default_factory=dict)
     split: bool = False
     recompute: bool = False
+    offload: bool = False
 
     @property
-    def ranks(self) -> int:
-        """How many processes run it."""
-        return len({rank for stage in self.stages for rank in stage})
+    def factory(self) -> str:
+        """The model's name as the planner takes it."""
+        return ZOO.get(self.model, self.model)
 
-    def alone(self) -> Shape:
-        """The same training by one rank in one stage."""
-        kept = {name: getattr(self, name) for name in ("samples", "precision", "arguments")}
-        return Shape(self.model, ("0",), self.microbatches, **kept)
+    @property
+    def checked_job(self) -> Job:
+        """The job."""
+        fields = {"optimizer": "sgd_momentum", "learning_rate": 0.01, "microbatches": 4}
+        fields |= {"max_stages_per_device": 8, "offload": self.offload}
+        fields |= {"model_arguments": dict(self.arguments), "samples_per_microbatch": self.samples}
+        return Job.model_validate({**fields, **self.job})
 
-    def plan(self) -> Plan:
-        """Trace the model and make the plan."""
-        job = Job(
-            samples_per_microbatch=self.samples,
-            microbatches=self.microbatches,
-            precision=self.precision,
-            optimizer="adamw",
-            learning_rate=1e-3,
-            max_stages_per_device=8,
-            model_arguments=dict(self.arguments),
-        )
-        graph = _traced(self.model, self.samples, self.precision, json.dumps(dict(self.arguments)))
-        source = ModelSource(ZOO[self.model], dict(self.arguments))
-        problem = Problem(graph, _star(self.ranks), job, source)
+    def placed(self, cluster: Cluster = NODE, costs: Path | None = None) -> PlacedPipeline:
+        """Trace the model and place the stages.
+
+        Args:
+            cluster: Its devices are the ranks, in order.
+            costs: File of measured costs; None: times come from the cluster's device types.
+        """
+        job = self.checked_job
+        graph = trace(self.factory, job)
+        if costs is not None:
+            file = read_costs(costs, f"the profile of {self.model}")
+            graph = with_costs(graph, cluster, file)
+            cluster = with_optimizer_costs(cluster, job, file)
         layers, count = list(graph.layers), len(self.stages)
-        cuts = [round(k * len(layers) / count) for k in range(count + 1)]
         specs = []
         for k, ranks in enumerate(self.stages):
-            part = tuple(layers[cuts[k] : cuts[k + 1]])
-            again = part[::2] if self.recompute else ()
-            specs.append(StageSpec(part, tuple(f"d{rank}" for rank in ranks), again))
-        pipeline = place(problem, specs)
+            part = tuple(layers[len(layers) * k // count : len(layers) * (k + 1) // count])
+            devices = tuple(cluster.device_names[int(rank)] for rank in ranks)
+            again, away = (part[::2] if on else () for on in (self.recompute, self.offload))
+            specs.append(StageSpec(part, devices, again, away))
+        source = ModelSource(self.factory, job.model_arguments)
+        return place(Problem(graph, cluster, job, source), specs)
+
+    def plan(self, cluster: Cluster = NODE, costs: Path | None = None) -> Plan:
+        """Make the plan with the best classic order; arguments as of :meth:`placed`."""
+        pipeline = self.placed(cluster, costs)
         schedule = best_heuristic_schedule(pipeline)
         assert schedule is not None
         arranged = split_backwards if self.split else list
         orders = {device: arranged(order) for device, order in schedule.orders.items()}
         return plan_by_hand(pipeline, orders)
 
-
-@cache
-def _traced(model: str, samples: int, precision: str, arguments: str) -> LayerGraph:
-    job = {"samples_per_microbatch": samples, "precision": precision}
-    job["model_arguments"] = json.loads(arguments)
-    return trace(ZOO[model], Job.model_validate(job))
-
-
-def _star(ranks: int) -> Cluster:
-    devices = [f"d{rank}" for rank in range(ranks)]
-    kind = {
-        "memory_gib": 4096,
-        "memory_bandwidth_gb_per_s": 2000,
-        "peak_tflop_per_s": {"float32": 50, "bfloat16": 400, "float16": 400},
-    }
-    return Cluster.from_data(
-        {
-            "format": "pipeplan-cluster/1",
-            "name": "one-host",
-            "device_types": {"gpu": kind},
-            "devices": [{"name": name, "type": "gpu"} for name in devices],
-            "switches": ["bus"],
-            "links": [{"between": [name, "bus"], "bandwidth_gb_per_s": 25} for name in devices],
-        }
-    )
+    def in_bfloat16(self) -> Shape:
+        """Return the same plan with weights of bfloat16."""
+        return replace(self, job={**self.job, "precision": "bfloat16"})
 
 
 @dataclass(frozen=True)
 class Case:
-    """Something to try.
+    """One thing to try.
 
     Attributes:
-        section: of the report.
-        name: within the section, in words.
-        shape: of the plan; None of a probe that needs none.
-        probe: a function of :mod:`benchmarks.gpu.probes`; None of a training.
-        steps: of a training.
-        on_cpu: whether it runs on the CPU whatever there is.
-        settings: of the training file.
-        options: of :class:`~executor.launch.run.RunSettings`.
-        reference: name of the case, of the same section, that has the right losses.
-        limit_s: after which it counts as hanging.
+        key: Its section and its name.
+        probe: A function of :mod:`benchmarks.gpu.probes`.
+        shape: The plan that the probe runs.
+        bars: The largest value of a figure, by its name, on any device.
+        gpu_bars: The same, of figures that mean something on a GPU only.
+        options: Further arguments of the probe.
+        limit_s: Seconds after which the case counts as hanging.
     """
 
-    section: str
-    name: str
-    shape: Shape | None = None
-    probe: str | None = None
-    steps: int = 3
-    on_cpu: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    key: str
+    probe: str
+    shape: Shape
+    bars: Mapping[str, float] = field(default_factory=dict)
+    gpu_bars: Mapping[str, float] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    reference: str | None = None
     limit_s: float = 90.0
 
     @property
     def ranks(self) -> int:
-        """How many processes run it."""
-        return 1 if self.shape is None else self.shape.ranks
+        """Number of processes that run it."""
+        return len({rank for stage in self.shape.stages for rank in stage})
 
     @property
-    def key(self) -> str:
-        """The name that no other case has."""
-        return f"{self.section}: {self.name}"
+    def is_timed(self) -> bool:
+        """Whether nothing else may run meanwhile."""
+        return self.key.startswith(("prediction", "overhead"))
+
+    def faults(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the error of a case that has ended, or the bars that it has missed, in words."""
+        if "error" in row:
+            return [str(row["error"])]
+        bars = {**self.bars, **(self.gpu_bars if row["kind"] == "cuda" else {})}
+        # A figure that is missing or not a number has not met its bar.
+        return [
+            f"{name} {row.get(name)} is above {bar:g}"
+            for name, bar in bars.items()
+            if not (isinstance(row.get(name), int | float) and abs(row[name]) <= bar)
+        ]
 
 
-def one_gpu(short: bool) -> Iterator[Case]:
-    """Yield what one GPU can show; several ranks share it over gloo."""
-    yield Case("environment", "versions and devices", probe="environment")
-    yield from _models(("gpt_tiny",) if short else TINY, short)
-    yield from _parity(
-        {"two stages": Shape("gpt_tiny", ("0", "1"))} if short else dict(_shapes(4)), "parity"
-    )
-    yield from _strategies(short)
-    model = "gpt_tiny" if short else "gpt2_small"
-    alone = Shape(model, ("0",), microbatches=2 if short else 8)
-    yield Case("waits", "host waits in an iteration", alone, probe="waits")
-    yield Case("profile", "launches and gaps in an iteration", alone, probe="profile")
-    yield Case("transport", "copies between host and device", probe="copies")
-    yield from _memory(model, short)
-    yield Case("checkpoint", "from the CPU to the device and back", alone, probe="checkpoint")
+TEXT = {"vocab_size": 128, "sequence_length": 16}
+BLOCKS = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4}
+LLAMA = {**BLOCKS, **TEXT, "num_key_value_heads": 2, "intermediate_size": 48}
+UNDRAWN_GPT = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+UNDRAWN_BERT = dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)
+HUGGING_FACE: Mapping[str, Mapping[str, Any]] = {
+    "hf:GPT2LMHeadModel": {"n_layer": 2, "n_embd": 32, "n_head": 4, **TEXT, **UNDRAWN_GPT},
+    "hf:LlamaForCausalLM": LLAMA,
+    "hf:Qwen2ForCausalLM": LLAMA,
+    "hf:BertForMaskedLM": {**BLOCKS, **TEXT, "intermediate_size": 48, **UNDRAWN_BERT},
+}
+LLAMA_1B = {"vocab_size": 128256, "sequence_length": 2048, "num_hidden_layers": 16}
+LLAMA_1B |= {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8}
+LLAMA_1B |= {"intermediate_size": 8192, "tie_word_embeddings": True}
+GPT = Shape("gpt_tiny")
 
 
-def several_gpus(short: bool, gpus: int) -> Iterator[Case]:
-    """Yield what takes a GPU for each rank, over NCCL."""
-    hangs = {"looped over three ranks": ("0", "1", "2", "0", "1", "2")}
-    if gpus >= 4:
-        hangs["looped over four ranks"] = tuple("01230123")
-        hangs["ends replicated"] = ("01", "2", "3", "01")
-    for name, stages in hangs.items():
-        for count in (1, 2, 3, 7):
-            if max(map(int, "".join(stages))) < gpus:
-                shape = Shape("gpt_tiny", stages, count)
-                yield Case("hangs", f"{name}, {count} microbatches", shape, limit_s=60)
-    two = Shape("gpt_tiny", ("0", "1"))
-    for backend in ("nccl", "gloo"):
-        options = {"backend": backend}
-        yield Case("backends", f"--backend {backend}, with a timeline", two, options=options,
-                   settings={"timeline": "timeline.json"})  # fmt: skip
-    yield from _parity(dict(_shapes(gpus)), "parity of several GPUs")
-    every = Shape("gpt_tiny", ("0123456789"[:gpus],), gpus)
-    yield Case("links", "between all ranks", every, probe="links", limit_s=240)
-    spread = Shape("gpt2_small", tuple(map(str, range(gpus))), 4 * gpus, 4, "bfloat16")
-    yield Case("long", "1,000 steps of GPT-2 small", spread, steps=1000, limit_s=600)
-    replicas = Shape("gpt2_small", every.stages, 2 * gpus, 4)
-    for mib in (1, 25, 100):
-        options = {"sync": f"all_reduce:bucket_mib={mib}"}
-        yield Case("buckets", f"{mib} MiB", replicas, steps=6, options=options, limit_s=180)
+def all_cases(*, short: bool) -> list[Case]:
+    """Return the list; in its short form tiny models take the place of large ones."""
+    return [*_models(), *_parity(), *_strategies(), *_predictions(short), *_overheads(short)]
 
 
-def _models(names: Sequence[str], short: bool) -> Iterator[Case]:
-    """Every model by one rank, against the CPU."""
-    for precision in ("float32",) if short else ("float32", "bfloat16"):
-        for name in names:
-            signature = inspect.signature(import_factory(ZOO[name])).parameters
-            arguments = {"dropout": 0.0} if "dropout" in signature else {}
-            shape = Shape(name, ("0",), 2, precision=precision, arguments=arguments)
-            cpu, section = f"{name}, {precision}, on the CPU", "models"
-            yield Case(section, cpu, shape, on_cpu=True)
-            yield Case(section, f"{name}, {precision}", shape, reference=cpu)
+def _models() -> Iterator[Case]:
+    own = dict(HUGGING_FACE)
+    for name in (name for name in ZOO if name.endswith("_tiny")):
+        takes = inspect.signature(import_factory(ZOO[name])).parameters
+        own[name] = {"dropout": 0.0} if "dropout" in takes else {}
+    for name, arguments in own.items():
+        yield Case(f"models: {name}", "model", Shape(name, arguments=arguments), EQUAL | ROUNDED)
 
 
-def _shapes(ranks: int) -> Iterator[tuple[str, Shape]]:
-    """Yield plans of everything that may go wrong, of at most so many ranks."""
-    dropout = {"dropout": 0.1}
-    yield "two stages", Shape("gpt_tiny", ("0", "1"))
-    yield "split backwards", Shape("gpt_tiny", ("0", "1"), split=True)
-    yield "dropout across stages", Shape("bert_tiny", ("0", "1"), arguments=dropout)
-    yield "dropout, recomputed", Shape("bert_tiny", ("0", "1"), arguments=dropout, recompute=True)
-    yield "batch norm, replicas", Shape("resnet_tiny", ("01",))
-    yield "two stages a rank", Shape("gpt_tiny", ("0", "1", "0", "1"))
-    yield "V", Shape("gpt_tiny", ("0", "1", "1", "0"))
-    if ranks >= 4:
-        yield "four stages", Shape("gpt_tiny", ("0", "1", "2", "3"))
-        yield "tied ends in replicas", Shape("gpt_tiny", ("01", "2", "3"), split=True)
-        yield "two pipelines", Shape("gpt_tiny", ("01", "23"))
-
-
-def _parity(shapes: Mapping[str, Shape], section: str) -> Iterator[Case]:
-    done = set()
+def _parity() -> Iterator[Case]:
+    yield Case("parity: collectives of one rank", "collectives", GPT)
+    two = replace(GPT, stages=("0", "1"))
+    drawn = Shape("bert_tiny", ("0", "1"), arguments={"dropout": 0.1})
+    lengths = {"lengths": {"tokens": (4, 8), "shares": (0.5, 0.5)}}
+    shapes = {
+        "two stages": two,
+        "split backwards": replace(two, split=True),
+        "V": replace(GPT, stages=tuple("0110"), split=True),
+        "dropout": drawn,
+        "dropout, recomputed": replace(drawn, recompute=True),
+        "offload": replace(two, offload=True),
+        "lengths": Shape("llama_tiny", ("0", "1"), arguments={"sequence_length": 8}, job=lengths),
+        "batch norm, replicas": Shape("resnet_tiny", ("01",)),
+        "tied ends, replicas": replace(GPT, stages=("01", "2", "3"), split=True),
+        "looped over four ranks": replace(GPT, stages=tuple("01230123")),
+        "two pipelines": replace(GPT, stages=("01", "23")),
+    }
     for name, shape in shapes.items():
-        alone = shape.alone()
-        whole = f"one rank: {alone.model} {dict(alone.arguments) or ''}".strip()
-        if whole not in done:
-            done.add(whole)
-            yield Case(section, whole, alone)
-        yield Case(section, name, shape, reference=whole)
+        yield Case(f"parity: {name}", "against_plain", shape, EQUAL)
 
 
-def _strategies(short: bool) -> Iterator[Case]:
-    """Every strategy of synchronisation on two replicas; not all have one process's losses."""
-    shape = Shape("gpt_tiny", ("01",))
-    yield Case("strategies", "one rank", shape.alone())
-    for name in ("all_reduce",) if short else OPTIONS:
-        yield Case("strategies", name, shape, steps=3, options={"sync": name}, reference="one rank")
+def _strategies() -> Iterator[Case]:
+    for name in OPTIONS:
+        exact = name in ("all_reduce", "fused", "decoupled")
+        # Others train other weights, from the same first loss.
+        bars = {"loss_error": EQUAL["loss_error"]} if exact else {"first_loss_error": 0.05}
+        shape = replace(GPT, stages=("01",))
+        yield Case(f"strategies: {name}", "strategy", shape, bars, options={"sync": name})
 
 
-def _memory(model: str, short: bool) -> Iterator[Case]:
-    shape = Shape(model, ("0",), 2 if short else 4)
-    yield Case("memory", f"{model}, float32", shape)
-    yield Case("memory", f"{model}, autocast", shape, settings={"autocast": "bfloat16"})
-    if not short:
-        low = Shape(model, ("0",), 4, precision="bfloat16")
-        yield Case("memory", f"{model}, bfloat16 with masters", low)
+def _predictions(short: bool) -> Iterator[Case]:
+    yield Case("prediction: detect", "detected", GPT)
+    low = {"precision": "bfloat16", "microbatches": 8}
+    llama = {"arguments": LLAMA if short else LLAMA_1B, "job": {} if short else low}
+    shapes = (
+        GPT if short else Shape("gpt2_small", samples=8, job=low),
+        Shape("hf:LlamaForCausalLM", **llama),
+        Shape("vit_tiny") if short else Shape("gpt2_medium", samples=4, job=low),
+        Shape("resnet_tiny") if short else Shape("resnet50", samples=64, job=low),
+    )
+    options = {"seconds": 0.02 if short else 0.2, "steps": 2 if short else 10}
+    for shape in shapes:
+        bars = PREDICTED if "resnet" in shape.model else PREDICTED | ROOFLINE
+        key = f"prediction: {shape.model}"
+        yield Case(key, "predicted", shape, gpu_bars=bars, options=options, limit_s=150)
 
 
-def all_cases(short: bool, gpus: int) -> list[Case]:
-    """Return everything that a machine can show, the most valuable first."""
-    several = several_gpus(short, gpus) if gpus >= 2 else ()
-    return [*several, *one_gpu(short)]
+def _overheads(short: bool) -> Iterator[Case]:
+    big = GPT if short else Shape("gpt2_small", samples=8, job={"microbatches": 8})
+    options = {"autocast": "bfloat16", "steps": 2 if short else 10}
+    yield Case("overhead: over plain torch", "overhead", big, gpu_bars=LEAN, options=options)
+    yield Case("overhead: memory, float32", "memory", big, gpu_bars=MEMORY)
+    yield Case("overhead: memory, bfloat16", "memory", big.in_bfloat16(), gpu_bars=MEMORY)
