@@ -18,7 +18,7 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
     python3 -m pip install --quiet --no-index --no-deps --no-compile --no-cache-dir \
         --disable-pip-version-check --target "$site" "$wheels"/*.whl
 fi
-export PYTHONPATH=$site:$root PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
+export PYTHONPATH=$root:$site PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
 # What was spent so far counts; a minute more, and whatever still runs is killed.
 left=$(awk "BEGIN { print $minutes - ($SECONDS - $begin) / 60 }")
 limit=$(awk "BEGIN { print int(60 * $minutes + 60) }")

@@ -15,4 +15,6 @@ for name in 2_28 2_27 2_17; do platforms+=(--platform "manylinux_${name}_x86_64"
 python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
     --implementation cp --python-version "$python" "${platforms[@]}" \
     --platform manylinux2014_x86_64 --dest "$folder" -c "$here/../../constraints.txt" "${lacking[@]}"
+# Our own, for its version: the code that runs is the checkout's.
+python3 -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir "$folder" "$here/../.."
 echo "wheels for Python $python: $(du -sh "$folder" | cut -f1) in $folder"
