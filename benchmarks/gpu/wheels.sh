@@ -7,7 +7,7 @@ python=${1:?usage: benchmarks/gpu/wheels.sh PYTHON [FOLDER], such as 3.12}
 here=$(cd "$(dirname "$0")" && pwd)
 folder=${2:-$here/wheels}
 lacking=(ortools absl-py immutabledict protobuf pydantic pydantic-core annotated-types
-    typing-inspection typing-extensions typer annotated-doc)
+    typing-inspection typing-extensions typer annotated-doc pandas)
 
 rm -rf "$folder" && mkdir -p "$folder"
 platforms=()
