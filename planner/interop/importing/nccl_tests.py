@@ -130,7 +130,8 @@ def _ranks(path: Path, lines: Sequence[str]) -> tuple[Rank, ...]:
     if len(found) < 2 or sorted(numbers) != list(range(len(numbers))):
         raise PipeplanError(
             f"{path}: names {len(found)} ranks (lines such as `# Rank 0 Group 0 Pid 1 on HOST "
-            "device 0 [0x00] NAME`); a link joins two or more, numbered from 0"
+            "device 0 [0x00] NAME`); a link joins two or more, numbered from 0: give the log of "
+            "such a run from its first line"
         )
     ordered = sorted(found, key=lambda match: int(match[1]))
     return tuple(Rank(match[2], int(match[3]), match[4]) for match in ordered)

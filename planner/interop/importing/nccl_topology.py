@@ -38,6 +38,7 @@ _SYSTEM = re.compile(r"<system\b[^>]*version=")
 _TO_SWITCH, _TO_CPU = "0x068000", "0x068001"
 """PCI classes of an NVSwitch, and of a CPU with NVLinks."""
 _LINKS = ("nvlink", "xgmi")
+_MOST_GBIT = 10_000
 _REMEDY = "run the job with NCCL_TOPO_DUMP_FILE=topo.xml and give that file"
 
 
@@ -129,7 +130,9 @@ def _below(
             yield _net(machine, net, prefix), link
     ends = [end for child in element.findall("pci") for end in _below(machine, child, prefix)]
     if len(ends) == 1:
-        yield ends[0][0], min(ends[0][1], link, key=lambda kind: kind.bandwidth_gb_per_s)
+        end, kind = ends[0]
+        width = min(kind.bandwidth_gb_per_s, link.bandwidth_gb_per_s)
+        yield end, kind.model_copy(update={"bandwidth_gb_per_s": width})
     elif ends:
         switch = f"{prefix}pcie{machine.switches}"
         machine.switches += 1
@@ -168,7 +171,9 @@ def _net(machine: _Machine, net: ElementTree.Element, prefix: str) -> str:
     if name in machine.nets:
         name = f"{name}-{net.get('dev', len(machine.nets))}"
     speed = net.get("speed", "")
-    machine.nets[name] = float(speed) / 1000 if speed.isdecimal() else 0.0
+    # Some plugins state another unit.
+    gbit = float(speed) / 1000 if speed.isdecimal() else 0.0
+    machine.nets[name] = gbit if gbit <= _MOST_GBIT else 0.0
     return name
 
 

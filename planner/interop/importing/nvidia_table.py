@@ -57,10 +57,16 @@ class NvidiaTopology:
 
 @dataclass
 class _Table:
-    """Columns and rows as printed; ``tails`` has what follows the cells of a row."""
+    """Columns and rows as printed.
+
+    ``tails`` has what follows the cells of a row: CPU Affinity, which may be empty, NUMA Affinity,
+    and in newer tables GPU NUMA ID; ``after_numa`` says how many columns follow NUMA Affinity, and
+    is None if the table does not have it.
+    """
 
     line: int
     columns: list[str]
+    after_numa: int | None = None
     cells: dict[str, list[str]] = field(default_factory=dict)
     tails: dict[str, list[str]] = field(default_factory=dict)
 
@@ -102,12 +108,23 @@ def read_topology(path: Path) -> NvidiaTopology:
         for a, b in combinations(ordered, 2)
     }
     numa = {
-        known[name]: match[0]
+        known[name]: node
         for name, tail in table.tails.items()
-        if name.startswith("GPU") and len(tail) > 1 and (match := re.match(r"\d+", tail[1]))
+        if name.startswith("GPU") and (node := _numa(tail, table.after_numa)) is not None
     }
     cards = tuple(name for name in known.values() if name not in gpus)
     return NvidiaTopology(gpus, cards, classes, numa, _called(lines), tuple(notes))
+
+
+def _numa(tail: Sequence[str], after: int | None) -> str | None:
+    """Return the NUMA node of a GPU; None if it is not told, or the GPU is of a range of nodes.
+
+    A list such as ``0,3-9`` is of one node and the memories of GPUs.
+    """
+    if after is None or len(tail) <= after:
+        return None
+    found = re.match(r"(\d+)(?![\d-])", tail[len(tail) - 1 - after])
+    return None if found is None else found[1]
 
 
 def _columns(line: str) -> list[str]:
@@ -157,6 +174,8 @@ def _tables(path: Path, lines: Sequence[str]) -> Iterator[_Table]:
     starts = [n for n, line in enumerate(lines) if _columns(line)]
     for start, end in pairwise([*starts, len(lines)]):
         table = _Table(start + 1, _columns(lines[start]))
+        if "NUMA Affinity" in " ".join(lines[start].replace("|", " ").split()):
+            table.after_numa = int("GPU NUMA ID" in " ".join(lines[start].split()))
         first = next((n for n in range(start + 1, end) if _row_start(lines[n], table)), end)
         for line in lines[start + 1 : first]:
             if "CPU" in lines[start] or not line.strip():

@@ -17,6 +17,7 @@ from pathlib import Path
 from planner.cluster.hardware import LinkType
 from planner.cluster.ports import Ports
 from planner.errors import PipeplanError, shorten
+from planner.interop.importing.captured import captured_lines
 from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire
 from planner.interop.importing.pcie import (
     Pair,
@@ -28,14 +29,14 @@ from planner.interop.importing.pcie import (
     pcie_tree,
     ports_of,
 )
-from planner.records.document import read_text
 
 _TITLE = re.compile(r"^=+ (.+?) =+$")
 _GPU = re.compile(r"GPU(\d+)")
-_OF_GPU = re.compile(r"^GPU\[(\d+)\]\s*: (.+?):\s*(.+?)\s*$")
+_OF_GPU = re.compile(r"^GPU ?\[?(\d+)\]?\s*: (.+?):\s*(.+?)\s*$")
 _BANDWIDTH = re.compile(r"(\d+)-(\d+)")
 KIND, WEIGHT, BANDWIDTH = "Link Type between two GPUs", "Weight between two GPUs", "Bandwidth"
 NUMA, SERIES = "(Topology) Numa Node", "Card Series"
+AMD_SMI = "LINK TYPE TABLE:"
 KINDS = ("XGMI", "PCIE")
 OTHER_FABRIC = "xGMI-MI250X"
 """Assumed for GPUs whose xGMI links are not known."""
@@ -76,7 +77,7 @@ class RocmTopology:
 def looks_like_rocm_topology(head: str) -> bool:
     """Return whether such tables are at or near the beginning of a file."""
     titles = {match[1] for line in head.splitlines() if (match := _TITLE.match(line.strip()))}
-    return bool(titles & {KIND, WEIGHT})
+    return bool(titles & {KIND, WEIGHT}) or AMD_SMI in head
 
 
 def read_rocm_topology(path: Path) -> RocmTopology:
@@ -85,7 +86,11 @@ def read_rocm_topology(path: Path) -> RocmTopology:
     Raises:
         PipeplanError: naming the line, if the table of link types is missing or cut off.
     """
-    lines = [line.strip() for line in read_text(path).splitlines()]
+    lines = [line.strip() for line in captured_lines(path)]
+    if any(line.startswith(AMD_SMI) for line in lines):
+        raise PipeplanError(
+            f"{path}: is of `amd-smi topology`; give the output of `rocm-smi --showtopo`"
+        )
     tables = {title: dict(_cells(path, title, lines)) for title in (KIND, WEIGHT, BANDWIDTH)}
     if not tables[KIND]:
         raise PipeplanError(
