@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import pytest
@@ -143,7 +142,7 @@ class Noted:
 
     def __init__(self, step: int, notes: list[str]) -> None:
         self.step, self.notes, self.record = step, notes, None
-        self.start = partial(notes.append, f"start {step}")
+        self.start = lambda stop: notes.append(f"start {step}")
 
     def metrics(self) -> Any:
         self.notes.append(f"metrics {self.step}")
