@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from benchmarks.executor.single_process import SEED, STEPS, Held, batch_source, compare, joined
 from executor.checkpoint.read import Checkpoint
 from executor.emulation.pace import Pace
+from executor.launch.config import TrainingConfig
 from executor.launch.prepare import prepare
 from executor.runtime.runtime import StepRecord
 from executor.training.optimisation import StepOutcome
@@ -105,7 +106,8 @@ def trained(
         save: folder that gets a checkpoint in the end; None: there is none.
     """
     prepared = prepare(plan, plan.model.factory, seed=SEED)
-    state, optimisation, done = SavedState(prepared, SEED), optimisation_of(prepared), 0
+    state = SavedState(prepared, TrainingConfig(seed=SEED))
+    optimisation, done = optimisation_of(prepared), 0
     if resume is not None:
         checkpoint = Checkpoint.open(resume)
         done = state.require_fits(checkpoint)

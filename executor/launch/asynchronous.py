@@ -91,6 +91,8 @@ def _of_training(plan: Plan, config: TrainingConfig, run: RunSettings) -> Iterat
         )
     if config.loss_mean == "tokens":
         yield f"loss_mean: tokens; a step of the optimizer has one microbatch; {_OTHERWISE}"
+    if config.validation is not None:
+        yield f"validation: stages have weights of different steps; leave it out, or {_OTHERWISE}"
     if config.timeline is not None:
         yield (
             f"timeline: {config.timeline}; steps overlap, so that no step has a timeline of its "

@@ -111,6 +111,23 @@ class CheckpointTable(Record):
     grace_s: Above = 20.0
 
 
+class ValidationTable(Record):
+    """``[validation]``: the mean loss on other data, in evaluation mode, while training goes on.
+
+    Attributes:
+        every: steps from one to the next; the last step always has one.
+        data: as the training's; ``text`` and ``random`` draw other samples than it.
+        data_arguments: keyword arguments of its factory.
+        microbatches: of each; default as many as the data set fills, or as the plan has of data
+            without a length.
+    """
+
+    every: Positive
+    data: Annotated[str, _own_or(*DATA), _schema(*DATA)] | None = None
+    data_arguments: Arguments = Field(default_factory=dict)
+    microbatches: Positive | None = None
+
+
 class TrainingConfig(Record):
     """A training file.
 
@@ -133,6 +150,7 @@ class TrainingConfig(Record):
         loss_scale: scales the loss of float16 weights; default the table's defaults for a job of
             float16, and none for others.
         checkpoint: default none are written.
+        validation: default none.
         timeline: file for what really happened, as a Chrome trace; default none.
     """
 
@@ -150,6 +168,7 @@ class TrainingConfig(Record):
     autocast: Literal["bfloat16"] | None = None
     loss_scale: LossScaleTable | None = None
     checkpoint: CheckpointTable | None = None
+    validation: ValidationTable | None = None
     timeline: Annotated[str, Field(min_length=1)] | None = None
 
     @model_validator(mode="after")

@@ -135,6 +135,52 @@ def export_planned_model(
     return exported, layers
 
 
+def export_in_evaluation(
+    plan: Plan,
+    model: nn.Module,
+    own_loss: Loss | None = None,
+    autocast: torch.dtype | None = None,
+) -> tuple[Plan, ExportedStep, LayerAssignment]:
+    """Export the model in evaluation mode, with a plan of its forwards alone.
+
+    Layers that only training has, such as dropout, are left out of the stages, and nothing is
+    recomputed, offloaded or divided. The model is left in training mode.
+
+    Args:
+        plan: as :func:`export_planned_model` has exported the model for.
+        model: see there.
+        own_loss: see there.
+        autocast: see there.
+
+    Raises:
+        PipeplanError: naming a layer that training does not have.
+    """
+    with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+        batch = example_batch(model, plan.job)
+        exported = export_step(model, batch, plan.job, own_loss, training=False)
+    model.train()
+    layers = assign_layers(exported)
+    found = set(layers.names)
+    for name in found.difference(*(stage.layers for stage in plan.stages)):
+        raise PipeplanError(
+            f"validation: in evaluation mode the model has layer {name!r}, which the plan has not; "
+            "let it run in training mode too, or train without [validation]"
+        )
+    stages = tuple(
+        stage.model_copy(
+            update={
+                "layers": tuple(name for name in stage.layers if name in found),
+                "recompute": (),
+                "offload": (),
+            }
+        )
+        for stage in plan.stages
+    )
+    whole = {"shard_parameters": False, "recompute_attention": False}
+    job = plan.job.model_copy(update=whole)
+    return plan.model_copy(update={"stages": stages, "job": job}), exported, layers
+
+
 def export_shorter_lengths(
     plan: Plan,
     model: nn.Module,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from executor.launch.model import (
     allowed_factory,
     allowed_loss,
     build_model,
+    export_in_evaluation,
     export_planned_model,
     export_shorter_lengths,
 )
@@ -36,7 +38,7 @@ from planner.plan.programs import Action
 from planner.plan.unsupported import require_without
 from planner.records.document import require_file_path
 from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
-from planner.sync.strategies import OPTIONS, SYNCHRONOUS
+from planner.sync.strategies import OPTIONS, STALE, SYNCHRONOUS
 from planner.tracing.export import ExportedStep
 from planner.tracing.factory import Loss
 from planner.tracing.layers import LayerAssignment
@@ -64,6 +66,7 @@ class Prepared:
             if all are equal.
         messages: what this rank sends to members of tensor-parallel groups of other sizes; None
             where all have one size.
+        evaluation: the stages in evaluation mode, on the same tensors; empty if not asked for.
     """
 
     plan: Plan
@@ -76,6 +79,7 @@ class Prepared:
     too_small_for_text: str | None = None
     shorter: tuple[tuple[StageModule, ...], ...] = ()
     messages: MemberMessages | None = None
+    evaluation: tuple[StageModule, ...] = ()
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -93,6 +97,7 @@ def prepare(
     device: torch.device | None = None,
     autocast: torch.dtype | None = None,
     place: PlanRank | None = None,
+    evaluates: bool = False,
 ) -> Prepared:
     """Build the model, check that it is the planned one, and cut out this rank's stages.
 
@@ -106,6 +111,7 @@ def prepare(
         device: of tensors, default the CPU.
         autocast: what torch's autocast lowers operations to.
         place: of this process; default what torchrun or the process group says.
+        evaluates: whether the stages are wanted in evaluation mode too.
 
     Raises:
         PipeplanError: if the plan does not hold, is for another number of processes or for
@@ -138,14 +144,28 @@ def prepare(
     if len(plan.degrees) > 1:
         sent = messages_by_size(plan, exported, layers, steps)
         messages = MemberMessages.of_plan(plan, place.rank, sent)
+    evaluation: tuple[StageModule, ...] = ()
+    if evaluates:
+        alike, in_evaluation, own_layers = export_in_evaluation(plan, built, own_loss, autocast)
+        evaluation = _stages(alike, place.rank, in_evaluation, own_layers, None, held, device)
     require_order(plan, stages)
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
-    for row in (stages, *shorter):
+    for row in (stages, *shorter, evaluation):
         _move(row, device)
     program = tuple(lower(plan, in_one_order=device.type == "cuda")[place.rank])
     return Prepared(
-        plan, place, device, built, unused, stages, program, too_small, shorter, messages
+        plan,
+        place,
+        device,
+        built,
+        unused,
+        stages,
+        program,
+        too_small,
+        shorter,
+        messages,
+        evaluation,
     )
 
 
@@ -263,6 +283,8 @@ def require_fitting(plan: Plan, config: TrainingConfig) -> None:
             f"loss_scale: the plan trains in {precision}, where gradients need no scaling; "
             'plan with precision = "float16" to use it, or leave it out'
         )
+    if config.validation is not None:
+        problems += [f"validation: {problem}; leave it out" for problem in _no_validation(plan)]
     if config.loss_mean == "tokens":
         if plan.job.loss == "output":
             problems.append(
@@ -276,6 +298,15 @@ def require_fitting(plan: Plan, config: TrainingConfig) -> None:
             )
     if problems:
         raise PipeplanError(problems)
+
+
+def _no_validation(plan: Plan) -> Iterator[str]:
+    if plan.tensor_parallel is not None:
+        yield "it is not supported for plans with tensor-parallel groups yet"
+    if plan.job.lengths is not None:
+        yield "it is not supported for microbatches of several lengths yet"
+    if plan.sync.strategy not in SYNCHRONOUS or plan.sync.strategy in STALE:
+        yield f"sync.strategy {plan.sync.strategy!r} has no weights of a step between two steps"
 
 
 def require_effect(plan: Plan, run: RunSettings) -> None:

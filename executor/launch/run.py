@@ -36,6 +36,7 @@ class RunSettings:
         loss: ``module:function`` or the function, if the plan's loss is the user's own.
         data: over the training file's: ``text``, ``random``, ``module:factory``, a map-style data
             set, or a function ``(step, microbatch) -> batch``.
+        validation_data: over the training file's, as ``data``.
         optimizer: over the training file's: called with (name, parameter) pairs.
         device: ``cpu`` or ``cuda``; None takes a GPU if there is one.
         backend: of torch.distributed; None takes what fits the device.
@@ -60,6 +61,7 @@ class RunSettings:
     model: str | Factory | None = None
     loss: str | Loss | None = None
     data: str | Dataset | BatchOf | None = None
+    validation_data: str | Dataset | BatchOf | None = None
     optimizer: OptimizerFactory | None = None
     device: str | None = None
     backend: str | None = None

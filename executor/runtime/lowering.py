@@ -75,6 +75,33 @@ def lower(plan: Plan, *, lead: int = LEAD, in_one_order: bool = True) -> list[li
     return _of_ranks(plan, [_ahead(row, lead, moments) for row in programs], reductions)
 
 
+def lower_forwards(plan: Plan, microbatches: int) -> list[list[Action]]:
+    """The program of every rank for forwards alone, without an optimizer step.
+
+    Microbatch m runs where the plan's microbatch m runs, modulo its number of microbatches. All
+    forwards and messages are in one order of the whole plan, so that no rank waits in a circle.
+
+    Args:
+        plan: verified.
+        microbatches: how many, from 0.
+    """
+    owner = owners(plan.parsed_orders())
+    rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+    programs: list[list[Action]] = [[] for _ in plan.ranks]
+    last = len(plan.stages) - 1
+    rows = [(m + stage, m, stage) for m in range(microbatches) for stage in range(last + 1)]
+    for _, microbatch, stage in sorted(rows):
+        place = microbatch % plan.microbatches
+        rank, operation = rank_of[owner[stage, place]], Operation(stage, "F", microbatch)
+        source = rank_of[owner[stage - 1, place]] if stage else rank
+        if source != rank:
+            needed = Operation(stage - 1, "F", microbatch)
+            programs[source].append(Message("send", needed, rank))
+            programs[rank].append(Message("receive", needed, source))
+        programs[rank].append(Compute(operation))
+    return _of_ranks(plan, programs, [])
+
+
 def _of_ranks(
     plan: Plan, programs: Sequence[Sequence[Action]], reductions: Sequence[Reduce]
 ) -> list[list[Action]]:

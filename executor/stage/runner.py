@@ -345,6 +345,10 @@ class StageRunner:
             leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in kept.leaves
         )
 
+    def forget(self, microbatch: int) -> None:
+        """Let go of a microbatch that will have no backward."""
+        del self._in_flight[microbatch]
+
     def incoming(self) -> list[TensorSpec]:
         """Return the tensors that the previous stage sends for a microbatch."""
         found = [TensorSpec(t.sent_shape, t.dtype) for t in self.stage.receives]

@@ -41,7 +41,7 @@ class TokenMean:
         Returns:
             Scalars by microbatch; not a number if no replica has a token.
         """
-        counts = torch.tensor([_tokens(batch[TARGET]) for batch in batches.values()])
+        counts = torch.tensor([tokens_of(batch) for batch in batches.values()])
         counts = counts.to(self._device, torch.float64)
         total = counts.sum()
         if self._group is not None:
@@ -50,7 +50,9 @@ class TokenMean:
         return dict(zip(batches, counts / total, strict=True))
 
 
-def _tokens(target: Tensor) -> int:
+def tokens_of(batch: Mapping[str, Tensor]) -> int:
+    """Return how many targets of a microbatch are not ignored."""
+    target = batch[TARGET]
     return target.numel() if target.is_floating_point() else int((target != IGNORED).sum())
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from executor.training.data import GlobalGenerators
-from planner.errors import PipeplanError, shorten
+from planner.errors import PipeplanError
 from planner.tracing.factory import Form
-from planner.tracing.user_code import FAILURES, import_callable, one_line
+from planner.tracing.user_code import FAILURES, one_line
 
 
 def fitted_entries(
@@ -95,14 +95,18 @@ class SampleOrder:
     Attributes:
         size: number of samples, at least 1.
         seed: any whole number.
+        shuffled: whether epochs have orders of their own; else each is that of the indices.
     """
 
     size: int
     seed: int
+    shuffled: bool = True
 
     def index(self, position: int) -> int:
         """The sample at a position of the whole training, which begins at 0."""
         epoch, place = divmod(position, self.size)
+        if not self.shuffled:
+            return place
         keys = _keys(self.seed, epoch)
         half_bits = max(_LEAST_HALF_BITS, ((self.size - 1).bit_length() + 1) // 2)
         place = _permuted(place, half_bits, keys)
@@ -156,32 +160,6 @@ class Dataset(Protocol):
         """
 
 
-def load_dataset(name: str, arguments: Mapping[str, Any]) -> Dataset:
-    """Import ``module:factory`` and call it.
-
-    Only call this with a name the user typed: importing runs code.
-
-    Raises:
-        PipeplanError: if that fails, or gives something without a length or without samples.
-    """
-    factory = import_callable(name, "data", "lib.data:reviews")
-    try:
-        dataset: Any = factory(**arguments)
-        size = len(dataset)
-    except FAILURES as error:
-        given = f" with data_arguments {shorten(dict(arguments), 400)}" if arguments else ""
-        raise PipeplanError(
-            f"data {name!r}{given} cannot be made: {one_line(error)}; expected a map-style data "
-            "set, with a length and [index]"
-        ) from error
-    if size < 1 or not hasattr(dataset, "__getitem__"):
-        raise PipeplanError(
-            f"data {name!r}: the factory returned a {type(dataset).__name__} of {size} samples; "
-            "expected a map-style data set, with a length of at least 1 and [index]"
-        )
-    return dataset  # type: ignore[no-any-return]
-
-
 class DatasetBatches:
     """A function ``(step, microbatch) -> batch`` over a data set; equal arguments, equal batches.
 
@@ -203,6 +181,7 @@ class DatasetBatches:
         samples_seen: before ``first_step``, for a training that is resumed.
         first_step: the first step that will be asked for.
         name: of the data set in messages.
+        shuffled: see :class:`SampleOrder`.
 
     Raises:
         PipeplanError: if the example's entries have no common first dimension.
@@ -218,13 +197,14 @@ class DatasetBatches:
         samples_seen: int = 0,
         first_step: int = 1,
         name: str | None = None,
+        shuffled: bool = True,
     ) -> None:
         self.dataset = dataset
         self.name = name or type(dataset).__name__
-        self.order = SampleOrder(len(dataset), seed)
-        self.samples_per_microbatch = _samples(example)
+        self.order = SampleOrder(len(dataset), seed, shuffled)
+        self.samples_per_microbatch = samples_of(example)
         self.samples_per_step = microbatches * self.samples_per_microbatch
-        self._forms = {entry: Form(t.dtype, t.shape[1:]) for entry, t in example.items()}
+        self._forms = forms_of_sample(example)
         self._origin = samples_seen - first_step * self.samples_per_step
 
     def samples_seen_after(self, step: int) -> int:
@@ -239,14 +219,14 @@ class DatasetBatches:
         """
         start = self._origin + step * self.samples_per_step
         start += microbatch * self.samples_per_microbatch
-        with _own_draws():
+        with own_draws():
             rows = [self._sample(start + row) for row in range(self.samples_per_microbatch)]
         return {entry: torch.stack([row[entry] for row in rows]) for entry in self._forms}
 
     def _sample(self, position: int) -> dict[str, Tensor]:
         index = self.order.index(position)
         place = f"data {self.name}[{index}]"
-        _seed_draws(self.order.draw_seed(position))
+        seed_draws(self.order.draw_seed(position))
         try:
             sample: object = self.dataset[index]
         except FAILURES as error:
@@ -254,7 +234,17 @@ class DatasetBatches:
         return fitted_entries(sample, self._forms, place, "one sample of the batch")
 
 
-def _samples(example: Mapping[str, Tensor]) -> int:
+def forms_of_sample(example: Mapping[str, Tensor]) -> dict[str, Form]:
+    """Return the forms of one sample's entries."""
+    return {entry: Form(tensor.dtype, tensor.shape[1:]) for entry, tensor in example.items()}
+
+
+def samples_of(example: Mapping[str, Tensor]) -> int:
+    """Return the samples of a microbatch.
+
+    Raises:
+        PipeplanError: if the example's entries have no common first dimension.
+    """
     sizes = {tensor.shape[0] if tensor.ndim else None for tensor in example.values()}
     size = next(iter(sizes), None)
     if len(sizes) != 1 or size is None:
@@ -268,7 +258,7 @@ def _samples(example: Mapping[str, Tensor]) -> int:
 
 
 @contextmanager
-def _own_draws() -> Iterator[None]:
+def own_draws() -> Iterator[None]:
     """Leave the global generators as they were, whatever is drawn inside."""
     before = GlobalGenerators.now()
     try:
@@ -277,8 +267,8 @@ def _own_draws() -> Iterator[None]:
         before.restore()
 
 
-def _seed_draws(seed: int) -> None:
-    # Torch's CPU generator alone: manual_seed would seed the accelerators' too.
+def seed_draws(seed: int) -> None:
+    """Seed what a data set draws from; torch's CPU generator alone, no accelerator's."""
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)

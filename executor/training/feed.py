@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping
-from typing import Any
+from itertools import islice
+from typing import Any, TypeGuard
 
 from torch import Tensor
 
+from executor.checkpoint.ranks import Ranks
 from executor.checkpoint.read import Checkpoint
 from executor.launch.config import TrainingConfig
 from executor.launch.prepare import Prepared
 from executor.training.data import BatchOf, Source, batches, is_always_the_same
-from executor.training.dataset import Dataset, DatasetBatches, fitted_entries, load_dataset
-from planner.errors import PipeplanError, shorten
+from executor.training.dataset import Dataset, DatasetBatches, fitted_entries, samples_of
+from executor.training.stream import Stream, StreamBatches, open_data
+from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.unsupported import require_without
 from planner.tracing.factory import Form, batch_at, example_batch
@@ -54,13 +58,21 @@ class Feed:
         source = config.data if data is None else data
         self._is_drawn = source == "random"
         self._microbatches = prepared.plan.microbatches
+        self._state = None if checkpoint is None else checkpoint.facts.get("data_state")
         self.batch_of = self._batches(prepared, config, source)
 
     def samples_seen_after(self, step: int) -> int:
         """Samples of all iterations up to this one, those before a checkpoint included."""
-        if isinstance(self.batch_of, DatasetBatches):
+        if isinstance(self.batch_of, DatasetBatches | StreamBatches):
             return self.batch_of.samples_seen_after(step)
         return self._before + (step + 1 - self._first_step) * self._per_step
+
+    def state_after(self, step: int, ranks: Ranks) -> Any:
+        """Return where a stateful stream is after a step, if any rank can say; all call it."""
+        batch_of = self.batch_of
+        if not isinstance(batch_of, StreamBatches) or not batch_of.stream.is_stateful:
+            return None
+        return next(filter(None, ranks.together(lambda: batch_of.state_after(step))), None)
 
     def warn_if_nothing_is_drawn(self) -> None:
         """Say so if all of the first step's random microbatches are one and the same."""
@@ -83,26 +95,75 @@ class Feed:
             too_small = prepared.too_small_for_text
             return batches(source, prepared.model, plan.job, config.seed, too_small)
         example = example_batch(prepared.model, plan.job)
-        if callable(data) and not hasattr(data, "__getitem__"):
+        if _is_function(data):
             return _checked(data, example, plan)
         require_without(plan.job, "a map-style data set as --data", ["lengths"])
-        name = data if isinstance(data, str) else None
-        dataset: Any = data if name is None else load_dataset(name, config.data_arguments)
-        if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-            raise PipeplanError(
-                f"data: {shorten(data)} is of type {type(data).__name__}; expected 'text', "
-                "'random', module:factory, a map-style data set with a length and [index], or a "
-                "function (step, microbatch) -> batch"
+        found = open_data(data, config.data_arguments)
+        where: dict[str, Any] = {"samples_seen": self._before, "first_step": self._first_step}
+        if isinstance(found, Stream):
+            state = self._state if found.is_stateful else None
+            if self._before and state is None and prepared.place.rank == 0:
+                logger.info("data %s: skips the %d samples seen before", found.name, self._before)
+            return StreamBatches(
+                found, example, plan.microbatches, config.seed, state=state, **where
             )
-        return DatasetBatches(
-            dataset,
-            example,
-            plan.microbatches,
-            config.seed,
-            samples_seen=self._before,
-            first_step=self._first_step,
-            name=name,
+        name = data if isinstance(data, str) else None
+        return DatasetBatches(found, example, plan.microbatches, config.seed, name=name, **where)
+
+
+def _is_function(data: object) -> TypeGuard[BatchOf]:
+    is_data_set = hasattr(data, "__getitem__") or hasattr(data, "__iter__")
+    return callable(data) and not is_data_set and not inspect.isgeneratorfunction(data)
+
+
+def validation_feed(
+    prepared: Prepared, config: TrainingConfig, data: str | Dataset | BatchOf | None
+) -> tuple[BatchOf, int]:
+    """Return the batches of a validation, as of step 0, and how many there are.
+
+    Args:
+        prepared: whose model and job say what a batch looks like.
+        config: names the data.
+        data: over the training file's, if not None.
+
+    Raises:
+        PipeplanError: if there is none, it does not fit the model, or fills no microbatch.
+    """
+    plan, table = prepared.plan, config.validation
+    assert table is not None
+    source = table.data if data is None else data
+    count = table.microbatches or plan.microbatches
+    if source is None:
+        raise PipeplanError(
+            "validation.data: there is none; name text, random or module:factory of your own"
         )
+    if source in ("text", "random"):
+        seed, too_small = config.seed + 1, prepared.too_small_for_text
+        drawn: Source = "text" if source == "text" else "random"
+        return batches(drawn, prepared.model, plan.job, seed, too_small), count
+    example = example_batch(prepared.model, plan.job)
+    if _is_function(source):
+        return _checked(source, example, plan), count
+    found, samples = open_data(source, table.data_arguments), samples_of(example)
+    if isinstance(found, Stream):
+        if table.microbatches is None:
+            raise PipeplanError(
+                f"validation.microbatches: {found.name} has no length; say how many of "
+                f"{samples} samples a validation reads from its beginning"
+            )
+        found = list(islice(iter(found.begin()), count * samples))
+    most = len(found) // samples
+    if most < (table.microbatches or 1):
+        raise PipeplanError(
+            f"validation.data: {len(found)} samples fill {most} microbatches of {samples}, and "
+            f"{table.microbatches or 1} are wanted; give more samples or fewer microbatches"
+        )
+    count = table.microbatches or most
+    if len(found) > count * samples and prepared.place.rank == 0:
+        left = len(found) - count * samples
+        logger.info("validation: %d of %d samples are left out", left, len(found))
+    batch_of = DatasetBatches(found, example, count, config.seed, first_step=0, shuffled=False)
+    return batch_of, count
 
 
 def _checked(function: BatchOf, example: Mapping[str, Tensor], plan: Plan) -> BatchOf:

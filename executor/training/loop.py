@@ -45,6 +45,7 @@ class StepMetrics:
         learning_rate: of this step; None where nothing is trained.
         gradient_norm: of the whole model before clipping; None if nobody asked for it.
         skipped: whether the optimizer step was left out, gradients having overflowed in float16.
+        validation_loss: mean on the validation's data after this step; None if it had none.
     """
 
     step: int
@@ -57,11 +58,14 @@ class StepMetrics:
     learning_rate: float | None = None
     gradient_norm: float | None = None
     skipped: bool = False
+    validation_loss: float | None = None
 
     def line(self) -> str:
         """One line for people."""
         norm = "" if self.gradient_norm is None else f"  norm {self.gradient_norm:.3f}"
         skipped = "  overflow: step skipped" if self.skipped else ""
+        if self.validation_loss is not None:
+            skipped += f"  validation {self.validation_loss:.4f}"
         return (
             f"step {self.step:4d}  loss {self.loss:8.4f}  {self.step_time_s:7.3f} s "
             f"(predicted {self.predicted_time_s:.3f} s)  bubble {100 * self.bubble:3.0f}%  "
@@ -113,9 +117,11 @@ class Gathering:
 
     Attributes:
         stop: number of a signal that asked any rank to stop, once :meth:`metrics` has returned.
+        validation_loss: of a validation after the iteration, if it has one.
     """
 
     stop = 0
+    validation_loss: float | None = None
 
     def __init__(
         self,
@@ -186,6 +192,7 @@ class Gathering:
             learning_rate=self._outcome.learning_rate,
             gradient_norm=self._norm,
             skipped=self._outcome.skipped,
+            validation_loss=self.validation_loss,
         )
 
 
@@ -330,6 +337,7 @@ class Loop:
         stepper: Stepper,
         steps: Iterable[int],
         after: Callable[[int], None] = lambda step: None,
+        validate: Callable[[int], float | None] = lambda step: None,
         *,
         first: int = 1,
     ) -> list[StepMetrics]:
@@ -339,6 +347,7 @@ class Loop:
             stepper: runs one.
             steps: their numbers in the whole training.
             after: called with the number of each once it is done.
+            validate: called before that; returns the loss of a validation, or None.
             first: number of the first one in the metrics, which count on from there.
 
         Returns:
@@ -346,6 +355,7 @@ class Loop:
         """
         for step in steps:
             self._gathering.append(stepper.iterate(step))
+            self._gathering[-1].validation_loss = validate(step)
             self._start_all_but(self._late)
             self._report_all_but(self._late + self._lag, first)
             if self._stop.agreed and self.end is None:

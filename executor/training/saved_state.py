@@ -71,6 +71,7 @@ class SavedState:
         keep: int | None,
         members: Members | None = None,
         process_groups: Mapping[tuple[int, ...], Any] | None = None,
+        data_state: Any = None,
     ) -> Path:
         """Write a checkpoint; all ranks call it.
 
@@ -82,12 +83,14 @@ class SavedState:
             keep: how many checkpoints stay.
             members: of this rank's tensor-parallel group, if it is in one.
             process_groups: by their ranks, if ranks share the optimizer's state.
+            data_state: where the training's stream of samples is, plain JSON.
         """
         plan = self.prepared.plan
         scale = optimisation.loss_scale
         facts: dict[str, Any] = {
             "seed": self.seed,
             "samples_seen": samples_seen,
+            "data_state": data_state,
             "model": plan.model.name,
             "model_digest": _model_digest(plan),
             "plan_digest": plan.execution_digest,

@@ -22,7 +22,7 @@ from executor.distributed.member_group import (
 from executor.emulation.pace import Pace, Pacer
 from executor.launch.prepare import Prepared
 from executor.launch.run import PlanRank
-from executor.runtime.lowering import members_by_rank
+from executor.runtime.lowering import lower_forwards, members_by_rank
 from executor.runtime.member_messages import MemberMessages
 from executor.runtime.runtime import PipelineRuntime, Recorder, StepRecord, clock_of
 from executor.runtime.transport import (
@@ -64,6 +64,7 @@ from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer, require_step_by_element
 from executor.training.state_shards import StateShards
+from executor.training.validation import ForwardWorker, Validation, microbatches_of
 from planner.plan.plan import Plan
 from planner.plan.programs import Action, Reduce, directions
 from planner.plan.stash_offload import brought_back_during
@@ -242,7 +243,7 @@ class Trainer:
         self._optimise = optimise or optimisation.step
         self._recorder = Recorder(clock_of(device))
         self._pending = self._recorder.end()
-        transport = self._connect(timeout)
+        transport = self._transport = self._connect(timeout)
         self._divided = self._connect_layers(timeout)
         split = planned_split(plan, plan.place_of(place.rank).members)
         summed = () if split is None else split.summed_parameters
@@ -484,6 +485,35 @@ class Trainer:
         waited_s = sum(worker.batch_wait_s for worker in self._workers.values())
         record = self._pending = self._recorder.end(waited_s)
         return Gathering(self.plan, step, record, numbers, self._device, outcome)
+
+    def validation(
+        self,
+        prepared: Prepared,
+        batch_of: BatchOf,
+        microbatches: int,
+        seed: int,
+        autocast: torch.dtype | None,
+        over_tokens: bool,
+    ) -> Validation:
+        """Return this rank's part of validations; see :class:`Validation`.
+
+        Args:
+            prepared: with the stages in evaluation mode.
+            batch_of: returns the batch of step 0 and a microbatch.
+            microbatches: of a validation.
+            seed: of what forwards draw even so.
+            autocast: as of training.
+            over_tokens: whether the loss is the mean over all tokens.
+        """
+        device = self._device
+        program = lower_forwards(self.plan, microbatches)[self._place.rank]
+        workers = {}
+        for stage in prepared.evaluation:
+            runner = StageRunner(stage, microbatches, device=device, autocast=autocast)
+            mine = microbatches_of(program, stage.index)
+            batches = DeviceBatches(batch_of, stage.model_inputs, mine, device, None)
+            workers[stage.index] = ForwardWorker(runner, batches, seed, over_tokens=over_tokens)
+        return Validation(workers, program, self._transport, device)
 
     def end_after(self, step: int) -> int:
         """Return the step after which training may end: the pipeline is empty after each."""

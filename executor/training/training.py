@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ from executor.training.asynchronous import AsynchronousTrainer, lag_of
 from executor.training.beginning import Beginning
 from executor.training.data import BatchOf
 from executor.training.dataset import Dataset
-from executor.training.feed import Feed
+from executor.training.feed import Feed, validation_feed
 from executor.training.loop import Loop, Report, StepMetrics, StepObserver
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer import OptimizerFactory
@@ -76,6 +77,7 @@ def train(
     *,
     loss: str | Loss | None = None,
     optimizer: OptimizerFactory | None = None,
+    validation_data: str | Dataset | BatchOf | None = None,
     device: str | None = None,
     resume: str | Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -90,11 +92,12 @@ def train(
     Args:
         plan: what to run; one rank a device of ``plan.rank_devices``.
         model: ``module:factory`` or the factory, if it is not one of the zoo.
-        data: ``text``, ``random``, ``module:factory``, a map-style data set, or a function
-            ``(step, microbatch) -> batch``.
+        data: ``text``, ``random``, ``module:factory``, a map-style or iterable data set, a
+            generator function, or a function ``(step, microbatch) -> batch``.
         loss: ``module:function`` or the function, if the plan's loss is the user's own.
         optimizer: called with (name, parameter) pairs of this rank, as ``torch.optim.AdamW`` can
             be, and with ``optimizer_arguments``; default the plan's.
+        validation_data: as ``data``, for ``validation={"every": 100}``.
         device: ``cpu`` or ``cuda``; default a GPU if there is one.
         resume: a checkpoint, or a folder of them, to go on from.
         timeout_s: a rank that lets others wait for so long counts as lost.
@@ -124,8 +127,9 @@ def train(
         model,
         loss,
         data,
-        optimizer,
-        device,
+        optimizer=optimizer,
+        validation_data=validation_data,
+        device=device,
         resume=resume,
         timeout_s=timeout_s,
         sync=sync,
@@ -179,11 +183,12 @@ def run_training(
         trainer = _trainer(prepared, config, run, feed, optimisation, first_step)
         observers = _observers(plan, place, prepared.device, run, config.timeline, emulated=False)
         lag = _lag(plan, run)
+        validate = _validation(prepared, config, run, trainer)
         late = int(prepared.device.type == "cuda")
         loop = Loop(report, observers, lag=lag, late=late, stop=stop)
         save = partial(_save, loop, trainer, saved, feed, config)
         steps = range(first_step, config.steps + 1)
-        history = loop.run(trainer, steps, save, first=first_step)
+        history = loop.run(trainer, steps, save, validate, first=first_step)
         trainer.close()
     if loop.end is not None and loop.end < config.steps:
         _stop(stop, loop.end, table)
@@ -229,6 +234,7 @@ def _prepared(plan: Plan, config: TrainingConfig, run: RunSettings, place: PlanR
         device=device,
         autocast=autocast_of(config),
         place=place,
+        evaluates=config.validation is not None,
     )
 
 
@@ -269,6 +275,31 @@ def _trainer(
     )
 
 
+def _validation(
+    prepared: Prepared,
+    config: TrainingConfig,
+    run: RunSettings,
+    trainer: Trainer | AsynchronousTrainer,
+) -> Callable[[int], float | None]:
+    """Return what validates after a step that is to have a validation."""
+    table = config.validation
+    if table is None:
+        return lambda step: None
+    assert isinstance(trainer, Trainer)
+    batch_of, count = validation_feed(prepared, config, run.validation_data)
+    over_tokens = config.loss_mean == "tokens"
+    autocast = autocast_of(config)
+    validation = trainer.validation(prepared, batch_of, count, config.seed, autocast, over_tokens)
+
+    def validate(step: int) -> float | None:
+        if step % table.every and step != config.steps:
+            return None
+        trainer.settle()
+        return validation.loss()
+
+    return validate
+
+
 def _save(
     loop: Loop,
     trainer: Trainer | AsynchronousTrainer,
@@ -291,6 +322,7 @@ def _save(
             table.keep,
             trainer.members,
             trainer.process_groups,
+            feed.state_after(step, Ranks.of_process_group()),
         )
 
 

@@ -28,9 +28,14 @@ __all__ = ["ExportedStep", "export_step"]
 
 
 def export_step(
-    model: nn.Module, batch: Mapping[str, Tensor], job: Job, own_loss: Loss | None = None
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    job: Job,
+    own_loss: Loss | None = None,
+    *,
+    training: bool = True,
 ) -> ExportedStep:
-    """Export the model in training mode together with its loss.
+    """Export the model together with its loss.
 
     Args:
         model: on any device; on ``meta`` nothing is allocated. Call this with the device as torch's
@@ -38,12 +43,13 @@ def export_step(
         batch: one microbatch on the same device.
         job: the job, for its loss.
         own_loss: the function that ``job.loss`` names, if it is the user's own ``module:function``.
+        training: whether in training mode, in which the model is left; else in evaluation mode.
 
     Raises:
         PipeplanError: with torch's reason if the model cannot be exported, or if its output does
             not fit the loss.
     """
-    step = TrainingStep(model.train(), job.loss, own_loss)
+    step = TrainingStep(model.train(training), job.loss, own_loss)
     _check_arguments(model, batch)
     seen = None
     try:

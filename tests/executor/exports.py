@@ -34,12 +34,17 @@ class SharedExports:
         launched.nodes_with_gradient = self.gradients
 
     def export(
-        self, model: nn.Module, batch: Mapping[str, Tensor], job: Job, own_loss: Loss | None = None
+        self,
+        model: nn.Module,
+        batch: Mapping[str, Tensor],
+        job: Job,
+        own_loss: Loss | None = None,
+        training: bool = True,
     ) -> ExportedStep:
         """Return what :func:`export_step` would."""
-        key = _form(model, batch, job, own_loss)
+        key = (*_form(model, batch, job, own_loss), training)
         if key not in self._exported:
-            first = export_step(model, batch, job, own_loss)
+            first = export_step(model, batch, job, own_loss, training=training)
             self._exported[key] = ExportedStep(copied(first.module), first.names)
         exported = _with_weights_of(model, self._exported[key])
         exported.module.meta["form"] = key
