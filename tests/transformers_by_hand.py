@@ -13,7 +13,12 @@ from planner.plan.problem import Problem
 
 
 def transformer(
-    blocks: int, *, parts: int = 1, degrees: Sequence[int] = (), **of_block: object
+    blocks: int,
+    *,
+    parts: int = 1,
+    degrees: Sequence[int] = (),
+    ahead: int = 0,
+    **of_block: object,
 ) -> LayerGraph:
     """Every block takes 1 s forward and 2 s backward, all else 0.1 s and 0.2 s; layers
     hand on 1000 bytes.
@@ -23,9 +28,11 @@ def transformer(
         parts: layers of each block.
         degrees: sizes of tensor-parallel groups over which all layers split, without collectives,
             with and without sequence parallelism.
+        ahead: blocks of multi-token prediction, between norm and head.
         of_block: further fields of a block's layers.
     """
-    names = ["wte", "wpe", *_blocks(blocks, parts), "ln_f", "lm_head", "loss"]
+    predicted = [f"mtp.{number}" for number in range(ahead)]
+    names = ["wte", "wpe", *_blocks(blocks, parts), "ln_f", *predicted, "lm_head", "loss"]
     rows = []
     for name in names:
         is_block = name.startswith("h.")

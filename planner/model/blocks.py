@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,15 +31,19 @@ class BlockStack:
 
     Attributes:
         before: layers before the first block.
-        blocks: in executable order.
+        blocks: in executable order; what multi-token prediction takes from behind the last one,
+            such as the final norm, is a part of that.
         after: layers after the last block: final norm, head and loss.
+        prediction: blocks of multi-token prediction, in a list with "mtp" in its name.
     """
 
     before: tuple[str, ...]
     blocks: tuple[Block, ...]
     after: tuple[str, ...]
+    prediction: tuple[Block, ...] = ()
 
 
+_PREDICTION = re.compile(r"(?:^|[._])(?:mtp|multi_?token_prediction)(?:[._]|$)")
 LOSS = "loss"
 """The name that the tracer gives the layer of the loss; other tools add the loss themselves."""
 
@@ -53,26 +59,14 @@ def module_of(layer: str) -> str:
 
 
 def block_name(layer: str) -> str | None:
-    """Return the numbered module that contains a layer: its FQN up to the first number.
-
-    Args:
-        layer: a layer's name; ``#2`` of a second visit is no part of the FQN.
-
-    Returns:
-        None if no part of the FQN is a number.
-    """
+    """Return the numbered module that contains a layer, its FQN up to the first number, or None."""
     parts = layer.partition("#")[0].split(".")
     first = next((i for i, part in enumerate(parts) if part.isdecimal()), None)
     return None if first is None else ".".join(parts[: first + 1])
 
 
 def first_blocks(layers: Sequence[str], count: int) -> tuple[str, ...]:
-    """Return the layers of the first numbered blocks of a stage.
-
-    Args:
-        layers: of the stage, in executable order.
-        count: of blocks; all of them if there are fewer.
-    """
+    """Return the layers of so many first numbered blocks of a stage, in executable order."""
     blocks = list(dict.fromkeys(filter(None, map(block_name, layers))))[:count]
     return tuple(layer for layer in layers if block_name(layer) in blocks)
 
@@ -83,13 +77,14 @@ def block_count(layers: Sequence[str]) -> int:
 
 
 def block_stack(graph: LayerGraph) -> BlockStack:
-    """Divide a graph at its one stack of numbered blocks.
+    """Divide a graph at its one stack of numbered blocks, beside one of multi-token prediction.
 
     Raises:
         PipeplanError: with every reason, if it has none or several, if other layers are between its
             blocks or a block runs several times, or if nothing comes before or after.
     """
-    names = tuple(graph.layers)
+    ahead = tuple(name for name in graph.layers if _PREDICTION.search(name) and block_name(name))
+    names = tuple(name for name in graph.layers if name not in ahead)
     runs = [(block, tuple(row)) for block, row in groupby(names, block_name)]
     found = [Block(block, row) for block, row in runs if block is not None]
     problems = _stack_problems(found) or _order_problems(runs)
@@ -97,14 +92,16 @@ def block_stack(graph: LayerGraph) -> BlockStack:
         raise PipeplanError(f"model {graph.name!r}: {problem}" for problem in problems)
     before = names[: names.index(found[0].layers[0])]
     after = names[names.index(found[-1].layers[-1]) + 1 :]
-    return BlockStack(before, tuple(found), after)
+    taken = {source for name in ahead for source in graph.predecessors(name)}
+    last = max((place + 1 for place, name in enumerate(after) if name in taken), default=0)
+    found[-1] = Block(found[-1].name, found[-1].layers + after[:last])
+    prediction = (Block(str(name), tuple(row)) for name, row in groupby(ahead, block_name))
+    return BlockStack(before, tuple(found), after[last:], tuple(prediction))
 
 
 def _stack_problems(found: Sequence[Block]) -> list[str]:
     """Check that there is one list of numbered modules."""
-    members: dict[str, set[str]] = {}
-    for block in found:
-        members.setdefault(block.name.rpartition(".")[0], set()).add(block.name)
+    members = Counter(stem for stem, _ in {b.name.rpartition(".")[::2]: 0 for b in found})
     if len(members) == 1:
         return []
     if not members:
@@ -112,9 +109,7 @@ def _stack_problems(found: Sequence[Block]) -> list[str]:
             "no layer lies in a numbered module such as h.0; one stack of blocks (a ModuleList) is "
             "needed, divide the layers by names instead"
         ]
-    stacks = ", ".join(
-        f"{stem or 'the model itself'} ({len(row)})" for stem, row in members.items()
-    )
+    stacks = ", ".join(f"{stem or 'the model itself'} ({row})" for stem, row in members.items())
     pair = {part for stem in members for part in ("encoder", "decoder") if part in stem.split(".")}
     kind = "an encoder and a decoder" if len(pair) > 1 else f"{len(members)} stacks of blocks"
     return [f"it has {kind}: {stacks}; one stack is expected, divide the layers by names instead"]
@@ -128,11 +123,11 @@ def _order_problems(runs: Sequence[tuple[str | None, tuple[str, ...]]]) -> list[
     between = [layer for block, row in runs[first:last] if block is None for layer in row]
     if between:
         problems.append(
-            f"layers {', '.join(between)} are between numbered blocks; divide the layers by "
-            "names instead"
+            f"layers {', '.join(between)} are between numbered blocks; divide by names instead"
         )
-    blocks = [str(runs[position][0]) for position in numbered]
-    again = [name for name in dict.fromkeys(blocks) if blocks.count(name) > 1]
+    again = [
+        str(name) for name, row in Counter(name for name, _ in runs).items() if name and row > 1
+    ]
     if again:
         problems.append(f"blocks {', '.join(again)} run several times; a stack runs each once")
     if first == 0:

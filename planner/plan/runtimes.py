@@ -202,13 +202,13 @@ def _deepspeed_cuts(graph: LayerGraph) -> Iterator[int]:
 
 
 def _megatron_cuts(graph: LayerGraph) -> Iterator[int]:
-    """Yield cuts inside the embedding, a block or the head."""
+    """Yield cuts inside the embedding, a block or the head, or between multi-token predictions."""
     stack = block_stack(graph)
-    parts = (stack.before, *(block.layers for block in stack.blocks), stack.after)
-    begin = 0
-    for layers in parts:
-        yield from range(begin + 1, begin + len(layers))
-        begin += len(layers)
+    position = {name: index for index, name in enumerate(graph.layers)}
+    ahead = tuple(name for block in stack.prediction for name in block.layers)
+    for layers in (stack.before, *(b.layers for b in stack.blocks), ahead, stack.after):
+        places = [position[name] for name in layers]
+        yield from range(min(places, default=0) + 1, max(places, default=0) + 1)
 
 
 def _spans(graph: LayerGraph) -> Iterator[tuple[int, int]]:

@@ -1,12 +1,15 @@
 """Plans of what already runs: stages, ranks and orders are those that were told."""
 
+import re
+
 import pytest
 from builders import device_type, graph, layer, parameter
 from transformers_by_hand import machines, problem, transformer
 
-from planner import PipeplanError, Plan, adopt, verify
+from planner import PipeplanError, Plan, adopt, export_plan, verify
 from planner.interop.adopt.adopt import adopted, overflow_problems
 from planner.interop.adopt.division import divide
+from planner.interop.importing.megatron_layout import parse_layout
 from planner.interop.importing.schedule_csv import ScheduleTable
 from planner.job import Job
 from planner.plan.operations import parse_order
@@ -35,6 +38,38 @@ def test_a_layout_divides_embedding_blocks_and_head() -> None:
     assert verify(plan) == []
     assert plan.predicted.gap is None
     assert plan.provenance.solver == "none: adopted with 1f1b"
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        ("Ett|tmmL", ["wte wpe h.0 h.1", "h.2 ln_f mtp.0 mtp.1 lm_head loss"]),
+        ("Et|tt|mm|L", ["wte wpe h.0", "h.1 h.2 ln_f", "mtp.0 mtp.1", "lm_head loss"]),
+    ],
+)
+def test_multi_token_prediction_has_a_place_behind_the_norm(
+    layout: str, expected: list[str]
+) -> None:
+    """The norm is with the last block (megatron-core, has_final_layernorm_in_this_stage)."""
+    plan = adopt(problem(transformer(3, ahead=2), machines(4)), layout)
+    assert layers(plan) == expected
+    assert verify(plan) == []
+    script = export_plan(plan, "megatron").files["megatron.sh"]
+    assert "--mtp-num-layers 2" in script
+    assert parse_layout(re.findall(r'layout "(.*)"', script)[0]) == parse_layout(layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("Ettt|mL", "m appears 1 times, but the model has 2 blocks of multi-token prediction"),
+        ("Ett|mm|tL", "m stands before a t; multi-token prediction follows all blocks"),
+        ("Ettt|m|mL", "m stands in several stages; Megatron-LM has all multi-token"),
+    ],
+)
+def test_multi_token_prediction_elsewhere_is_refused(layout: str, message: str) -> None:
+    with pytest.raises(PipeplanError, match=re.escape(message)):
+        adopt(problem(transformer(3, ahead=2), machines(4)), layout)
 
 
 def test_a_block_of_several_layers_stays_whole() -> None:
@@ -161,7 +196,7 @@ def test_recomputation_is_of_every_block_and_nothing_else() -> None:
         ("t|Et*3L", {}, "E must appear exactly once, at the start"),
         ("Et*4L|", {}, "stage 1 is empty"),
         ("Et*4|LL", {}, "L must appear exactly once, at the end"),
-        ("Et*4|mL", {}, "m: multi-token prediction layers are not supported"),
+        ("Et*4|mL", {}, "m appears 1 times, but the model has 0 blocks of multi-token prediction"),
         ("Ett|t|tL", {"pipeline_size": 2}, "pipeline_size 2: does not divide the 3 stages"),
         ("Ett|ttL", {"schedule": "2f2b"}, "schedule 2f2b: no such schedule; choose from gpipe"),
         (

@@ -207,6 +207,28 @@ def test_deepspeed_deals_out_blocks_by_its_methods(
     assert blocks_of(plan_of(layout, 12, size, microbatches=4)) == expected
 
 
+@pytest.mark.parametrize(
+    ("layout", "size", "expected", "first"),
+    [
+        ("Et||ttL", 3, ["n0/gpu0", "n2/gpu0"], "0F0 0F1 0F2 0B0"),
+        ("E|tt||tL", 2, ["n0/gpu0", "n1/gpu0", "n1/gpu0"], "0F0 0F1 0F2 0F3 0B0"),
+    ],
+)
+def test_an_empty_stage_keeps_its_place_in_the_order(
+    read: Any, layout: str, size: int, expected: list[str], first: str
+) -> None:
+    """On three ranks rank 0 is two forwards ahead; of a stage out of two the other runs alone."""
+    text = (
+        f"--pipeline-model-parallel-size {size} --pipeline-model-parallel-layout '{layout}' "
+        "--micro-batch-size 1 --global-batch-size 4"
+    )
+    found = read(text)
+    plan = plan_of(found, 3, size)
+    assert [stage.devices[0] for stage in plan.stages] == expected
+    assert plan.orders["n0/gpu0"].startswith(first)
+    assert "is empty: Megatron-LM sends activations" in found.notes[0]
+
+
 def test_other_numbers_of_microbatches_in_turn_are_run_in_turn(read: Any) -> None:
     """Ten of them, three in turn on two ranks: rank 0 runs 3 + 2 forwards ahead, and one more."""
     text = (
@@ -320,6 +342,21 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
             "DeepSpeed counts those of a rank",
         ),
         ("--no-pipeline-parallel --deepspeed --pipeline-model-parallel-size 2", "leave one of"),
+        ("--mtp-num-layers 1", "m appears 1 times, but the model has 0 blocks of multi-token"),
+        (
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ett|ttmL'",
+            "--mtp-num-layers 0: the layout has 1 m; make them equal",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|ttt|m|L' "
+            "--mtp-num-layers 1",
+            "m appears 1 times",
+        ),
+        (
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Et|tttm||L' "
+            "--mtp-num-layers 1",
+            "m is in stage 1, but Megatron-LM has it in the last stage of a rank, one of the last",
+        ),
         ("--standalone-embedding-stage", "megatron-core 0.16.1 has no such argument; give the"),
         ("--pipeline-parallel-degree 2", "is no argument of Megatron-LM known here; correct it"),
         ("--use-checkpoint-args", "the checkpoint's arguments are not in the file; paste them"),

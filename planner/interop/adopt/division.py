@@ -41,16 +41,18 @@ def _by_layout(graph: LayerGraph, text: str, source: str) -> Division:
     problems = list(_layout_problems(stages, stack))
     if problems:
         raise PipeplanError(f"{source}: {problem}" for problem in problems)
-    return tuple(_layers_of(stages, stack))
+    order = {name: place for place, name in enumerate(graph.layers)}
+    return tuple(tuple(sorted(row, key=order.__getitem__)) for row in _layers_of(stages, stack))
 
 
-def _layers_of(stages: Sequence[str], stack: BlockStack) -> Iterator[tuple[str, ...]]:
-    blocks = iter(stack.blocks)
+def _layers_of(stages: Sequence[str], stack: BlockStack) -> Iterator[list[str]]:
+    ends = {"E": stack.before, "L": stack.after}
+    blocks = {"t": iter(stack.blocks), "m": iter(stack.prediction)}
     for symbols in stages:
         layers: list[str] = []
         for symbol in symbols:
-            layers += {"E": stack.before, "L": stack.after}.get(symbol) or next(blocks).layers
-        yield tuple(layers)
+            layers += ends[symbol] if symbol in ends else next(blocks[symbol]).layers
+        yield layers
 
 
 def _layout_problems(stages: Sequence[str], stack: BlockStack) -> Iterator[str]:
@@ -65,15 +67,21 @@ def _layout_problems(stages: Sequence[str], stack: BlockStack) -> Iterator[str]:
         yield (
             "L must appear exactly once, at the end; end the last stage with it, and remove others"
         )
-    if "m" in symbols:
-        yield "m: multi-token prediction layers are not supported; remove it"
-    found, expected = symbols.count("t"), len(stack.blocks)
-    if found != expected:
-        yield (
-            f"t appears {found} times, but the model has {expected} blocks ({stack.blocks[0].name} "
-            f"to "
-            f"{stack.blocks[-1].name}); make them equal"
-        )
+    kinds = (
+        ("t", stack.blocks, "blocks"),
+        ("m", stack.prediction, "blocks of multi-token prediction"),
+    )
+    for symbol, blocks, kind in kinds:
+        if symbols.count(symbol) != len(blocks):
+            named = f" ({blocks[0].name} to {blocks[-1].name})" if blocks else ""
+            yield (
+                f"{symbol} appears {symbols.count(symbol)} times, but the model has {len(blocks)} "
+                f"{kind}{named}; make them equal"
+            )
+    if "t" in symbols[symbols.find("m") :] and "m" in symbols:
+        yield "m stands before a t; multi-token prediction follows all blocks"
+    if sum("m" in stage for stage in stages) > 1:
+        yield "m stands in several stages; Megatron-LM has all multi-token prediction in one"
     for number, stage in enumerate(stages):
         if not stage:
             yield (

@@ -182,7 +182,7 @@ class RuntimeLayout:
         """
         assert self.replicas is not None  # Known since `on`.
         division = self.divide(problem.graph)
-        held = max(len(division) // self.pipeline_size, problem.job.max_stages_per_device)
+        held = max(-(-len(division) // self.pipeline_size), problem.job.max_stages_per_device)
         job = problem.job.model_copy(update={"max_stages_per_device": held})
         share = job.microbatches // self.replicas
         table = self.table and self.table(len(division), share)

@@ -79,8 +79,14 @@ def _layout(found: MegatronArguments) -> RuntimeLayout:
         shard_optimizer=found.has("use-distributed-optimizer") or _zero_stage(found) == 1,
         overlap_reduction=found.has("overlap-grad-reduce"),
         precision=_precision(found),
-        notes=(*found.notes, *_notes(found)),
+        notes=(*found.notes, *_notes(found), *(map(_EMPTY.format, stages.empty))),
     )
+
+
+_EMPTY = (
+    "stage {} is empty: Megatron-LM sends activations and gradients by way of its rank, where the "
+    "plan sends them past it in one message"
+)
 
 
 def _precision(found: MegatronArguments) -> Precision | None:

@@ -166,6 +166,8 @@ class MegatronArguments:
         text = self.values.get(name)
         if text is None:
             return None
+        if name == "mtp-num-layers" and text == "0":
+            return None
         if re.fullmatch("[1-9][0-9]{0,8}", text):
             return int(text)
         self.wrong(name, f"{shorten(text)}: expected a whole number of at least 1; correct it")

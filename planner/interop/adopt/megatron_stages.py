@@ -82,6 +82,7 @@ class MegatronStages:
         last: blocks of the last rank; None: as the others.
         embedding: whether the embedding counts as a block.
         loss: whether the head counts as a block.
+        ahead: blocks of multi-token prediction.
         turn: microbatches that a stage runs in turn; None: as many as ranks.
         overlaps: whether messages overlap where stages are interleaved.
     """
@@ -96,6 +97,7 @@ class MegatronStages:
     last: int | None
     embedding: bool
     loss: bool
+    ahead: int
     turn: int | None
     overlaps: bool
 
@@ -118,6 +120,7 @@ class MegatronStages:
             last=found.number(_LAST),
             embedding=found.has(_EMBEDDING),
             loss=found.has(_LOSS),
+            ahead=found.number("mtp-num-layers") or 0,
             turn=found.number(_TURN),
             overlaps=not found.has("no-overlap-p2p-communication"),
         )
@@ -136,6 +139,7 @@ class MegatronStages:
             )
         stages = self.layout or self._by_numbers(blocks)
         chunks = len(stages) // self.size
+        self._require_prediction(stages)
         if chunks > 1 and self.size <= (1 if self.overlaps else 2):
             why = "" if self.overlaps else " and --no-overlap-p2p-communication"
             raise PipeplanError(
@@ -143,46 +147,69 @@ class MegatronStages:
                 f"interleave {chunks} stages a rank on as many ranks{why}; use more ranks, or one "
                 "stage a rank"
             )
-        return divide(graph, "|".join(stages), self.source)
+        return divide(graph, "|".join(filter(None, stages)), self.source)
+
+    @property
+    def empty(self) -> tuple[int, ...]:
+        """Stages without a layer, which hand on what they receive."""
+        return tuple(number for number, row in enumerate(self.layout or ()) if not row)
 
     def table(self, stages: int, share: int) -> ScheduleTable | None:
-        """Return the order of ranks that run other microbatches in turn than there are ranks.
+        """Return the order of ranks, where it is not that of the schedule's name.
+
+        So it is with another number of microbatches in turn than there are ranks, and with empty
+        stages, which keep their place in the order and run nothing.
 
         Args:
-            stages: their number.
+            stages: with layers.
             share: microbatches of a pipeline.
 
         Raises:
             PipeplanError: if Megatron-LM does not interleave so many microbatches.
         """
-        if stages == self.size:
-            return None
-        turn = self.turn or self.size
+        count = stages + len(self.empty)
+        turn = (self.turn or self.size) if count > self.size else share
         rest = share % turn
-        if not self.size <= turn <= share or 0 < rest < self.size:
+        if count > self.size and (not self.size <= turn <= share or 0 < rest < self.size):
             raise PipeplanError(
                 f"{self.source}: {plural(share, 'microbatch', 'es')} of each pipeline, {turn} in "
                 f"turn, on {self.size} pipeline ranks: Megatron-LM's interleaved 1F1B takes "
-                f"{_working(share, turn, self.size)}; change --global-batch-size or "
-                f"--{_TURN}"
+                f"{_working(share, turn, self.size)}; change --global-batch-size or --{_TURN}"
             )
-        if turn == self.size:
+        if not self.empty and self.size in (count, turn):
             return None
+        held = [number for number in range(count) if number not in self.empty]
         rounds = [range(first, min(first + turn, share)) for first in range(0, share, turn)]
-        ahead = (stages // self.size - 1) * turn
-        rows = [
-            tuple(
-                in_turn(range(rank, stages, self.size), rounds, ahead + 2 * (self.size - 1 - rank))
+        each = 1 if count == self.size else 2
+        rows = []
+        for rank in range(self.size):
+            ahead = (count // self.size - 1) * turn + each * (self.size - 1 - rank)
+            order = in_turn(range(rank, count, self.size), rounds, ahead)
+            rows.append(
+                tuple(op._replace(stage=held.index(op.stage)) for op in order if op.stage in held)
             )
-            for rank in range(self.size)
-        ]
-        return ScheduleTable(tuple(rows), f"interleaved 1F1B, {turn} microbatches in turn")
+        return ScheduleTable(tuple(rows), f"1F1B, {turn} microbatches in turn")
 
     def _by_numbers(self, blocks: int) -> tuple[str, ...]:
         rows = ["t" * count for count in self._counts(blocks)]
         rows[0] = "E" + rows[0]
-        rows[-1] += "L"
+        rows[-1] += "m" * self.ahead + "L"
         return tuple(rows)
+
+    def _require_prediction(self, stages: tuple[str, ...]) -> None:
+        """Refuse multi-token prediction of another number, or not in the last stage of a rank."""
+        found = sum(row.count("m") for row in stages)
+        if found != self.ahead:
+            raise PipeplanError(
+                f"{self.source}: --mtp-num-layers {self.ahead}: the layout has {found} m; make "
+                "them equal"
+            )
+        early = [number for number, row in enumerate(stages[: -self.size]) if "m" in row]
+        if early:
+            raise PipeplanError(
+                f"{self.source}: --{_LAYOUT}: m is in stage {early[0]}, but Megatron-LM has it in "
+                f"the last stage of a rank, one of the last {self.size}; move it there"
+            )
 
     def _counts(self, blocks: int) -> list[int]:
         """Return the number of blocks of every stage, as ``get_num_layers_to_build`` does."""

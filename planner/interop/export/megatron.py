@@ -221,6 +221,7 @@ def sizes(plan: Plan, form: MegatronForm, *stages: str) -> tuple[str, ...]:
         *_groups(plan),
         f"--pipeline-model-parallel-size {form.pipeline_size}",
         *stages,
+        *([f"--mtp-num-layers {len(ahead)}"] if (ahead := form.stack.prediction) else []),
         f"--micro-batch-size {samples}",
         f"--global-batch-size {samples * plan.microbatches}",
     )

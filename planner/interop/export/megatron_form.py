@@ -88,6 +88,11 @@ def megatron_form(plan: Plan, target: str = "megatron") -> MegatronForm:
         raise PipeplanError(f"{target}: {problem}" for problem in problems)
     pipelines = _pipelines(plan)
     symbols = _symbols(stack, stage_of_layer(plan), len(plan.stages))
+    if "m" in "".join(symbols[: -len(pipelines[0])]):
+        raise PipeplanError(
+            f"{target}: multi-token prediction is not in the last stage of its rank, where "
+            f"Megatron-LM has it; {MOVE}"
+        )
     share = share_of(plan.microbatches, len(pipelines))
     members = {name: plan.members(name) for row in pipelines for name in row}
     return MegatronForm(stack, symbols, pipelines, share, members)
@@ -97,6 +102,8 @@ def _symbols(stack: BlockStack, stage_of: Mapping[str, int], count: int) -> tupl
     """Return the stages' symbols, with each block where its first layer is."""
     rows = ["t" * row for row in _block_counts(stack, stage_of, count)]
     rows[0] = "E" + rows[0]
+    for block in stack.prediction:
+        rows[stage_of[block.layers[0]]] += "m"
     rows[-1] += "L"
     return tuple(rows)
 
@@ -114,6 +121,7 @@ def _layout_problems(plan: Plan, stack: BlockStack) -> list[str]:
         *_outside("embedding", "E", stack.before, 0, stage_of),
         *_divided(stack, stage_of),
         *_out_of_order(stack, stage_of),
+        *_prediction_away(stack, stage_of),
         *_outside("head and loss", "L", stack.after, last, stage_of),
     ]
     return [*problems, *_nearest(plan, stack, stage_of)] if problems else []
@@ -151,6 +159,15 @@ def _out_of_order(stack: BlockStack, stage_of: Mapping[str, int]) -> Iterator[st
                 f"block {after.name} is in stage {second}, {before.name} before it in stage "
                 f"{first}: stages must hold consecutive blocks; {MOVE}"
             )
+
+
+def _prediction_away(stack: BlockStack, stage_of: Mapping[str, int]) -> Iterator[str]:
+    stages = sorted({stage_of[name] for block in stack.prediction for name in block.layers})
+    if len(stages) > 1 or (stages and stages[0] < stage_of[stack.blocks[-1].layers[-1]]):
+        yield (
+            f"multi-token prediction is in stages {', '.join(map(str, stages))}: m is all of it in "
+            f"one stage, behind the last block; {MOVE}"
+        )
 
 
 def _nearest(plan: Plan, stack: BlockStack, stage_of: Mapping[str, int]) -> Iterator[str]:
