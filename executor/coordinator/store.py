@@ -56,7 +56,7 @@ class Meeting:
 
     @classmethod
     def parse(cls, text: str, prefix: str = "pipeplan", *, field: str = "coordinator") -> Meeting:
-        """Read ``HOST:PORT``.
+        """Read ``HOST:PORT``; an IPv6 address may be in brackets.
 
         Args:
             text: to read.
@@ -67,6 +67,7 @@ class Meeting:
             PipeplanError: if it is none.
         """
         host, colon, port = text.rpartition(":")
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise PipeplanError(
                 f"{field}: {text!r} is not HOST:PORT, such as node1:29600, with a port from 1 to "
@@ -75,7 +76,7 @@ class Meeting:
         return cls(host, int(port), prefix)
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def connect(self, timeout_s: float = 10.0) -> Store:
         """A connection; each thread needs one of its own.

@@ -93,7 +93,8 @@ class TensorServer:
         self._key = key
         self._most_callers = most_callers
         self._services: dict[str, _Service] = {}
-        self._listener = socket.create_server((host, 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
         self._greeting: dict[socket.socket, None] = {}
         """Connections of callers that have not proved themselves, oldest first."""
         self._callers: set[socket.socket] = set()

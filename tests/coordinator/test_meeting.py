@@ -16,16 +16,22 @@ from planner.errors import PipeplanError
 
 @pytest.mark.parametrize(
     ("text", "host", "port"),
-    [("node1:29600", "node1", 29600), ("10.0.0.1:1", "10.0.0.1", 1), ("::1:65535", "::1", 65535)],
+    [
+        ("node1:29600", "node1", 29600),
+        ("10.0.0.1:1", "10.0.0.1", 1),
+        ("::1:65535", "::1", 65535),
+        ("[::1]:29778", "::1", 29778),
+        ("[fe80::1%eth0]:29778", "fe80::1%eth0", 29778),
+    ],
 )
 def test_host_and_port_are_read(text: str, host: str, port: int) -> None:
     meeting = Meeting.parse(text)
     assert (meeting.host, meeting.port) == (host, port)
-    assert str(meeting) == text
+    assert Meeting.parse(str(meeting)) == meeting
 
 
 @pytest.mark.parametrize(
-    "text", ["", "node1", ":29600", "node1:", "node1:x", "node1:0", "node1:65536", "node1:-1"]
+    "text", ["", "node1", ":29600", "node1:", "node1:x", "node1:0", "node1:65536", "node1:-1", "[]:1"]
 )
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(PipeplanError, match="is not HOST:PORT, such as node1:29600"):
