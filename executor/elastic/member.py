@@ -154,9 +154,9 @@ class PipelineMember:
 
         def local() -> StepOutcome:
             outcome = self._optimisation.step(step)
-            if outcome.gradient_norm is not None and not outcome.skipped:
+            if outcome.own_norm is not None and not outcome.skipped:
                 # Before the other pipelines are given weights that nothing is left of.
-                require_finite(float(outcome.gradient_norm))
+                require_finite(step, 0.0, [float(outcome.own_norm)])
             self._times.asks()
             return outcome
 

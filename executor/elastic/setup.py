@@ -24,6 +24,7 @@ from executor.launch.prepare import Prepared, prepare
 from executor.launch.rank_options import DEFAULT_GROUP_TIMEOUT_S, require_timeout
 from executor.launch.run import RunSettings, autocast_of, loss_scale_of, optimizer_of
 from executor.sync.averaging import local_optimizer
+from executor.training.agreement import make_equal
 from executor.training.beginning import Beginning
 from executor.training.feed import Feed
 from executor.training.master_weights import MakeOptimizer
@@ -166,12 +167,14 @@ class Setup:
 
     def optimisation(self) -> Optimisation:
         """Return this rank's, where it goes on from a checkpoint if there is one."""
+        make_equal(self.prepared, resumes=self.checkpoint is not None)
         optimisation = optimisation_of(
             self.prepared,
             local_optimizer(self.options, self.make_optimizer),
             clip_norm=self.config.clip_norm,
             factor=self.steps.by_share(self.config.rate_factor()),
             loss_scale=loss_scale_of(self.plan, self.config),
+            skip_non_finite=self.config.skip_non_finite,
         )
         if self.checkpoint is not None:
             self.saved.load(self.checkpoint, optimisation)

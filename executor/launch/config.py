@@ -146,6 +146,8 @@ class TrainingConfig(Record):
             all targets of the step but those of -100, of a loss that is their mean in a microbatch.
         schedule: how it moves; default not at all.
         clip_norm: the whole model's gradient is scaled down to this norm; default never.
+        skip_non_finite: a step whose gradient holds NaN or inf is left out; default the training
+            ends with that step, before a checkpoint is written.
         autocast: ``bfloat16`` runs the forwards of float32 weights under autocast.
         loss_scale: scales the loss of float16 weights; default the table's defaults for a job of
             float16, and none for others.
@@ -165,6 +167,7 @@ class TrainingConfig(Record):
     loss_mean: Literal["microbatches", "tokens"] = "microbatches"
     schedule: LearningRateTable = Field(default_factory=LearningRateTable)
     clip_norm: Above | None = None
+    skip_non_finite: bool = False
     autocast: Literal["bfloat16"] | None = None
     loss_scale: LossScaleTable | None = None
     checkpoint: CheckpointTable | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ class CrossIteration:
         options = setting.options
         assert isinstance(options, CrossIterationOptions)
         self._optimisation = setting.optimisation
-        require_no_loss_scale(self._optimisation.loss_scale is not None)
+        require_no_loss_scale(self._optimisation.may_skip)
         self._repeats = options.approximation == "last_update"
         self._own_share = setting.own_share
         self._process_groups = setting.process_groups
@@ -158,11 +159,11 @@ class CrossIteration:
     def update(self, optimise: Optimise) -> StepOutcome:
         """Advance the true weights by the last iteration, approximate those after this one."""
         own = self._gradients()
-        norm = self._advance(self._step - 1)
+        done = self._advance(self._step - 1)
         rate = self._optimisation.set_rate(self._step)
         self._approximate(own)
         self._launch(own)
-        return StepOutcome(rate, norm, skipped=False)
+        return replace(done, learning_rate=rate)
 
     def _gradients(self) -> Gradients:
         """Take the gradients that this rank's backwards have left from the parameters."""
@@ -171,11 +172,11 @@ class CrossIteration:
         self._optimisation.zero_gradients()
         return found
 
-    def _advance(self, step: int) -> Tensor | None:
+    def _advance(self, step: int) -> StepOutcome:
         """The true step by the gradients under way, if any are."""
         if self._summed is None:
             self._true.keep()
-            return None
+            return StepOutcome(None, None, skipped=False)
         for bucket, work in zip(self._buckets, self._works, strict=True):
             with talking_to(bucket.partners):
                 work.wait()
@@ -185,7 +186,7 @@ class CrossIteration:
         for name, gradient in self._summed.items():
             self._optimisation.weights.parameters[name].grad = gradient
         self._summed = None
-        return self._optimisation.step(step).gradient_norm
+        return self._optimisation.step(step)
 
     def _approximate(self, own: Gradients) -> None:
         weights = self._optimisation.weights
@@ -250,15 +251,15 @@ class CrossIteration:
         """Nothing is held."""
 
 
-def require_no_loss_scale(scaled: bool) -> None:
+def require_no_loss_scale(may_skip: bool) -> None:
     """Refuse to approximate steps that may be skipped.
 
     Raises:
         PipeplanError: naming the field and the remedy.
     """
-    if scaled:
+    if may_skip:
         raise PipeplanError(
             "sync.strategy: cross_iteration goes on before it is known whether the gradients of "
-            'float16 have overflowed; plan with precision = "bfloat16" or "float32", or use '
-            "--sync all_reduce"
+            'float16 have overflowed; plan with precision = "bfloat16" or "float32" and leave '
+            "skip_non_finite out, or use --sync all_reduce"
         )

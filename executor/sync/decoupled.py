@@ -92,7 +92,7 @@ class Decoupled:
         self._spans.note()
         optimisation = self._optimisation
         rate, scale = optimisation.set_rate(self._step), optimisation.scale
-        norm = optimisation.norm(self._pieces(1 / scale)) if optimisation.needs_norm else None
+        norm = optimisation.norm(self._pieces(1 / scale))
         decided = optimisation.judge(norm)
         if decided.skipped:
             optimisation.zero_gradients()

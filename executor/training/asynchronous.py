@@ -23,8 +23,9 @@ from executor.runtime.transport import make_channels, open_communicators, transp
 from executor.stage.runner import StageRunner
 from executor.stage.stashing import StashingWorker
 from executor.sync import Setting, make_strategy
+from executor.training.agreement import BatchDigests
 from executor.training.data import BatchOf, DeviceBatches
-from executor.training.loop import Gathering, HostNumbers
+from executor.training.loop import Gathering
 from executor.training.optimisation import Optimisation, StepOutcome
 from planner.errors import PipeplanError
 from planner.plan.programs import directions
@@ -49,6 +50,7 @@ class AsynchronousTrainer:
         stretch_of: first and last step of the stretch between two moments at which the pipeline
             is empty, by a step in it.
         seed: of the training's random numbers.
+        first_step: that will be run.
         autocast: what torch's autocast lowers operations to.
         timeout: of collectives.
         pace: operations take the time that the plan's costs and it say; None: their own.
@@ -70,6 +72,7 @@ class AsynchronousTrainer:
         stretch_of: Callable[[int], tuple[int, int]],
         *,
         seed: int = 0,
+        first_step: int = 1,
         autocast: torch.dtype | None = None,
         timeout: timedelta | None = None,
         pace: Pace | None = None,
@@ -94,9 +97,11 @@ class AsynchronousTrainer:
                 "normalisation), whose order is that of whole steps; use --pipelining flush"
             )
 
+        self._checked = BatchDigests(batch_of, plan.microbatches, first_step)
+
         def numbered(_: int, microbatch: int) -> Mapping[str, Tensor]:
             step, number = divmod(microbatch, plan.microbatches)
-            return batch_of(step + 1, number)
+            return self._checked(step + 1, number)
 
         batches = DeviceBatches(numbered, stage.model_inputs, (), device, None)
         self.worker = StashingWorker(runner, batches, seed, plan.microbatches, self._update)
@@ -132,8 +137,8 @@ class AsynchronousTrainer:
         program = continuous_program(self._place, stretch, (step - 1) * count, count)
         loss = self._runtime.run(program, empties=step == last) / count
         record = self._recorder.end()
-        numbers = HostNumbers([loss], self._device)
-        return Gathering(plan, step, record, numbers, self._device, self._outcome)
+        digests = self._checked.take(step)
+        return Gathering(plan, step, record, loss, self._device, self._outcome, digests)
 
     def end_after(self, step: int) -> int:
         """Return the step after which training may end: the pipeline empties until then."""

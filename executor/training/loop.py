@@ -19,6 +19,7 @@ from torch import Tensor
 from executor.distributed.failure import talking_to
 from executor.distributed.stop import StopRequest
 from executor.runtime.runtime import PendingRecord, StepRecord
+from executor.training.agreement import require_same_batches
 from executor.training.master_weights import require_finite
 from executor.training.optimisation import StepOutcome
 from planner.cluster.hardware import GIB
@@ -44,7 +45,7 @@ class StepMetrics:
         throughput: of an iteration of this time; None if it took none.
         learning_rate: of this step; None where nothing is trained.
         gradient_norm: of the whole model before clipping; None if nobody asked for it.
-        skipped: whether the optimizer step was left out, gradients having overflowed in float16.
+        skipped: whether the optimizer step was left out, its gradients not being finite.
         validation_loss: mean on the validation's data after this step; None if it had none.
     """
 
@@ -63,7 +64,7 @@ class StepMetrics:
     def line(self) -> str:
         """One line for people."""
         norm = "" if self.gradient_norm is None else f"  norm {self.gradient_norm:.3f}"
-        skipped = "  overflow: step skipped" if self.skipped else ""
+        skipped = "  gradient not finite: step skipped" if self.skipped else ""
         if self.validation_loss is not None:
             skipped += f"  validation {self.validation_loss:.4f}"
         return (
@@ -111,9 +112,10 @@ class Gathering:
         plan: that runs.
         step: its number.
         record: what this rank did.
-        numbers: this rank's share of the mean loss, then the gradient's norm if it was taken.
+        loss: this rank's share of the mean loss, a scalar that the device may have yet to compute.
         device: of its tensors.
-        outcome: of the optimizer step, the same on all ranks.
+        outcome: of the optimizer step, the same on all ranks but for its own norm.
+        digests: of the iteration's batches, of :meth:`BatchDigests.take`.
 
     Attributes:
         stop: number of a signal that asked any rank to stop, once :meth:`metrics` has returned.
@@ -128,17 +130,19 @@ class Gathering:
         plan: Plan,
         step: int,
         record: PendingRecord,
-        numbers: HostNumbers,
+        loss: Tensor,
         device: torch.device,
         outcome: StepOutcome,
+        digests: Sequence[float] = (),
     ) -> None:
         self._plan = plan
         self._step = step
         self._record = record
-        self._numbers = numbers
+        norm = torch.zeros(()) if outcome.own_norm is None else outcome.own_norm
+        self._numbers = HostNumbers([loss, norm], device)
         self._device = device
         self._outcome = outcome
-        self._norm: float | None = None
+        self._digests = digests
         self._rows: list[Tensor] = []
         self._work: Any = None
 
@@ -152,32 +156,35 @@ class Gathering:
 
         Args:
             stop: number of a signal that asks this rank to stop; 0: none.
-
-        Raises:
-            PipeplanError: if the gradient's norm is not finite, and no loss scale explains it.
         """
         if self._work is not None:
             return
         record = self.record
-        loss, *norm = self._numbers.read()
-        self._norm = norm[0] if norm else None
-        if self._norm is not None and not self._outcome.skipped:
-            require_finite(self._norm)
+        loss, norm = self._numbers.read()
         elapsed_s = record.end_s - record.begin_s
         peak = float(peak_memory_bytes(self._device))
-        mine = torch.tensor([loss, record.busy_s, elapsed_s, peak, stop], dtype=torch.float64)
+        told = [loss, record.busy_s, elapsed_s, peak, stop, norm, *self._digests]
+        mine = torch.tensor(told, dtype=torch.float64)
         self._rows = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
         with talking_to(f"the other ranks, at the end of step {self._step}"):
             self._work = dist.all_gather(self._rows, mine, async_op=True)
 
     def metrics(self) -> StepMetrics:
-        """Wait for all ranks, and return the iteration's metrics, the same on all."""
+        """Wait for all ranks, and return the iteration's metrics, the same on all.
+
+        Raises:
+            PipeplanError: on all ranks alike, if the loss or a gradient is not finite and the step
+                was not left out, or if ranks have read different batches.
+        """
         self.start()
         with talking_to(f"the other ranks, at the end of step {self._step}"):
             self._work.wait()
         rows = [row.tolist() for row in self._rows]
-        losses, busy_s, times_s, peaks, stops = zip(*rows, strict=True)
+        losses, busy_s, times_s, peaks, stops, norms, *digests = zip(*rows, strict=True)
         self.stop = int(max(stops))
+        require_same_batches(self._step, digests)
+        if not self._outcome.skipped:
+            require_finite(self._step, sum(losses), norms)
         step_time_s, plan = max(times_s), self._plan
         return StepMetrics(
             step=self._step,
@@ -190,7 +197,7 @@ class Gathering:
                 plan.model.graph, plan.cluster, plan.job, plan.rank_devices, step_time_s
             ),
             learning_rate=self._outcome.learning_rate,
-            gradient_norm=self._norm,
+            gradient_norm=None if self._outcome.gradient_norm is None else norms[0],
             skipped=self._outcome.skipped,
             validation_loss=self.validation_loss,
         )
@@ -225,7 +232,6 @@ class StepReport:
         self._path = path
         self._lines: list[dict[str, Any]] = []
         self._has_begun = False
-        self._has_warned = False
         if path is not None:
             require_file_path(path)
             if resumes and path.exists():
@@ -234,11 +240,6 @@ class StepReport:
     def __call__(self, metrics: StepMetrics) -> None:
         """Report one step."""
         logger.info("%s", metrics.line())
-        if not math.isfinite(metrics.loss) and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "the loss of step %d is %s; training goes on", metrics.step, metrics.loss
-            )
         if self._path is not None:
             self._write(self._path, metrics)
 
@@ -330,6 +331,7 @@ class Loop:
         self._observers = observers
         self._lag = lag
         self._late = late
+        self._first = 1
         self._gathering: list[Gathering] = []
 
     def run(
@@ -353,40 +355,42 @@ class Loop:
         Returns:
             The metrics of every iteration.
         """
+        self._first = first
         for step in steps:
             self._gathering.append(stepper.iterate(step))
             self._gathering[-1].validation_loss = validate(step)
             self._start_all_but(self._late)
-            self._report_all_but(self._late + self._lag, first)
+            self._report_all_but(self._late + self._lag)
             if self._stop.agreed and self.end is None:
                 self.end = stepper.end_after(step)
             after(step)
             if step == self.end:
                 break
-        self._report_all_but(0, first)
+        self._report_all_but(0)
         if self.history:
             for observer in self._observers:
                 observer.save()
         return self.history
 
     def catch_up(self) -> None:
-        """Wait for the device, so that what is wrong with the iterations so far is known.
+        """Wait for all ranks, so that what is wrong with the iterations so far is known.
 
         Raises:
             PipeplanError: if one of them diverged.
         """
         self._start_all_but(0)
+        self._report_all_but(0)
 
     def _start_all_but(self, left: int) -> None:
         """Ask for the metrics of all iterations but the last ``left``."""
         for gathering in self._gathering[: len(self._gathering) - left]:
             gathering.start(self._stop.number)
 
-    def _report_all_but(self, left: int, first: int) -> None:
+    def _report_all_but(self, left: int) -> None:
         """Report all iterations but the last ``left``."""
         while len(self._gathering) > left:
             gathering = self._gathering.pop(0)
-            metrics = replace(gathering.metrics(), step=first + len(self.history))
+            metrics = replace(gathering.metrics(), step=self._first + len(self.history))
             self._stop.agreed = self._stop.agreed or gathering.stop
             self.history.append(metrics)
             for observer in self._observers:

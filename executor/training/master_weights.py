@@ -202,16 +202,24 @@ def _sum_of_squares(gradient: Tensor) -> Tensor:
     return total
 
 
-def require_finite(norm: float) -> None:
-    """Refuse to go on with a gradient of which nothing is left.
+def require_finite(step: int, loss: float, norms: Iterable[float]) -> None:
+    """Refuse to go on after a loss or a gradient of which nothing is left.
+
+    Args:
+        step: for the message.
+        loss: of the step.
+        norms: of gradients, on whatever ranks.
 
     Raises:
-        PipeplanError: on all ranks, which have the same norm.
+        PipeplanError: naming what is not finite and the remedies.
     """
-    if not math.isfinite(norm):
+    wrong = [f"the loss is {loss}"] * (not math.isfinite(loss))
+    wrong += [f"the gradient's norm is {norm}" for norm in norms if not math.isfinite(norm)][:1]
+    if wrong:
         raise PipeplanError(
-            f"the gradient's norm is {norm}: training diverges; lower the learning rate, warm it "
-            "up longer, or train in float32"
+            f"step {step}: {' and '.join(wrong)}: training diverges; lower the learning rate, warm "
+            "it up longer, train in float32, or set skip_non_finite = true if single batches are "
+            "at fault"
         )
 
 

@@ -125,11 +125,14 @@ class StepOutcome:
         learning_rate: of the step.
         gradient_norm: a scalar that the device may still have to compute; None if nobody asked.
         skipped: whether the step was left out.
+        own_norm: of the gradients that this rank counts, or of all ranks'; None if nothing was
+            trained.
     """
 
     learning_rate: float | None
     gradient_norm: Tensor | None
     skipped: bool
+    own_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,7 @@ class Optimisation:
             of the device in each step, which waits for it.
         device: of the parameters.
         shards: of the parameters whose state other ranks share; None: all state is this rank's.
+        skip_non_finite: leave out a step whose gradient is not finite; asks the device in each.
 
     Attributes:
         weights: that are trained.
@@ -175,6 +179,7 @@ class Optimisation:
         loss_scale: LossScale | None = None,
         device: torch.device = CPU,
         shards: StateShards | None = None,
+        skip_non_finite: bool = False,
     ) -> None:
         trained = {name: p for name, p in parameters.items() if p.requires_grad}
         if shards is not None:
@@ -186,6 +191,7 @@ class Optimisation:
         self.loss_scale = loss_scale
         self._held = {n: HeldParameter(p, n in counted) for n, p in self.weights.masters.items()}
         self._device = device
+        self._skips = skip_non_finite
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -209,9 +215,7 @@ class Optimisation:
         """Unscale and clip the gradients and let the optimizer step; all ranks do the same."""
         rate = self.set_rate(step)
         self.weights.unscale(self.scale)
-        norm = None
-        if self.needs_norm:
-            norm = gradient_norm(self._held.values(), _sum, self._device)
+        norm = gradient_norm(self._held.values(), self._sum, self._device)
         decided = self.judge(norm)
         if decided.skipped:
             self.weights.skip()
@@ -231,38 +235,50 @@ class Optimisation:
     @property
     def needs_norm(self) -> bool:
         """Whether a step depends on the norm of the whole gradient."""
-        return self.clip_norm is not None or self.loss_scale is not None
+        return self.clip_norm is not None or self.may_skip
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether steps are left out whose gradients are not finite."""
+        return self.loss_scale is not None or self._skips
 
     def norm(self, pieces: Iterable[tuple[Tensor, float]]) -> Tensor:
-        """The norm of all ranks' pieces of gradients, each times a factor; all ranks call it."""
-        return norm_of(pieces, self._device, _sum)
+        """The norm of pieces of gradients, each times a factor; all ranks call it.
+
+        It is that of all ranks' pieces if a step depends on it, else of this rank's own.
+        """
+        return norm_of(pieces, self._device, self._sum)
+
+    def _sum(self, total: Tensor) -> None:
+        if self.needs_norm:
+            with talking_to("the other ranks, for the gradient's norm"):
+                dist.all_reduce(total)
 
     def is_counted(self, name: str) -> bool:
         """Return whether this rank counts a parameter in the model's norm."""
         return name in self._held and self._held[name].counted
 
-    def judge(self, norm: Tensor | None) -> StepDecision:
+    def judge(self, norm: Tensor) -> StepDecision:
         """Decide on gradients of this norm; moves the loss scale on.
 
-        All ranks pass the same norm. One that is not finite, with no loss scale to explain it, is
-        told by whoever reads it (:func:`~executor.training.master_weights.require_finite`): no step
-        waits for the device to know.
+        All ranks pass the same norm if a step depends on it. One that is not finite, where no step
+        is skipped, is told by whoever reads it
+        (:func:`~executor.training.master_weights.require_finite`): no step waits for the device.
         """
-        if norm is None:
-            return StepDecision()
-        if self.loss_scale is not None:
+        if self.may_skip:
             overflowed = not math.isfinite(norm)
-            self.loss_scale = self.loss_scale.after(overflowed=overflowed)
+            if self.loss_scale is not None:
+                self.loss_scale = self.loss_scale.after(overflowed=overflowed)
             if overflowed:
                 return StepDecision(skipped=True)
         return StepDecision(
             factor=None if self.clip_norm is None else clip_factor(norm, self.clip_norm)
         )
 
-    def outcome(self, rate: float, norm: Tensor | None, decided: StepDecision) -> StepOutcome:
+    def outcome(self, rate: float, norm: Tensor, decided: StepDecision) -> StepOutcome:
         """Return the outcome of a step, from its norm and what :meth:`judge` decided."""
         told = None if self.clip_norm is None else norm
-        return StepOutcome(rate, told, skipped=decided.skipped)
+        return StepOutcome(rate, told, decided.skipped, norm)
 
     def train(
         self, step: int, names: Iterable[str], scale: float = 1.0, factor: Tensor | None = None
@@ -291,8 +307,3 @@ class Optimisation:
         except FAILURES as error:
             kind = type(self.optimizer).__name__
             raise PipeplanError(f"{kind}.step failed in step {step}: {one_line(error)}") from error
-
-
-def _sum(tensor: Tensor) -> None:
-    with talking_to("the other ranks, for the gradient's norm"):
-        dist.all_reduce(tensor)

@@ -84,7 +84,12 @@ class SavedState:
             members: of this rank's tensor-parallel group, if it is in one.
             process_groups: by their ranks, if ranks share the optimizer's state.
             data_state: where the training's stream of samples is, plain JSON.
+
+        Raises:
+            PipeplanError: on all ranks, if weights are not finite; nothing is written then.
         """
+        ranks = Ranks.of_process_group()
+        ranks.together(lambda: _require_finite(optimisation, step, folder))
         plan = self.prepared.plan
         scale = optimisation.loss_scale
         facts: dict[str, Any] = {
@@ -102,7 +107,6 @@ class SavedState:
         tensors = self._tensors(optimisation, process_groups or {})
         if members is not None:
             tensors = self._joined(tensors, TensorParallelGroup(members))
-        ranks = Ranks.of_process_group()
         written = save_checkpoint(folder, step, tensors, facts, ranks=ranks, keep=keep)
         if self.prepared.place.rank == 0:
             logger.info("wrote %s", written)
@@ -267,6 +271,16 @@ class SavedState:
         if optimisation.loss_scale is not None:
             facts = checkpoint.facts["loss_scale"]
             optimisation.resume_scale(LossScale.from_facts(facts, str(checkpoint.folder)))
+
+
+def _require_finite(optimisation: Optimisation, step: int, folder: str | Path) -> None:
+    masters = optimisation.weights.masters.items()
+    wrong = [name for name, master in masters if not master.detach().isfinite().all()]
+    if wrong:
+        raise PipeplanError(
+            f"step {step}: {', '.join(wrong[:5])} hold NaN or inf: training diverges; no "
+            f"checkpoint is written, those in {folder} stay; resume with a lower learning rate"
+        )
 
 
 def _parameter_of(name: str) -> str:

@@ -58,8 +58,9 @@ from executor.sync.shared_parameters import (
     planned_split,
     shared_parameters,
 )
+from executor.training.agreement import BatchDigests
 from executor.training.data import BatchOf, DeviceBatches
-from executor.training.loop import Gathering, HostNumbers, StepMetrics
+from executor.training.loop import Gathering, StepMetrics
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer, require_step_by_element
@@ -211,6 +212,7 @@ class Trainer:
         pace: operations take the time that the plan's costs and it say; None: their own.
         emulates: whether nothing is computed, and the optimizer step is timed as well.
         messages: divides what goes to tensor-parallel groups of other sizes; None: there are none.
+        digests_of: returns the digests of a step's batches, see :class:`BatchDigests`.
 
     Attributes:
         members: of this rank's tensor-parallel group; None if it is in none.
@@ -233,6 +235,7 @@ class Trainer:
         pace: Pace | None = None,
         emulates: bool = False,
         messages: MemberMessages | None = None,
+        digests_of: Callable[[int], Sequence[float]] = lambda step: (),
     ) -> None:
         self.plan = plan
         self.parameters = parameters
@@ -241,6 +244,7 @@ class Trainer:
         self._replica = plan.place_of(place.rank).replica
         self._device = device
         self._optimise = optimise or optimisation.step
+        self._digests_of = digests_of
         self._recorder = Recorder(clock_of(device))
         self._pending = self._recorder.end()
         transport = self._transport = self._connect(timeout)
@@ -282,6 +286,7 @@ class Trainer:
         batch_of: BatchOf,
         *,
         seed: int = 0,
+        first_step: int = 1,
         optimisation: Optimisation | None = None,
         autocast: torch.dtype | None = None,
         optimise: Callable[[int], StepOutcome] | None = None,
@@ -297,6 +302,7 @@ class Trainer:
             batch_of: returns the batch of a step and microbatch; called only for what this rank's
                 stages read.
             seed: of the training's random numbers.
+            first_step: that will be run.
             optimisation: default the job's optimizer.
             autocast: what torch's autocast lowers operations to; as the model was prepared with.
             optimise: see :class:`Trainer`.
@@ -312,6 +318,7 @@ class Trainer:
         stages = {stage.index: stage for stage in prepared.stages}
         by_length = [{s.index: s for s in row} for row in prepared.shorter] + [stages]
         lengths = plan.job.lengths
+        checked = BatchDigests(batch_of, plan.microbatches, first_step)
 
         def runner_of(stage: StageModule, part: StagePart) -> StageRunner:
             return StageRunner(
@@ -333,7 +340,7 @@ class Trainer:
         def make_worker(part: StagePart) -> StageWorker:
             runners = [runner_of(row[part.index], part) for row in by_length]
             names = stages[part.index].model_inputs
-            batches = DeviceBatches.of(batch_of, names, part.microbatches, device)
+            batches = DeviceBatches.of(checked, names, part.microbatches, device)
             mean = TokenMean(device, part.replicas) if over_tokens else None
             return TrainingWorker(runners, batches, seed, lengths_of, mean)
 
@@ -350,6 +357,7 @@ class Trainer:
             watch=watch,
             pace=pace,
             messages=prepared.messages,
+            digests_of=checked.take,
         )
 
     def _connect(self, timeout: timedelta | None) -> Transport:
@@ -480,11 +488,10 @@ class Trainer:
         if self._pacer is not None:
             self._pacer.after_update()
         self._recorder.note("optimizer", None, start)
-        norm = [] if outcome.gradient_norm is None else [outcome.gradient_norm]
-        numbers = HostNumbers([loss, *norm], self._device)
         waited_s = sum(worker.batch_wait_s for worker in self._workers.values())
         record = self._pending = self._recorder.end(waited_s)
-        return Gathering(self.plan, step, record, numbers, self._device, outcome)
+        digests = self._digests_of(step)
+        return Gathering(self.plan, step, record, loss, self._device, outcome, digests)
 
     def validation(
         self,

@@ -48,6 +48,7 @@ from executor.launch.run import (
 )
 from executor.runtime.timeline import TimelineWriter
 from executor.sync import require_strategy
+from executor.training.agreement import make_equal
 from executor.training.asynchronous import AsynchronousTrainer, lag_of
 from executor.training.beginning import Beginning
 from executor.training.data import BatchOf
@@ -160,6 +161,7 @@ def run_training(
         "clip_norm": config.clip_norm,
         "factor": config.rate_factor(),
         "loss_scale": loss_scale_of(plan, config),
+        "skip_non_finite": config.skip_non_finite,
     }
     table = config.checkpoint
     stop = StopRequest(None if table is None else table.grace_s)
@@ -173,6 +175,7 @@ def run_training(
         if checkpoint is not here:
             first_step = saved.require_fits(checkpoint) + 1
             feed = Feed(prepared, config, run.data, checkpoint, first_step)
+        make_equal(prepared, resumes=checkpoint is not None)
         make_optimizer = optimizer_of(plan, config, run.optimizer)
         optimisation = optimisation_of(prepared, make_optimizer, **settings)
         if checkpoint is not None:
@@ -253,6 +256,7 @@ def _trainer(
             prepared,
             feed.batch_of,
             seed=config.seed,
+            first_step=first_step,
             optimisation=optimisation,
             autocast=autocast_of(config),
             timeout=timeout,
@@ -269,6 +273,7 @@ def _trainer(
         optimisation,
         stretches(first_step, config.steps, config.checkpoint),
         seed=config.seed,
+        first_step=first_step,
         autocast=autocast_of(config),
         timeout=timeout,
         pace=run.pace,

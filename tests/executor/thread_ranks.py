@@ -63,6 +63,6 @@ def clip_gradients(
     """Clip the whole model's gradient as the optimizer's step does; the norm before."""
     rows = list(held)
     norm = gradient_norm(rows, sum_over_ranks)
-    require_finite(norm)
+    require_finite(1, 0.0, [float(norm)])
     scale_gradients(rows, clip_factor(norm, max_norm))
     return norm

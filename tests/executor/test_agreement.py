@@ -1,0 +1,142 @@
+"""Ranks agree on initial values and batches, or stop; what is not finite ends every training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import drawing
+import pytest
+import torch
+from executor_plans import pipeline_of, scheduled
+from plain_torch import Alone, worst_error
+from run_files import RunFiles
+
+from executor.training.agreement import BatchDigests, require_same_batches
+from executor.training.dataset import DatasetBatches
+from planner.errors import PipeplanError
+from planner.job import Job
+from planner.plan.plan import Plan
+from planner.tracing.trace import trace
+
+pytestmark = pytest.mark.extensive
+STEPS = 4
+
+
+def plan_of(model: str, devices: str, loss: str = "cross_entropy", **arguments: object) -> Plan:
+    """Cut in the middle for ``d0, d1``, two replicas of all for ``d0 d1``."""
+    precision = {"precision": "float64", "loss": loss, "model_arguments": arguments}
+    graph = trace(f"drawing:{model}", Job(samples_per_microbatch=1, **precision))
+    layers, words = list(graph.layers), devices.split(", ")
+    middle = len(layers) // 2 if len(words) > 1 else len(layers)
+    stages = [(layers[:middle], words[0].split()), (layers[middle:], words[-1].split())]
+    rows = stages[: len(words)]
+    return scheduled(pipeline_of(graph, f"drawing:{model}", rows, microbatches=4, **precision))
+
+
+DRAWN = {
+    "replicas": ("d0 d1", {}),
+    "tied": ("d0, d1", {"tied": True}),
+    "buffer": ("d0 d1", {"drawn": "buffer"}),
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+    files = RunFiles(tmp_path_factory.mktemp("agreement"), STEPS)
+    for name, (devices, arguments) in DRAWN.items():
+        files.add(name, plan_of("Words", devices, **arguments), model="drawing:Words")
+    words = plan_of("Words", "d0, d1", drawn="nothing")
+    files.add("by_index", words, data="drawing:by_index", model="drawing:Words")
+    numbers = plan_of("Numbers", "d0, d1", "mse")
+    text = "skip_non_finite = true\n"
+    files.add("skips", numbers, text, data="drawing:Holed", model="drawing:Numbers")
+    files.launch(2)
+    return files
+
+
+def ended(folder: Path, model: str, text: str = "", **run: str) -> tuple[str, list[str]]:
+    """Return by what a training was ended, and the checkpoints that it left."""
+    files = RunFiles(folder, STEPS)
+    arguments = {"loss": "mse"} if model == "Numbers" else {"drawn": "nothing"}
+    files.add(
+        "run", plan_of(model, "d0, d1", **arguments), text, 1, model=f"drawing:{model}", **run
+    )
+    files.launch(2)
+    with pytest.raises(AssertionError) as told:
+        files.history("run")
+    return str(told.value), sorted(p.name for p in files.checkpoints("run").glob("step-*"))
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_values_drawn_otherwise_on_each_rank_train_as_those_of_the_first(
+    runs: RunFiles, name: str
+) -> None:
+    devices, arguments = DRAWN[name]
+    alone = Alone(plan_of("Words", devices, **arguments), runs.config(name))
+    assert runs.losses(name) == pytest.approx(alone.train(STEPS), rel=1e-9)
+    assert worst_error(runs.parameters(name), alone.parameters()) < 1e-9
+
+
+def test_a_data_set_that_differs_from_rank_to_rank_is_refused_in_the_first_step(
+    runs: RunFiles, tmp_path: Path
+) -> None:
+    told, kept = ended(tmp_path, "Words", data="drawing:own_generator")
+    assert "data: step 1, microbatch 0: ranks 0, 1 read other batches" in told
+    assert kept == []
+    assert len(runs.history("by_index")) == STEPS
+
+
+@pytest.mark.parametrize("text", ["", "clip_norm = 1.0\n"], ids=["plain", "clipped"])
+def test_what_diverges_ends_alike_with_and_without_clipping(text: str, tmp_path: Path) -> None:
+    told, kept = ended(tmp_path, "Numbers", f"learning_rate = 1e200\n{text}")
+    assert "step 2: the loss is inf" in told
+    assert kept == ["step-00000001"]
+
+
+def test_a_step_that_is_not_finite_ends_the_training_or_is_left_out(
+    runs: RunFiles, tmp_path: Path
+) -> None:
+    alone = Alone(plan_of("Numbers", "d0, d1", "mse"), runs.config("skips"))
+    example = alone.model.example_batch(1)
+    example = {name: x.double() for name, x in example.items()}
+    rows = DatasetBatches(Doubles(), example, 4, alone.config.seed)
+    alone.batch_of = rows
+    wrong = [
+        step
+        for step in range(1, STEPS + 1)
+        if any(rows(step, number)["target"].isnan().any() for number in range(4))
+    ]
+    assert wrong
+    for step in range(1, STEPS + 1):
+        if step not in wrong:
+            alone.step(step)
+    assert worst_error(runs.parameters("skips"), alone.parameters()) < 1e-9
+    assert [m["step"] for m in runs.history("skips") if m["skipped"]] == wrong
+    told, kept = ended(tmp_path, "Numbers", data="drawing:Holed")
+    assert f"step {wrong[0]}: the loss is nan" in told
+    assert kept == [f"step-{step:08d}" for step in range(1, wrong[0])]
+
+
+class Doubles(drawing.Holed):
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {name: x.double() for name, x in super().__getitem__(index).items()}
+
+
+def changing(step: int, microbatch: int) -> Mapping[str, torch.Tensor]:
+    changing.calls += 1
+    return {"x": torch.tensor([changing.calls if step == 2 else step])}
+
+
+changing.calls = 0
+
+
+def test_two_stages_of_one_rank_that_read_other_batches_are_refused() -> None:
+    digests = BatchDigests(changing, 1, first_step=1)
+    for step in (1, 2):
+        for _ in range(2):
+            digests(step, 0)
+    require_same_batches(1, [[row, -1.0] for row in digests.take(1)])
+    with pytest.raises(PipeplanError, match="step 2, microbatch 0: the stages of rank 0 read"):
+        require_same_batches(2, [[row, -1.0] for row in digests.take(2)])
+    assert digests.take(9) == []
