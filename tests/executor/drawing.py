@@ -84,11 +84,11 @@ class Numbers(nn.Module):
 
 
 class Holed:
-    """Rows of numbers; the seventh has NaN for a target."""
+    """Rows of numbers in float64; one has NaN for a target."""
 
     def __len__(self) -> int:
         return 12
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        row = torch.arange(4) * 0.1 * (index + 1)
-        return {"x": row[:3], "target": row[3:] if index != 7 else torch.full((1,), torch.nan)}
+        row = torch.arange(4, dtype=torch.float64) * 0.1 * (index + 1)
+        return {"x": row[:3], "target": row[3:] if index != 7 else row[3:] * torch.nan}

@@ -100,7 +100,7 @@ def test_a_step_that_is_not_finite_ends_the_training_or_is_left_out(
     alone = Alone(plan_of("Numbers", "d0, d1", "mse"), runs.config("skips"))
     example = alone.model.example_batch(1)
     example = {name: x.double() for name, x in example.items()}
-    rows = DatasetBatches(Doubles(), example, 4, alone.config.seed)
+    rows = DatasetBatches(drawing.Holed(), example, 4, alone.config.seed)
     alone.batch_of = rows
     wrong = [
         step
@@ -116,11 +116,6 @@ def test_a_step_that_is_not_finite_ends_the_training_or_is_left_out(
     told, kept = ended(tmp_path, "Numbers", data="drawing:Holed")
     assert f"step {wrong[0]}: the loss is nan" in told
     assert kept == [f"step-{step:08d}" for step in range(1, wrong[0])]
-
-
-class Doubles(drawing.Holed):
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {name: x.double() for name, x in super().__getitem__(index).items()}
 
 
 def changing(step: int, microbatch: int) -> Mapping[str, torch.Tensor]:
