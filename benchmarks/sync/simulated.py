@@ -11,10 +11,11 @@ from multiprocessing import get_context
 
 from benchmarks.sync.figures import Look, Measured, Runs
 from benchmarks.sync.settings import best_of
+from benchmarks.sync.uniform import uniform_world
 from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
 from planner.sync.simulation.slowness import parse_slowness
 from planner.sync.simulation.training import Learning
-from planner.sync.simulation.world import LinkCost, PipelineRank, World, uniform_world
+from planner.sync.simulation.world import LinkCost, PipelineRank, World
 from planner.sync.strategies import parse_sync
 
 COMPUTE_S, BACKWARD_SHARE = 0.1, 2 / 3

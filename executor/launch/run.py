@@ -22,6 +22,7 @@ from executor.training.loss_scale import LossScale
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimizer import OptimizerFactory, job_optimizer, own_optimizer
 from planner.plan.plan import Plan, Sync
+from planner.sync.papers import announce_paper
 from planner.sync.pipeline_replicas import pipeline_count
 from planner.sync.strategies import parse_sync, require_fit
 from planner.tracing.factory import Loss
@@ -85,7 +86,10 @@ def sync_of(plan: Plan, run: RunSettings) -> Sync:
         PipeplanError: naming an unknown strategy, every wrong option, or one that the plan's
             pipelines cannot have.
     """
-    sync = plan.sync if run.sync is None else parse_sync(run.sync)
+    sync = plan.sync
+    if run.sync is not None:
+        sync = parse_sync(run.sync)
+        announce_paper(run.sync)
     require_fit(sync, pipeline_count(plan))
     return sync
 

@@ -133,10 +133,12 @@ def require_sync(name: str | None) -> None:
     Raises:
         PipeplanError: naming what is wrong.
     """
+    from planner.sync.papers import announce_paper
     from planner.sync.strategies import parse_sync
 
     if name not in (None, CHOOSE):
         parse_sync(str(name))
+        announce_paper(str(name))
 
 
 def needs_pipelines(name: str | None) -> bool:
@@ -282,12 +284,17 @@ def _or(value: int | None, usual: int) -> int:
 
 
 def _strategies(names: tuple[str, ...]) -> tuple[Sync, ...]:
+    from planner.sync.papers import announce_paper
     from planner.sync.simulation.comparison import ALL_STRATEGIES
     from planner.sync.strategies import parse_sync
 
     if ALL in names:
         return ALL_STRATEGIES
-    return tuple(map(parse_sync, dict.fromkeys(names)))
+    names = tuple(dict.fromkeys(names))
+    syncs = tuple(map(parse_sync, names))
+    for name in names:
+        announce_paper(name)
+    return syncs
 
 
 def _scenario(plan: Plan, request: SyncRequest) -> Scenario:

@@ -16,6 +16,7 @@ from planner.errors import PipeplanError, shorten
 from planner.job import JsonValue
 from planner.plan.plan import BUCKET_MIB, FUSION_MIB, Sync
 from planner.records.document import Record
+from planner.sync.papers import PAPERS
 from planner.units import plural
 
 Mib = Annotated[float, Field(gt=0, le=2**20)]
@@ -323,7 +324,7 @@ def options_of(sync: Sync, source: str = "sync") -> Options:
     if sync.strategy not in OPTIONS:
         raise PipeplanError(
             f"{source}.strategy: {sync.strategy!r} is not known; expected one of "
-            f"{', '.join(OPTIONS)}"
+            f"{', '.join(OPTIONS)}; --sync also takes {', '.join(PAPERS)}"
         )
     kind, source = OPTIONS[sync.strategy], f"{source}.options of {sync.strategy}"
     known = {name: value for name, value in sync.options.items() if name in kind.model_fields}
@@ -399,6 +400,9 @@ def group_size_of(options: PartialAllReduceOptions, pipelines: int) -> int:
 def parse_sync(text: str) -> Sync:
     """Parse ``NAME`` or ``NAME:OPTION=VALUE,OPTION=VALUE``.
 
+    A name may be that of a paper (:mod:`planner.sync.papers`): its options are then those of the
+    paper where the given ones leave them open.
+
     Raises:
         PipeplanError: naming what cannot be read, an unknown strategy or every wrong option.
     """
@@ -421,9 +425,23 @@ def parse_sync(text: str) -> Sync:
                 f"{value}; give it once"
             )
         given[option] = _value(value)
+    if name.strip() in PAPERS and PAPERS[name.strip()].runs != name.strip():
+        return _of_paper(parse_sync(PAPERS[name.strip()].runs), given)
     sync = Sync(strategy=name.strip(), options=given)
     options_of(sync, "sync")
     return sync
+
+
+def _of_paper(sync: Sync, given: Mapping[str, JsonValue]) -> Sync:
+    """Return a paper's strategy with the given options, which rule out those that contradict."""
+    both = sync.model_copy(update={"options": {**sync.options, **given}})
+    alone = sync.model_copy(update={"options": dict(given)})
+    try:
+        options_of(both, "sync")
+    except PipeplanError:
+        options_of(alone, "sync")
+        return alone
+    return both
 
 
 def sync_name(sync: Sync) -> str:

@@ -9,6 +9,7 @@ from builders import GIGA, cluster, graph, layer, link, orders, parameter, pipel
 from commands import CLUSTERS, pipeplan
 from rich.console import Console
 
+from benchmarks.sync.uniform import uniform_world
 from executor.launch.run import RunSettings, sync_of
 from planner import Plan
 from planner.assembly import plan_by_hand
@@ -19,7 +20,7 @@ from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario, trace_sync
-from planner.sync.simulation.world import LinkCost, uniform_world
+from planner.sync.simulation.world import LinkCost
 from planner.sync.strategies import parse_sync
 from planner.verification import verify
 

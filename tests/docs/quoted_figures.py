@@ -238,6 +238,25 @@ def tiny_problems() -> list[float]:
     return report("EXHAUSTIVE").said(r"^\| what \| of (\d+) problems")
 
 
+def to_the_loss(strategy: str) -> list[float | None]:
+    """Return the speed-up to the loss where one of eight real pipelines is slow; None: never."""
+    where = {"setting": "one_4x_slow", "strategy": f"`{strategy}`"}
+    name = "to the loss, against overlapped"
+    return [only(report("SYNC").column("Eight real pipelines", name, where, part=r"^([\d.]+)"))]
+
+
+PAPER_ROWS = {
+    "sdpipe": "semi_decentralized",
+    "prague": "partial_all_reduce",
+    "ps_plus": "eager_parameter_server",
+    "cross_iteration": "cross_iteration",
+    "dear": "decoupled",
+    "hetpipe": "wave_synchronous",
+    "ad_psgd": "ad_psgd",
+}
+"""The strategies of README's table of papers, by the name in its command."""
+
+
 # --- the pages ------------------------------------------------------------------------------------
 
 CELL = "[*]*#[*]*"
@@ -283,6 +302,14 @@ QUOTED = (
         gaps_by_cluster,
     ),
     Quoted("README.md", RIVALS, rivals),
+    *(
+        Quoted(
+            "README.md",
+            rf"[|] `--sync {name}` [|] `[^`]+` [|] (?:#|-) [|]",
+            partial(to_the_loss, strategy),
+        )
+        for name, strategy in PAPER_ROWS.items()
+    ),
     Quoted(
         "README.md",
         "takes # times as long as Pipeplan's plan on uneven clusters in the geometric mean and # "

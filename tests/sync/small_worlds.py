@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from benchmarks.sync.uniform import uniform_world
 from planner.sync.simulation.run import Scenario, SimulatedRun, simulate_sync
 from planner.sync.simulation.slowness import parse_slowness
 from planner.sync.simulation.training import Learning
-from planner.sync.simulation.world import LinkCost, PipelineRank, World, uniform_world
+from planner.sync.simulation.world import LinkCost, PipelineRank, World
 from planner.sync.strategies import parse_sync
 
 LINK = LinkCost(latency_s=1e-3, bandwidth_gb_per_s=1.0)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_worlds import COMPUTE_S, run_of
 
+from benchmarks.sync.uniform import uniform_world
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.simulation.network import fair_rates
@@ -22,7 +23,6 @@ from planner.sync.simulation.world import (
     LinkCost,
     World,
     transfers_of,
-    uniform_world,
 )
 from planner.sync.strategies import parse_sync
 

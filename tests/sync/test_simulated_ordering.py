@@ -10,7 +10,8 @@ from functools import cache
 import pytest
 from small_worlds import run_of
 
-from planner.sync.simulation.world import LinkCost, uniform_world
+from benchmarks.sync.uniform import uniform_world
+from planner.sync.simulation.world import LinkCost
 
 WORLD = uniform_world(8, 0.1, 340_000, LinkCost(1.19e-3, 10.0))
 HOMOGENEOUS, SLOW, SLOWER, TRANSIENT = "steady", "slow:0x2", "slow:0x4", "sleep:0.1:0.3"

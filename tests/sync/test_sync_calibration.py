@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 from small_worlds import small_world
 
+from benchmarks.sync.uniform import uniform_world
 from planner.errors import PipeplanError
 from planner.measured.sync_trace import SyncTrace
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.meetings import durations, lateness_s, meetings_of
 from planner.sync.simulation.run import Scenario, simulate_sync, trace_sync
 from planner.sync.simulation.slowness import parse_slowness
-from planner.sync.simulation.world import LinkCost, World, uniform_world
+from planner.sync.simulation.world import LinkCost, World
 from planner.sync.strategies import parse_sync
 
 GUESS = uniform_world(8, 0.03, 1000, LinkCost(1e-6, 100.0))

@@ -16,7 +16,9 @@ from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.search.schedule.heuristic import best_heuristic_schedule
-from planner.sync.simulation import Scenario, compare_syncs, from_plan
+from planner.sync.simulation.comparison import compare_syncs
+from planner.sync.simulation.planned import from_plan
+from planner.sync.simulation.run import Scenario
 
 JOB = {"equal_pipelines": True, "max_stages_per_device": 1, "recompute": False}
 
