@@ -27,7 +27,7 @@ from executor.launch.run import PlanRank, RunSettings
 from executor.runtime.lowering import lower
 from executor.runtime.member_messages import MemberMessages
 from executor.split.attention import cores_of
-from executor.split.in_place_writes import is_noted, require_order
+from executor.split.in_place_writes import require_order
 from executor.split.member_step import MemberStep, ParameterShares, member_step
 from executor.split.model_split import cut, cut_for_member, messages_by_size
 from executor.split.stage_module import StageModule
@@ -43,7 +43,7 @@ from planner.tracing.export import ExportedStep
 from planner.tracing.factory import Loss
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.lookups import lookups, too_small_for_text
-from planner.tracing.sharing import written_by
+from planner.tracing.sharing import require_no_writes
 from planner.tracing.torch_private import require_supported
 from planner.units import listed
 from planner.verification import require_valid
@@ -201,24 +201,6 @@ def _member_steps(
         for size, split in splits.items()
         if split is not None
     }
-
-
-def require_no_writes(exported: ExportedStep) -> None:
-    """Refuse a model that writes buffers, such as running statistics, at several lengths.
-
-    Raises:
-        PipeplanError: naming a buffer.
-    """
-    for node in exported.graph.nodes:
-        held = [value for value in node.all_input_nodes if value.op == "get_attr"]
-        written = [value for value in written_by(node) if value.op == "get_attr"]
-        written = written or (held if is_noted(node) else [])
-        if written:
-            name = exported.names.get(str(written[0].target), str(written[0].target))
-            raise PipeplanError(
-                f"lengths: the model writes buffer {name!r} in its forward, which microbatches of "
-                "several lengths cannot share yet; remove lengths from the job and plan again"
-            )
 
 
 def needed_by(plan: Plan, rank: int) -> Needed:

@@ -13,15 +13,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, fx
+from torch import fx
 
 from executor.split.stage_module import StageModule
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.tracing.export import ExportedStep
 from planner.tracing.sharing import memory_of, written_by
-from planner.tracing.torch_private import OpOverload, schema_name
 
 
 @dataclass(frozen=True)
@@ -141,41 +139,6 @@ class InPlaceWrites:
             f"{write.node.name} ({write.node.target}) in stage {write.stage} writes in place into "
             f"{what}; put these layers in one stage or compute it out of place in the model"
         )
-
-
-_NORMALISATIONS = frozenset(("aten::batch_norm", "aten::instance_norm"))
-
-
-def is_noted(node: fx.Node) -> bool:
-    """Return whether what it writes may be noted and applied later."""
-    return is_noted_normalisation(node) or is_counter(node)
-
-
-def is_noted_normalisation(node: fx.Node) -> bool:
-    """A normalisation that writes running statistics, which are buffers of the model."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    if schema_name(node.target) not in _NORMALISATIONS:
-        return False
-    written = written_by(node)
-    return bool(written) and all(n.op == "get_attr" for n in written)
-
-
-def is_counter(node: fx.Node) -> bool:
-    """``buffer.add_(1)`` of an integer buffer whose value nothing else uses."""
-    if not _adds_number(node):
-        return False
-    buffer = node.args[0]
-    assert isinstance(buffer, fx.Node)
-    value = buffer.meta.get("val")
-    if buffer.op != "get_attr" or not isinstance(value, Tensor) or value.is_floating_point():
-        return False
-    return all(_adds_number(user) for user in buffer.users)
-
-
-def _adds_number(node: fx.Node) -> bool:
-    is_add = node.target is torch.ops.aten.add_.Tensor and len(node.args) == 2
-    return is_add and isinstance(node.args[1], int) and not node.users
 
 
 def require_order(plan: Plan, stages: tuple[StageModule, ...]) -> None:

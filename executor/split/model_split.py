@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from executor.split.attention import Cores, core_marks, cores_of
-from executor.split.in_place_writes import InPlaceWrites, is_noted
+from executor.split.in_place_writes import InPlaceWrites
 from executor.split.member_step import MemberStep
 from executor.split.piece_graph import Filled, HeldAttributes, PieceGraph
 from executor.split.stage_module import BoundaryTensor, Piece, StageModule, memory_order
@@ -19,7 +19,7 @@ from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
-from planner.tracing.sharing import is_random, written_by
+from planner.tracing.sharing import buffers_written, is_random
 
 CPU = torch.device("cpu")
 
@@ -278,7 +278,6 @@ class _Cutter:
         if self.pieces[number].recompute or self.pieces[number].is_apart:
             leaving += [n for n in reads if self._is_changed(n, number)]
         graph = PieceGraph(root, self.layers.static, [*reads, *inputs], self.device)
-        written = [value for node in nodes if not is_noted(node) for value in written_by(node)]
         return Piece(
             recompute=self.pieces[number].recompute,
             offload=self.pieces[number].offload,
@@ -287,7 +286,7 @@ class _Cutter:
             makes=tuple(map(self.boundary, leaving)),
             model_inputs=tuple(str(node.target) for node in inputs),
             written=self.written[number],
-            written_buffers=frozenset(root.name_of(n) for n in written if n.op == "get_attr"),
+            written_buffers=frozenset(root.name_of(n) for _, n in buffers_written(nodes)),
             is_random=any(map(is_random, nodes)),
             last_reads=frozenset(n.name for n in reads if self._is_last_use(n, number)),
             layer=self.pieces[number].layers[0] if self.pieces[number].is_apart else None,

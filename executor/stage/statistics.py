@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from executor.split.in_place_writes import is_counter, is_noted_normalisation
+from planner.tracing.sharing import is_counter, is_noted_normalisation
 
 
 def copied(module: fx.GraphModule) -> fx.GraphModule:

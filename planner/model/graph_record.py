@@ -48,6 +48,7 @@ SHARED = (
 _LEFT_OUT_OF_LAYERS = (
     "device_types",
     "work",
+    "writes",
     "batch_bytes",
     "collectives",
     "products",
@@ -110,6 +111,8 @@ class Layer(LayerFigures):
         again_bytes: Bytes that the layer does not keep but its backward makes again, as those of
             recomputed attention: no part of the stash, but of the memory held while it runs.
         parameters: Names (FQNs) of its parameters; a tied parameter appears in several layers.
+        writes: Buffers that its forward writes and whose value depends on the microbatches before;
+            running statistics of normalisations and counters are none.
         batch_bytes: Bytes of the entries of the batch, inputs and targets, that it reads, and that
             are copied to a GPU for it.
         measured: Measured times by device type, used instead of the roofline.
@@ -128,6 +131,7 @@ class Layer(LayerFigures):
     peak_bytes: Count | None = None
     again_bytes: Count = 0
     parameters: tuple[Name, ...] = ()
+    writes: tuple[Name, ...] = ()
     batch_bytes: Count = 0
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
     device_types: tuple[Name, ...] = ()
@@ -372,12 +376,8 @@ def _check_lengths(record: GraphRecord) -> None:
         raise ValueError("layers[0].lengths: their tokens do not ascend; trace the model again")
     if expected and abs(sum(share for _, share in expected) - 1) > ROUNDING:
         raise ValueError("layers[0].lengths: their shares do not sum to 1; trace the model again")
-    kinds: dict[str, Sequence[Layer | Boundary]] = {
-        "layers": record.layers,
-        "boundaries": record.boundaries,
-    }
-    for kind, rows in kinds.items():
-        for index, row in enumerate(rows):
+    for kind in ("layers", "boundaries"):
+        for index, row in enumerate(getattr(record, kind)):
             if tuple((part.tokens, part.share) for part in row.lengths) != expected:
                 raise ValueError(
                     f"{kind}[{index}].lengths: {row.name!r} has other lengths than the first "

@@ -272,6 +272,23 @@ QUICK_STEPS = (
 """Steps of a search that asks only whether a plan fits, and about how long it takes."""
 
 
+def _require_buffers_kept(problem: Problem) -> None:
+    """Refuse freedoms under which a buffer that forward writes would differ from one process's.
+
+    Raises:
+        PipeplanError: naming the layers, the buffers and the fields to set.
+    """
+    job = problem.job
+    fields = [name for name in ("replication", "recompute") if getattr(job, name)]
+    rows = [layer for layer in problem.graph.record.layers if layer.writes]
+    if rows and fields:
+        raise PipeplanError(
+            f"layer {rows[0].name!r} writes {', '.join(rows[0].writes)} in its forward, which "
+            "replicas or a second forward would change; set "
+            f"{' and '.join(f'{name} = false' for name in fields)} in the job"
+        )
+
+
 Preference = Literal["fast", "simple"]
 Choose = Callable[[Search], ChosenSchedule | None]
 
@@ -332,6 +349,7 @@ def solve(
     if robust or prefer != "fast":
         what = "robust = True" if robust else 'prefer = "simple"'
         require_without(problem.job, what, ("offload", "lengths"))
+    _require_buffers_kept(problem)
     one = _OneCall(
         settings=Settings(seed, workers, deterministic),
         time_limit_s=time_limit_s,

@@ -1,12 +1,13 @@
 """Shared memory, writes in place and randomness of values in an exported graph."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from planner.errors import PipeplanError
 from planner.tracing.torch_private import (
     HigherOrderOperator,
     OpOverload,
@@ -35,6 +36,10 @@ class ExportedStep:
     def graph(self) -> fx.Graph:
         """The nodes in executable order."""
         return self.module.graph
+
+    def name_of(self, node: fx.Node) -> str:
+        """Return the model's own name of what a ``get_attr`` node holds."""
+        return self.names.get(str(node.target), str(node.target))
 
     def attribute(self, node: fx.Node) -> object:
         """Return the parameter, buffer or constant of a ``get_attr`` node."""
@@ -92,6 +97,67 @@ def _drops_nothing(node: fx.Node) -> bool:
     is_dropout = schema_name(node.target) in _MAY_RETURN_ARGUMENT
     rate = given.get("p") if is_dropout else given.get("dropout_p", given.get("dropout"))
     return rate == 0 or (rate is not None and given.get("train") is False)
+
+
+def is_noted(node: fx.Node) -> bool:
+    """Return whether what it writes may be noted and applied later."""
+    return is_noted_normalisation(node) or is_counter(node)
+
+
+def is_noted_normalisation(node: fx.Node) -> bool:
+    """A normalisation that writes running statistics, which are buffers of the model."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    if schema_name(node.target) not in _WRITES_STATISTICS_IF:
+        return False
+    written = written_by(node)
+    return bool(written) and all(n.op == "get_attr" for n in written)
+
+
+def is_counter(node: fx.Node) -> bool:
+    """``buffer.add_(1)`` of an integer buffer whose value nothing else uses."""
+    if not _adds_number(node):
+        return False
+    buffer = node.args[0]
+    assert isinstance(buffer, fx.Node)
+    value = buffer.meta.get("val")
+    if buffer.op != "get_attr" or not isinstance(value, Tensor) or value.is_floating_point():
+        return False
+    return all(_adds_number(user) for user in buffer.users)
+
+
+def _adds_number(node: fx.Node) -> bool:
+    is_add = node.target is torch.ops.aten.add_.Tensor and len(node.args) == 2
+    return is_add and isinstance(node.args[1], int) and not node.users
+
+
+def buffers_written(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Yield operations that write a buffer whose value depends on the microbatches before.
+
+    With each comes the node of the buffer. Writes that :func:`is_noted` tells are left out.
+    """
+    for node in nodes:
+        for value in written_by(node) if not is_noted(node) else ():
+            if value.op == "get_attr":
+                yield node, value
+
+
+def require_no_writes(exported: ExportedStep) -> None:
+    """Refuse a step that writes buffers, such as running statistics, at several lengths.
+
+    Raises:
+        PipeplanError: naming a buffer.
+    """
+    for node in exported.graph.nodes:
+        held = [value for value in node.all_input_nodes if value.op == "get_attr"]
+        written = [value for value in written_by(node) if value.op == "get_attr"]
+        written = written or (held if is_noted(node) else [])
+        if written:
+            raise PipeplanError(
+                f"lengths: the model writes buffer {exported.name_of(written[0])!r} in its "
+                "forward, which microbatches of several lengths cannot share yet; remove lengths "
+                "from the job and plan again"
+            )
 
 
 def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:

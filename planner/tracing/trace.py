@@ -30,6 +30,7 @@ from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment, assign_layers
 from planner.tracing.measure import Measurement, OperationCost, measure
 from planner.tracing.products import products_of
+from planner.tracing.sharing import buffers_written, require_no_writes
 from planner.tracing.torch_private import require_supported
 
 LOG = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ def trace_step(model: str | Factory, job: Job, name: str | None = None) -> Trace
         LOG.warning("%s: %s", named, note)
     if job.lengths is None:
         return steps[-1]
+    require_no_writes(steps[-1].exported)
     shares = list(zip(job.lengths.tokens, job.lengths.all_shares, strict=True))
     return replace(steps[-1], graph=joined([step.graph for step in steps], shares))
 
@@ -224,6 +226,9 @@ def _layers(
     held = (measured.saved.values(), late, measured.again.values(), _read(layers))
     stash, weight_stash, again, batch = (_by_layer(layers, rows) for rows in held)
     used = _parameter_names(exported, layers)
+    written: dict[str, dict[str, None]] = {name: {} for name in layers.names}
+    for node, buffer in buffers_written(layers.layer_of):
+        written[layers.layer_of[node]][exported.name_of(buffer)] = None
     size = {row.name: row.bytes for row in parameters if row.trainable}
     found = []
     for name in layers.names:
@@ -242,6 +247,7 @@ def _layers(
                 weight_stash_bytes=weight_stash[name],
                 again_bytes=again[name],
                 parameters=tuple(used[name]),
+                writes=tuple(written[name]),
                 batch_bytes=batch[name],
                 work=work,
                 products=tuple(product for _, product in products_of(nodes[name])),

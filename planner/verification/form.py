@@ -1,8 +1,9 @@
 """What can be seen of a plan without a simulation; the verifier's first half."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import groupby
+from operator import itemgetter
 
 from planner.errors import PipeplanError, near
 from planner.model.graph_record import graph_digest
@@ -15,17 +16,13 @@ from planner.units import listed, plural
 
 
 def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
-    """Every problem that shows without a simulation, one line each.
-
-    Args:
-        plan: with single devices or groups as devices (:mod:`planner.verification.tensor_groups`).
-        orders: its orders, parsed.
-    """
+    """Every problem that shows without a simulation; groups are devices of the plan."""
     foremost = list(stage_problems(plan))
     yield from foremost
     beyond = outside(plan.job.space, plan.stages, orders, plan.layers, overlaps=plan.overlaps)
     yield from (found.in_job() for found in beyond)
     yield from _ranks(plan)
+    yield from _written_buffers(plan, orders)
     yield from order_problems(plan, orders)
     if not foremost:  # Only then is it known how many operations there must be.
         yield from _missing(plan, orders)
@@ -85,10 +82,9 @@ def stage_problems(plan: Plan) -> Iterator[str]:
             elif layer in stage_of:
                 yield f"{field}.layers: layer {layer!r} is already in stage {stage_of[layer]}"
             stage_of.setdefault(layer, position)
-        for layer in sorted(set(stage.recompute) - set(stage.layers)):
-            yield f"{field}.recompute: layer {layer!r} is not in this stage"
-        for layer in sorted(set(stage.offload) - set(stage.layers)):
-            yield f"{field}.offload: layer {layer!r} is not in this stage"
+        for name, again in (("recompute", stage.recompute), ("offload", stage.offload)):
+            for layer in sorted(set(again) - set(stage.layers)):
+                yield f"{field}.{name}: layer {layer!r} is not in this stage"
         for layer in sorted(set(stage.offload) & set(stage.recompute)):
             yield (
                 f"{field}.offload: layer {layer!r} is recomputed too; do one of them, what runs "
@@ -138,13 +134,7 @@ def _group_sizes(plan: Plan) -> Iterator[str]:
                 f"stages[{position}].devices: groups of {listed(sorted(sizes[position]))} devices, "
                 "which have different shares of parameters; give a stage groups of one size"
             )
-    users: dict[str, list[int]] = {}
-    layers = {layer.name: layer for layer in plan.model.graph.layers}
-    for position, stage in enumerate(plan.stages):
-        used = (layers[name].parameters for name in stage.layers if name in layers)
-        for name in dict.fromkeys(name for names in used for name in names):
-            users.setdefault(name, []).append(position)
-    for name, holders in users.items():
+    for name, holders in _users(plan).items():
         different = set().union(*(sizes[position] for position in holders))
         if len(holders) > 1 and len(different) > 1:
             yield (
@@ -179,6 +169,36 @@ def _edges_backwards(plan: Plan, stage_of: dict[str, int]) -> Iterator[str]:
                 )
 
 
+def _users(plan: Plan) -> dict[str, list[int]]:
+    """The stages whose layers use each parameter or buffer."""
+    layers = {layer.name: layer for layer in plan.model.graph.layers}
+    users: dict[str, list[int]] = {}
+    for position, stage in enumerate(plan.stages):
+        used = (layers[name].parameters for name in stage.layers if name in layers)
+        for name in dict.fromkeys(name for names in used for name in names):
+            users.setdefault(name, []).append(position)
+    return users
+
+
+def _written_buffers(plan: Plan, orders: Orders) -> Iterator[str]:
+    """A buffer that forwards write is on one device, which runs them once each and in order."""
+    layers, users = plan.model.graph.layers, _users(plan)
+    for name in dict.fromkeys(name for layer in layers for name in layer.writes):
+        holders = users.get(name, [])
+        if len(holders) > 1:
+            yield f"stages: {listed(holders)} use {name!r}, which forwards write; join them"
+        for position in holders:
+            stage, what = plan.stages[position], f"stages[{position}]: its forwards write {name!r}"
+            if len(stage.devices) > 1:
+                yield f"{what}, replicas each for themselves; give it a single device"
+            if any(name in row.parameters for row in layers if row.name in stage.recompute):
+                yield f"{what}, which recomputed layers would read changed; do not recompute them"
+            for device, order in orders.items():
+                forwards = [op.microbatch for op in order if op[:2] == (position, "F")]
+                if forwards != sorted(forwards):
+                    yield f"{what}: orders[{device!r}] must have its microbatches in order"
+
+
 def _ranks(plan: Plan) -> Iterator[str]:
     used = {device for stage in plan.stages for device in stage.devices}
     for device, count in Counter(plan.ranks).items():
@@ -200,11 +220,10 @@ def order_problems(plan: Plan, orders: Orders) -> Iterator[str]:
         field = f"orders[{device!r}]"
         if device not in known:
             yield f"{field}: unknown device; the cluster has no such device"
+        wrong: dict[str, list[Operation]] = {}
         for operation in order:
             seen[operation] += 1
             ran_on.setdefault((operation.stage, operation.microbatch), set()).add(device)
-        wrong: dict[str, list[Operation]] = {}
-        for operation in order:
             for reason in _out_of_place(plan, holders, device, operation):
                 wrong.setdefault(reason, []).append(operation)
         for reason, found in wrong.items():
@@ -234,26 +253,18 @@ def _out_of_place(
 
 def _missing(plan: Plan, orders: Orders) -> Iterator[str]:
     """Microbatches without the right operations; neighbours that lack the same in one line."""
-    kinds: dict[tuple[int, int], set[str]] = {}
+    kinds: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
     for order in orders.values():
         for stage, kind, microbatch in order:
-            kinds.setdefault((stage, microbatch), set()).add(kind)
-    words = {key: "".join(sorted(held, key="FBIW".index)) for key, held in kinds.items()}
-
+            kinds[stage, microbatch].add(kind)
     for stage in range(len(plan.stages)):
-
-        def found(microbatch: int, stage: int = stage) -> str:
-            return words.get((stage, microbatch), "")
-
-        for has, run in groupby(range(plan.microbatches), key=found):
-            if has not in ("FB", "FIW"):
-                yield _lacks(stage, list(run), has)
-
-
-def _lacks(stage: int, microbatches: list[int], has: str) -> str:
-    first, last = microbatches[0], microbatches[-1]
-    which = f"microbatch {first}" if first == last else f"each of microbatches {first} to {last}"
-    return (
-        f"orders: {which} of stage {stage} has {', '.join(has) or 'no operation'}; "
-        "it needs F and then B, or F, I and W"
-    )
+        rows = [(sorted(kinds[stage, m], key="FBIW".index), m) for m in range(plan.microbatches)]
+        for has, run in groupby(rows, key=itemgetter(0)):
+            if has not in (["F", "B"], ["F", "I", "W"]):
+                found = [microbatch for _, microbatch in run]
+                several = f"each of microbatches {found[0]} to {found[-1]}"
+                which = several if len(found) > 1 else f"microbatch {found[0]}"
+                yield (
+                    f"orders: {which} of stage {stage} has {', '.join(has) or 'no operation'}; "
+                    "it needs F and then B, or F, I and W"
+                )

@@ -84,8 +84,8 @@ def _layer_parts(
     plan: Plan, costs: PlanCosts, layer: Layer, kind: str, type_name: str, *, again: bool
 ) -> Iterator[tuple[Source, float]]:
     kind_of_device = plan.cluster.device_types[type_name]
+    phases = (*_PHASES_OF[kind], *(_PHASES_OF["F"] if again and kind in "BI" else ()))
     if type_name in layer.measured:
-        phases = (*_PHASES_OF[kind], *(_PHASES_OF["F"] if again and kind in "BI" else ()))
         sent_s = sum(exchanging_s(layer, phase, kind_of_device) for phase in phases)
         yield "measured", costs.layer_seconds(layer, type_name)["FIWB".index(kind)] - sent_s
         yield kind_of_device.source, sent_s
@@ -93,8 +93,7 @@ def _layer_parts(
     if kind == "F":
         loaded = costs.problem.loaded(layer, type_name)[0]
         yield kind_of_device.source, costs.problem.seconds(layer, type_name)[0] - loaded
-    repeated = _PHASES_OF["F"] if again and kind in "BI" else ()
-    for phase in (*_PHASES_OF[kind], *repeated):
+    for phase in phases:
         seconds, by_throughput = costs.problem.roofline(layer, phase, kind_of_device)
         is_guess = kind_of_device.source == "datasheet" and by_throughput
         yield "assumed" if is_guess else kind_of_device.source, seconds

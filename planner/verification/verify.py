@@ -36,12 +36,8 @@ def verify(plan: Plan) -> list[str]:
 
     Returns:
         One line a problem, each naming the field, and the rest counted where they are many; empty
-        if the plan holds: every layer in exactly one stage, no edge backwards, no more stages,
-        replicas and recompute than the job allows, each operation once and on a device of its
-        stage, no deadlock, messages in an order that no rank waits in for ever, memory within
-        capacity at every moment, predictions equal to those of a replay that shares no code with
-        the simulator, pipelines if the strategy of synchronisation needs them, a bound only for the
-        problem it was proved for.
+        if the plan holds: stages, devices, orders, written buffers, memory and messages are those
+        that the job, the cluster and the runtime allow, and predictions and bound are right.
     """
     try:
         orders = plan.parsed_orders()
@@ -78,13 +74,7 @@ def save_valid(plan: Plan, path: str | Path) -> None:
 
 
 def _replay_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
-    """Every problem that a replay shows.
-
-    Args:
-        plan: as it was read.
-        seen: the same with groups as devices.
-        orders: its orders, parsed.
-    """
+    """Every problem that a replay shows; ``seen`` is the plan with groups as devices."""
     problem = seen.problem  # Refuses a graph, a cluster and a job that do not fit.
     costs = PlanCosts(seen)
     _require_paths(seen, costs)
@@ -218,11 +208,8 @@ def _predicted(plan: Plan, found: Replayed) -> Iterator[str]:
 
 def _time_shares(plan: Plan, costs: PlanCosts, found: Replayed) -> Iterator[str]:
     """Plans of older versions do not say what their time comes from."""
-    said = plan.predicted.time_provenance
-    if said is None:
-        return
     shares = time_shares(plan, costs, found.last) or {}
-    for name, told in said:
+    for name, told in plan.predicted.time_provenance or ():
         share = shares.get(name)
         if not _close(told, share):
             yield f"predicted.time_provenance.{name}: the plan says {told}, it is {share}; {REMEDY}"
