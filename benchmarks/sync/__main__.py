@@ -9,7 +9,7 @@ Usage:
 Real rows are processes over gloo whose computation is emulated: a training step takes 100 ms by
 the clock, whatever the machine, and the model learns for real. The rows ``shaped``, ``legs`` and
 ``pipelines`` need root on Linux and are told as skipped elsewhere; --short leaves these,
-``predicted``, ``modulations``, ``asynchronous`` and ``choice`` out unless --rows names them.
+``predicted``, ``modulations`` and ``choice`` out unless --rows names them.
 ``predicted`` compares the simulator with the measured rows in benchmarks/SYNC.md and needs no real
 run, nor does ``choice``. Progress goes to standard error.
 """
@@ -26,7 +26,6 @@ from pathlib import Path
 
 from benchmarks.reporting.claims import add_claims_option, append, begin
 from benchmarks.reporting.report import heading
-from benchmarks.sync import asynchronous as sync_asynchronous
 from benchmarks.sync import pipelines as sync_pipelines
 from benchmarks.sync import predicted as sync_predicted
 from benchmarks.sync import regret as sync_regret
@@ -48,7 +47,7 @@ from planner import PipeplanError
 from planner.sync.choice import HORIZON, SEEDS
 
 SHORT_STEPS, STEPS = 30, 100
-ONLY_LONG = ("shaped", "legs", "predicted", "pipelines", "modulations", "asynchronous", "choice")
+ONLY_LONG = ("shaped", "legs", "predicted", "pipelines", "modulations", "choice")
 ABOUT = """\
 A share is what one pipeline does in one iteration. Throughput is shares a second in steady state,
 without each pipeline's first steps and without what follows the first pipeline's last step; of
@@ -149,14 +148,6 @@ def _real_sections(options: argparse.Namespace) -> dict[str, Section]:
             "with momentum 0.9 and of ten times these without, in each setting. The held-out loss "
             "is what the synchronous server has after half of its work.",
             lambda: sync_servers.real_servers_section(seeds, options.given_steps),
-        ),
-        "asynchronous": Section(
-            "A pipeline that does not flush",
-            "One real pipeline of four places on loopback, 200 ms of emulated compute a step: as "
-            "all others here, and with `--pipelining async`, as SDPipe's and HetPipe's are. Each "
-            "at the best of five learning rates, that of the asynchronous one over the "
-            "microbatches of a step, each of which it steps on.",
-            lambda: sync_asynchronous.asynchronous_section(seeds, options.given_steps),
         ),
     }
 

@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from benchmarks import ROOT
 from benchmarks.sync.figures import Look, Measured, Step, measured
@@ -51,7 +50,6 @@ class Training:
             divide it by the pipelines themselves.
         momentum: of a step, which with an asynchronous server is on one gradient.
         sync_trace: whether to write a trace.
-        pipelining: whether pipelines flush.
     """
 
     name: str
@@ -65,7 +63,6 @@ class Training:
     learning_rate: float = LEARNING_RATE
     momentum: float = MOMENTUM
     sync_trace: bool = False
-    pipelining: Literal["flush", "async"] = "flush"
 
     @property
     def in_step(self) -> bool:

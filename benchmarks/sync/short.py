@@ -24,7 +24,6 @@ SOURCES = {
     "predicted": SIMULATOR,
     "pipelines": SDPIPE,
     "modulations": SERVERS,
-    "asynchronous": "PipeDream: pipelines that do not flush; our own bar",
     "rivals": "HetPipe: waves and a bound on the distance; Ripples: its filter; our own bars",
     "links": LINKS,
     "slow": "Ripples: 2x all-reduce, 3x parameter server; Prague: 4.4x all-reduce; with slow ones",

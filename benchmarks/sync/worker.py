@@ -62,7 +62,6 @@ def _train(folder: Path, job: dict[str, Any], rank: int) -> dict[str, Any]:
         model=plan.model.factory,
         sync=job["sync"],
         pace=Pace(slow, job["sleep_probability"], job["sleep_s"], job["seed"]),
-        pipelining=job["pipelining"],
         optimizer=watched.optimizer,
         sync_trace=str(folder / f"{job['name']}.trace") if job["sync_trace"] else None,
     )

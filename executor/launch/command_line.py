@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from executor.launch.rank_options import Add, RankParser, add_rank_options, timeout_seconds
 from planner.errors import PipeplanError
@@ -42,7 +42,6 @@ class TrainingOptions:
     wait_log: str | None
     inject: str
     emulate_speed: bool
-    pipelining: Literal["flush", "async"]
     slow: str | None
     sleep: str | None
 
@@ -81,7 +80,6 @@ class TrainingOptions:
             wait_log=self.wait_log,
             inject=self.inject,
             pace=self._pace(),
-            pipelining=self.pipelining,
         )
 
     def _pace(self) -> Pace | None:
@@ -150,13 +148,6 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help="write the metrics of each step as a line of JSON",
-    )
-    add(
-        "--pipelining",
-        choices=["flush", "async"],
-        default="flush",
-        help="async: the pipeline never empties between steps, and the optimizer steps after each "
-        "microbatch, on stashed weights (default: flush, the plan's order)",
     )
     add_rank_options(add)
     _add_emulation(found.add_argument_group("emulation").add_argument)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -55,8 +54,6 @@ class RunSettings:
         wait_log: file that long waits for other pipelines are added to, see
             :class:`executor.coordinator.waits.WaitLog`.
         inject: faults on purpose, see :mod:`executor.elastic.faults`.
-        pipelining: ``flush``: the plan's order; ``async``: the pipeline does not empty, see
-            :mod:`executor.training.asynchronous`.
     """
 
     model: str | Factory | None = None
@@ -76,7 +73,6 @@ class RunSettings:
     sync_trace: str | None = None
     wait_log: str | None = None
     inject: str = ""
-    pipelining: Literal["flush", "async"] = "flush"
 
 
 def sync_of(plan: Plan, run: RunSettings) -> Sync:

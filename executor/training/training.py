@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -23,7 +23,6 @@ from executor.distributed.stop import NO_FOLDER, Stopped, StopRequest
 from executor.elastic.run import PipelineRun
 from executor.elastic.trace import SynchronousStepTimes
 from executor.emulation.emulation import emulating_trainer
-from executor.launch.asynchronous import require_asynchronous, stretches, version_bytes
 from executor.launch.config import CheckpointTable, TrainingConfig
 from executor.launch.model import Factory
 from executor.launch.prepare import (
@@ -49,7 +48,6 @@ from executor.launch.run import (
 from executor.runtime.timeline import TimelineWriter
 from executor.sync import require_strategy
 from executor.training.agreement import make_equal
-from executor.training.asynchronous import AsynchronousTrainer, lag_of
 from executor.training.beginning import Beginning
 from executor.training.data import BatchOf
 from executor.training.dataset import Dataset
@@ -66,7 +64,6 @@ from planner.records.document import require_file_path
 from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
 from planner.sync.strategies import STALE, SYNCHRONOUS
 from planner.tracing.factory import Loss
-from planner.verification import require_valid
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +80,6 @@ def train(
     resume: str | Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     sync: str | None = None,
-    pipelining: Literal["flush", "async"] = "flush",
     config: TrainingConfig | None = None,
     report: Report | None = None,
     **settings: Any,
@@ -104,7 +100,6 @@ def train(
         timeout_s: a rank that lets others wait for so long counts as lost.
         sync: strategy of synchronisation over the plan's, such as ``decoupled`` or
             ``all_reduce:bucket_mib=10``.
-        pipelining: ``async`` for a pipeline that does not flush between steps.
         config: a training file's contents; default made of ``settings``.
         report: called on every rank after every iteration.
         **settings: fields of :class:`~executor.launch.config.TrainingConfig`, such as
@@ -134,7 +129,6 @@ def train(
         resume=resume,
         timeout_s=timeout_s,
         sync=sync,
-        pipelining=pipelining,
     )
     return run_training(plan, config, run, report)
 
@@ -219,9 +213,6 @@ def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> N
     if run.pace is not None:
         run.pace.require_ranks(len(plan.ranks))
     require_fitting(plan, config)
-    if run.pipelining == "async":
-        require_valid(plan)
-        require_asynchronous(plan, config, run)
     require_writable(config)
 
 
@@ -248,35 +239,19 @@ def _trainer(
     feed: Feed,
     optimisation: Optimisation,
     first_step: int,
-) -> Trainer | AsynchronousTrainer:
+) -> Trainer:
     """Return what runs this rank's iterations."""
-    timeout = timedelta(seconds=run.timeout_s)
-    if run.pipelining == "flush":
-        return Trainer.of_model(
-            prepared,
-            feed.batch_of,
-            seed=config.seed,
-            first_step=first_step,
-            optimisation=optimisation,
-            autocast=autocast_of(config),
-            timeout=timeout,
-            watch=config.timeline is not None,
-            pace=run.pace,
-            over_tokens=config.loss_mean == "tokens",
-        )
-    if prepared.place.rank == 0:
-        mib = ", ".join(f"{bytes_ / 2**20:.3g}" for bytes_ in version_bytes(prepared.plan))
-        logger.info("asynchronous pipeline; MiB of stashed weights by stage: %s", mib)
-    return AsynchronousTrainer(
+    return Trainer.of_model(
         prepared,
         feed.batch_of,
-        optimisation,
-        stretches(first_step, config.steps, config.checkpoint),
         seed=config.seed,
         first_step=first_step,
+        optimisation=optimisation,
         autocast=autocast_of(config),
-        timeout=timeout,
+        timeout=timedelta(seconds=run.timeout_s),
+        watch=config.timeline is not None,
         pace=run.pace,
+        over_tokens=config.loss_mean == "tokens",
     )
 
 
@@ -284,13 +259,12 @@ def _validation(
     prepared: Prepared,
     config: TrainingConfig,
     run: RunSettings,
-    trainer: Trainer | AsynchronousTrainer,
+    trainer: Trainer,
 ) -> Callable[[int], float | None]:
     """Return what validates after a step that is to have a validation."""
     table = config.validation
     if table is None:
         return lambda step: None
-    assert isinstance(trainer, Trainer)
     batch_of, count = validation_feed(prepared, config, run.validation_data)
     over_tokens = config.loss_mean == "tokens"
     autocast = autocast_of(config)
@@ -307,7 +281,7 @@ def _validation(
 
 def _save(
     loop: Loop,
-    trainer: Trainer | AsynchronousTrainer,
+    trainer: Trainer,
     saved: SavedState,
     feed: Feed,
     config: TrainingConfig,
@@ -350,11 +324,6 @@ def run_emulation(
         report: called on every rank after every iteration.
     """
     plan = _planned(plan, run)
-    if run.pipelining == "async":
-        raise PipeplanError(
-            "--emulate with --pipelining async: it emulates the plan's order; use --emulate-speed "
-            "in its place, which computes and then waits"
-        )
     if plan.sync.strategy not in SYNCHRONOUS:
         raise PipeplanError(
             f"--emulate with sync.strategy {plan.sync.strategy!r}: it emulates ranks in step only; "
@@ -408,8 +377,6 @@ def _observers(
 
 def _lag(plan: Plan, run: RunSettings) -> int:
     """Return how many iterations ranks may be apart, which waiting for metrics would undo."""
-    if run.pipelining == "async":
-        return lag_of(len(plan.stages), plan.microbatches)
     return int(plan.sync.strategy in STALE)
 
 

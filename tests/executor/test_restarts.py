@@ -190,34 +190,26 @@ def child(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.extensive
-@pytest.mark.parametrize(
-    ("how", "pipelining"), [*((how, "flush") for how in SENT), ("SIGTERM to one rank", "async")]
-)
+@pytest.mark.parametrize("how", SENT)
 def test_a_signal_writes_a_checkpoint_and_the_training_goes_on(
-    training: Training, whole: Callable, how: str, pipelining: str
+    training: Training, whole: Callable, how: str
 ) -> None:
     ranks, send, name = SENT[how]
-    # Asynchronous ranks tell of a step, and of a signal, two steps later.
-    steps = STEPS if pipelining == "flush" else 12
-    options = ["--pipelining", pipelining, "--steps", str(steps)]
-    if pipelining == "async":
-        plan_of(2, "llama_tiny").save(training.folder / "plan2.json")
     training.configure(every=1000, pause_s=0.3)
-    process = training.start(ranks, *options)
+    process = training.start(ranks)
     lines = training.until("step    1", process)
     send(process)
     out, error = process.communicate()
     lines += out.splitlines()
     assert process.returncode == (1 if ranks == 2 else 128 + signal.Signals[name]), error
     step = Checkpoint.open(training.saved).step
-    assert 1 <= step < steps
+    assert 1 <= step < STEPS
     told = f"stopped by {name} after step {step}: resume with --resume {training.saved}"
     assert told in lines, (lines, error)
     training.configure()
-    status, text = training.run(ranks, *options, "--resume", str(training.saved))
-    assert (status, steps_of(text)) == (0, [*range(step + 1, steps + 1)])
-    if pipelining == "flush":
-        assert_as(whole(ranks), training.saved)
+    status, text = training.run(ranks, "--resume", str(training.saved))
+    assert (status, steps_of(text)) == (0, [*range(step + 1, STEPS + 1)])
+    assert_as(whole(ranks), training.saved)
 
 
 @pytest.mark.extensive
