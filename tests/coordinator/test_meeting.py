@@ -31,7 +31,8 @@ def test_host_and_port_are_read(text: str, host: str, port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "node1", ":29600", "node1:", "node1:x", "node1:0", "node1:65536", "node1:-1", "[]:1"]
+    "text",
+    ["", "node1", ":29600", "node1:", "node1:x", "node1:0", "node1:65536", "node1:-1", "[]:1"],
 )
 def test_anything_else_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(PipeplanError, match="is not HOST:PORT, such as node1:29600"):
