@@ -1,4 +1,4 @@
-"""Every source paper's synchronisation is found by its name, and says what runs and what differs."""
+"""Every source paper's synchronisation has its name, and says what runs and what differs."""
 
 import logging
 
