@@ -136,7 +136,7 @@ def _layout(found: TorchtitanFields) -> RuntimeLayout:
         pipeline_size=size,
         replicas=data.replicas,
         schedule=schedule_of(found) if size > 1 else None,
-        table=torch_schedule(found, size).require if size > 1 else None,
+        table=torch_schedule(found, size).table if size > 1 else None,
         samples_per_microbatch=batch.samples,
         global_batch=batch.total,
         share=batch.share,

@@ -16,9 +16,10 @@ from planner.interop.adopt.division import Division, divide
 from planner.interop.adopt.layout import Divide
 from planner.interop.adopt.orders import Schedule
 from planner.interop.importing.megatron_layout import render_layout
-from planner.interop.importing.schedule_csv import read_schedule_csv
+from planner.interop.importing.schedule_csv import ScheduleTable, read_schedule_csv
 from planner.model.blocks import block_stack
 from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import Operation
 from planner.units import plural
 
 SCHEDULES = {
@@ -103,15 +104,18 @@ class TorchSchedule:
     is_table: bool
     size: int
 
-    def require(self, stages: int, share: int) -> None:
-        """Refuse a number of stages or microbatches that torch refuses.
+    def table(self, stages: int, share: int) -> ScheduleTable | None:
+        """Return the order where it is not that of the schedule's name here.
+
+        torch's looped breadth-first schedule runs backwards from the last microbatch to the first,
+        Lamy-Poirier's from the first to the last.
 
         Args:
             stages: of all ranks.
             share: microbatches of a pipeline.
 
         Raises:
-            PipeplanError: with the numbers that work.
+            PipeplanError: with the numbers that work, if torch refuses these.
         """
         each = stages // self.size
         takes_one = self.name in _ONE_STAGE and not self.is_table
@@ -131,6 +135,14 @@ class TorchSchedule:
                 "change training.local_batch_size or "
                 "parallelism.pipeline_parallel_microbatch_size"
             )
+        if self.name != "loopedbfs" or self.is_table:
+            return None
+        rows = []
+        for rank in range(self.size):
+            held = range(rank, stages, self.size)
+            forward = [Operation(s, "F", m) for s in held for m in range(share)]
+            rows.append((*forward, *(row._replace(kind="B") for row in reversed(forward))))
+        return ScheduleTable(tuple(rows), "LoopedBFS")
 
     def _numbers(self, stages: int, share: int) -> str | None:
         """Return the numbers of microbatches that work; None if this one does."""
