@@ -178,8 +178,7 @@ def _like(value: Tensor) -> Tensor:
 
 
 def _require_planned(split: Split, planned: SplitRecord) -> None:
-    own = split.parameters
-    wanted = {p.name: (p.dimension, p.parts) for p in planned.parameters.values()}
+    own, wanted = split.parameters, planned.parameters
     different = {name for name in own.keys() | wanted.keys() if own.get(name) != wanted.get(name)}
     different |= split.summed.symmetric_difference(planned.summed_parameters)
     if different:

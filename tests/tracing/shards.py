@@ -315,7 +315,8 @@ def _part(whole: Tensor, split: Split, name: str, degree: int, rank: int) -> Ten
     whole = whole.detach()
     if name not in split.parameters:
         return whole
-    return share(whole, *split.parameters[name], degree, rank)
+    own = split.parameters[name]
+    return share(whole, own.dimension, own.parts, degree, rank)
 
 
 def _joined(shares: Shares, split: Split, name: str) -> Tensor:
@@ -326,4 +327,4 @@ def _joined(shares: Shares, split: Split, name: str) -> Tensor:
         for gradient in gradients:
             torch.testing.assert_close(gradient, gradients[0], rtol=1e-12, atol=1e-12)
         return gradients[0]
-    return join(gradients, *split.parameters[name])
+    return join(gradients, split.parameters[name].dimension, split.parameters[name].parts)

@@ -13,13 +13,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from math import gcd
 
 from networkx.utils import UnionFind
 from torch import fx, nn
 
+from planner.model.split_record import RegionKind
 from planner.tracing.export import ExportedStep
-from planner.tracing.sharding.notation import OFFSETS, Axis, Dimension, axes_of, results_of
+from planner.tracing.sharding.notation import (
+    OFFSETS,
+    ROUTING,
+    Axis,
+    Dimension,
+    axes_of,
+    results_of,
+)
 from planner.tracing.sharing import operator_name, shape_of
 
 Parts = tuple[Fraction, ...]
@@ -34,11 +43,35 @@ class DimensionClass:
 
     Attributes:
         parts: the parts of each dimension.
+        rows: operations with the axis that is split, in executable order.
         obstacles: why it cannot be split, each with the operation's name; empty: it can.
     """
 
     parts: Mapping[Dimension, Parts]
+    rows: Sequence[tuple[fx.Node, Axis]]
     obstacles: Sequence[str]
+
+    @cached_property
+    def nodes(self) -> frozenset[fx.Node]:
+        """Operations that each do a share of the work."""
+        return frozenset(node for node, _ in self.rows)
+
+    @cached_property
+    def sums(self) -> frozenset[fx.Node]:
+        """Those among them whose result is a partial sum."""
+        made = {node for node, axis in self.rows if not axis.outputs}
+        return frozenset(node for node in made if operator_name(node) != "cross_entropy_loss")
+
+    @property
+    def kind(self) -> RegionKind:
+        """By what it is split."""
+        names = set(map(operator_name, self.nodes))
+        if names & ROUTING:
+            return "experts"
+        if names & {"scaled_dot_product_attention", "softmax", "_softmax"}:
+            return "heads"
+        is_table = "embedding" in map(operator_name, self.sums)
+        return "vocabulary" if is_table or "cross_entropy_loss" in names else "columns"
 
     @property
     def experts(self) -> int:
@@ -66,7 +99,8 @@ class Dimensions:
         axes: axes of each operation that has data, empty where it has no rule.
         data: values that depend on a parameter, in executable order; all others are cheap, and
             every rank has them.
-        class_of: the class of each dimension, in the order of their first operation.
+        classes: in the order of their first operation.
+        class_of: the class of each dimension.
 
     Args:
         exported: the step.
@@ -75,7 +109,7 @@ class Dimensions:
 
     def __init__(self, exported: ExportedStep, walls: frozenset[fx.Node] = frozenset()) -> None:
         self.data = dict.fromkeys(_data_values(exported))
-        self.axes: dict[fx.Node, tuple[Axis, ...]] = {}
+        self.axes: dict[fx.Node, Sequence[Axis]] = {}
         self._together = UnionFind()  # Dimensions of one class …
         self._alike = UnionFind()  # … and those among them with equal parts.
         self._obstacles: dict[Dimension, list[str]] = defaultdict(list)
@@ -89,17 +123,13 @@ class Dimensions:
                 for own in range(len(shape_of(nodes[0]))):
                     self._together.union(*((node, own) for node in nodes))
                     self._alike.union(*((node, own) for node in nodes))
-        self.class_of = dict(self._classes())
-
-    @property
-    def classes(self) -> list[DimensionClass]:
-        """The classes, each once."""
-        return list({id(found): found for found in self.class_of.values()}.values())
+        self.classes = list(self._classes())
+        self.class_of = {member: found for found in self.classes for member in found.parts}
 
     def _add(self, node: fx.Node, is_wall: bool) -> None:
         """Add an operation; one without a rule keeps all of its dimensions whole."""
-        axes = () if is_wall else axes_of(node)
-        self.axes[node] = tuple(map(self._of_data, axes or ()))
+        axes = () if is_wall else axes_of(node, self.data)
+        self.axes[node] = axes or ()
         covered = {member for axis in self.axes[node] for member in axis.members}
         for axis in self.axes[node]:
             self._together.union(*axis.members)
@@ -112,36 +142,26 @@ class Dimensions:
                     self._together.union((value, own))
                     self._obstacles[value, own].append(reason)
 
-    def _of_data(self, axis: Axis) -> Axis:
-        inputs, outputs = (
-            tuple(member for member in side if member[0] in self.data)
-            for side in (axis.inputs, axis.outputs)
-        )
-        return Axis(inputs, outputs, axis.whole, axis.pieces)
-
-    def _classes(self) -> Iterator[tuple[Dimension, DimensionClass]]:
+    def _classes(self) -> Iterator[DimensionClass]:
         groups: dict[Dimension, list[Dimension]] = defaultdict(list)
         for member in list(self._together):
             groups[self._together[member]].append(member)
-        clashes, parts_of = self._clashes(), self._parts()
+        rows: dict[Dimension, list[tuple[fx.Node, Axis]]] = defaultdict(list)
+        for node, axes in self.axes.items():
+            for axis in (axis for axis in axes if axis.members):
+                rows[self._together[axis.members[0]]].append((node, axis))
+        parts_of = self._parts()
         for first, group in groups.items():
             parts = {member: parts_of(self._alike[member]) for member in group}
             found = [text for member in group for text in self._obstacles.get(member, ())]
-            found += clashes[first]
+            read = [node for node, axis in rows[first] if axis.inputs]
+            twice = {node: None for node in read if read.count(node) > 1}
+            found += [f"{node.target} would have two split axes" for node in twice]
             if not all(parts.values()):
                 found.append("operations divide it into different parts")
             if len({node for node, _ in group}) < len(group):
                 found.append("two dimensions of one tensor would be split")
-            yield from dict.fromkeys(group, DimensionClass(parts, [*dict.fromkeys(found)])).items()
-
-    def _clashes(self) -> Mapping[Dimension, list[str]]:
-        """Return the operations with two axes in one class."""
-        found: dict[Dimension, list[str]] = defaultdict(list)
-        for node, axes in self.axes.items():
-            roots = [self._together[axis.inputs[0]] for axis in axes if axis.inputs]
-            for root in {root for root in roots if roots.count(root) > 1}:
-                found[root].append(f"{node.target} would have two split axes")
-        return found
+            yield DimensionClass(parts, rows[first], found)
 
     def _parts(self) -> Callable[[Dimension], Parts]:
         """Return a function of sets of alike dimensions: their parts, none if they differ."""

@@ -24,26 +24,15 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 
 
-def drawn_share(
-    local: LocalStep,
-    node: fx.Node,
-    share: Share | None,
-    operand: Callable[[Any], fx.Node],
-    layer: str,
-) -> fx.Node:
-    """Add a rank's share of an operation that draws random numbers.
+def drawn_share(local: LocalStep, node: fx.Node, operand: Callable[[Any], fx.Node]) -> fx.Node:
+    """Add a rank's share of an operation of the step that draws random numbers.
 
-    Args:
-        local: the rank's graph.
-        node: the operation of the step.
-        share: of its result.
-        operand: gives the rank's form of an operand.
-        layer: of the operation, for a message.
+    ``operand`` gives the rank's form of an operand.
 
     Raises:
         PipeplanError: if the numbers of a share are not known to be part of the whole's.
     """
-    name, given = operator_name(node), arguments_of(node)
+    name, given, share = operator_name(node), arguments_of(node), local.placed.share_in(node, node)
     if share is not None and name == "dropout":
         kept = _kept(local, node, given["input"].meta["val"], given["p"])
         kept = local.take(node, kept, share)
@@ -51,10 +40,10 @@ def drawn_share(
     if share is not None and name == "scaled_dot_product_attention":
         return _attention(local, node, share, operand)
     raise PipeplanError(
-        f"layer {layer!r}: {node.target} draws random numbers, and a tensor-parallel group "
-        "would compute it in shares, whose numbers would not be those of a single process; "
-        "use dropout there, or plan without tensor parallelism (without sequence parallelism, "
-        "if it lies between the attention and the MLP)"
+        f"layer {local.layer(node)!r}: {node.target} draws random numbers, and a tensor-parallel "
+        "group would compute it in shares, whose numbers would not be those of a single process; "
+        "use dropout there, or plan without tensor parallelism (without sequence parallelism, if "
+        "it lies between the attention and the MLP)"
     )
 
 

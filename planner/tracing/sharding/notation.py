@@ -9,8 +9,8 @@ with the last dimensions, and the last term holds for all further values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from itertools import chain, repeat
@@ -24,6 +24,7 @@ from planner.tracing.sharing import arguments_of, operator_name, shape_of
 from planner.tracing.torch_private import OpOverload, tree_leaves
 
 DISPATCH, OFFSETS, COMBINE = "dispatch_to_experts", "expert_offsets", "combine_experts"
+ROUTING = frozenset((DISPATCH, OFFSETS, COMBINE))
 """Operations of :mod:`planner.tracing.expert_operations` around the experts' products."""
 Dimension = tuple[fx.Node, int]
 """A dimension of a value, counted from the front."""
@@ -51,14 +52,14 @@ class Axis:
         return self.inputs + self.outputs
 
 
-def axes_of(node: fx.Node) -> tuple[Axis, ...] | None:
-    """Return the axes of an operation; None if it has no rule."""
+def axes_of(node: fx.Node, among: Container[fx.Node] | None = None) -> tuple[Axis, ...] | None:
+    """Return the axes of an operation among some values; None if it has no rule."""
     if not isinstance(node.target, OpOverload):
         return None
     rule = RULES.get(operator_name(node))
     if rule is None and torch.Tag.pointwise not in node.target.tags:
         return None
-    return tuple(_axes(node, rule(node) if callable(rule) else rule or "..."))
+    return tuple(_axes(node, rule(node) if callable(rule) else rule or "...", among))
 
 
 def operands_of(node: fx.Node) -> list[fx.Node]:
@@ -88,7 +89,7 @@ _Labelled = list[tuple[str, Dimension | None, int]]
 """Label, dimension and size of dimensions of values."""
 
 
-def _axes(node: fx.Node, notation: str) -> Iterator[Axis]:
+def _axes(node: fx.Node, notation: str, among: Container[fx.Node] | None) -> Iterator[Axis]:
     used, value = results_of(node), node.meta["val"]
     results = [value] if isinstance(value, Tensor) else value
     left, _, right = notation.partition("->")
@@ -96,16 +97,17 @@ def _axes(node: fx.Node, notation: str) -> Iterator[Axis]:
     outputs = _labelled(((used.get(i), x.shape) for i, x in enumerate(results)), right or left)
     for label in dict.fromkeys(label for label, _, _ in (*inputs, *outputs) if label != "_"):
         read, made = ([row for row in rows if row[0] == label] for rows in (inputs, outputs))
-        if label != "+":
-            yield Axis(_split(read), _split(made))
-            continue
-        ((_, whole, total),), rows = (read, made) if len(results) > 1 else (made, read)
-        pieces = tuple((piece, Fraction(size, total)) for _, piece, size in rows)
-        yield Axis(_split(read), _split(made), whole, pieces)
+        axis = Axis(_split(read, among), _split(made, among))
+        if label == "+":
+            ((_, whole, total),), rows = (read, made) if len(results) > 1 else (made, read)
+            pieces = tuple((piece, Fraction(size, total)) for _, piece, size in rows)
+            axis = replace(axis, whole=whole, pieces=pieces)
+        yield axis
 
 
-def _split(rows: _Labelled) -> tuple[Dimension, ...]:
-    return tuple(dict.fromkeys(found for _, found, size in rows if found and size > 1))
+def _split(rows: _Labelled, among: Container[fx.Node] | None) -> tuple[Dimension, ...]:
+    found = dict.fromkeys(found for _, found, size in rows if found and size > 1)
+    return tuple(member for member in found if among is None or member[0] in among)
 
 
 def _labelled(values: Iterable[tuple[fx.Node | None, Sequence[int]]], notation: str) -> _Labelled:

@@ -2,23 +2,32 @@
 
 A region reads whole values and leaves partial sums (Shoeybi et al., 2019, "Megatron-LM", section
 3). Its gradients of a whole value are partial, so that the backward sums them: the function f of
-the paper; the reduction of a sum is its g. With sequence parallelism (Korthikanti et al., 2022,
-"Reducing Activation Recomputation in Large Transformer Models", section 4.2.2) ranks have shares of
-the positions between regions: norms, dropout and residuals are computed once in a group.
+the paper; the reduction of a sum is its g.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from torch import fx
+import networkx as nx
+from torch import Tensor, fx
 
-from planner.tracing.sharding.dimensions import Parts
-from planner.tracing.sharding.notation import added_after
-from planner.tracing.sharding.regions import Region
-from planner.tracing.sharing import shape_of
+from planner.tracing.sharding.dimensions import DimensionClass, Dimensions, Parts
+from planner.tracing.sharding.notation import (
+    COMBINE,
+    DISPATCH,
+    added_after,
+)
+from planner.tracing.sharing import operator_name, shape_of
+
+_VIEWS = frozenset(
+    "alias view reshape _unsafe_view flatten unflatten squeeze transpose t permute unsqueeze "
+    f"contiguous clone index {DISPATCH}".split()
+)
+"""Operations that move elements of their first operand: sums and partial sums pass through."""
+_LINEAR = _VIEWS | frozenset(f"neg sum select slice expand to {COMBINE}".split())
 
 
 @dataclass(frozen=True)
@@ -44,8 +53,7 @@ class Placements:
     """How a group holds and reads the values of a step.
 
     Attributes:
-        layer_of: layer of each operation.
-        gradients: values that the backward reaches.
+        layer_of, gradients: layer of each operation; values that the backward reaches.
         region_of: region of each operation that does a share of the work.
         shares: values and parameters of which each rank has a share inside a region.
         sums: values that are partial sums, made by a region or computed from such.
@@ -62,7 +70,7 @@ class Placements:
 
     layer_of: Mapping[fx.Node, str]
     gradients: frozenset[fx.Node]
-    region_of: Mapping[fx.Node, Region]
+    region_of: Mapping[fx.Node, DimensionClass]
     shares: Mapping[fx.Node, Share]
     sums: frozenset[fx.Node] = frozenset()
     reduced: frozenset[fx.Node] = frozenset()
@@ -112,3 +120,139 @@ class Placements:
             is_end_shared = self.ends.get(reader, reader) in self.positions
             return "whole" if is_added and not is_end_shared else "copied"
         return "copied" if reader in self.views else "whole"
+
+
+def place(dimensions: Dimensions, found: Placements, made: Mapping[fx.Node, bool]) -> Placements:
+    """Place every value between regions whole, with the fewest bytes reduced.
+
+    Args:
+        dimensions: of the step.
+        found: the placements that follow from its regions alone.
+        made: the regions' sums, and whether each is reduced at once.
+    """
+    able = _may_stay_sums(dimensions, found, made)
+    sums = made.keys() | _kept_by_cut(found, able, made)
+    reduced = {
+        node
+        for node in sums
+        if node not in able or any(u not in sums or u in found.region_of for u in _users(node))
+    }
+    ends = {node: end for node in reduced if (end := _end(node, found.layer_of))}
+    sums, reduced = sums | {*ends.values()}, reduced - ends.keys() | {*ends.values()}
+    found = replace(found, sums=frozenset(sums), reduced=frozenset(reduced), ends=ends)
+    views: set[fx.Node] = set()
+    for source in reversed([*dimensions.data]):
+        views |= _handed_on(source, found, views)
+    return replace(found, views=frozenset(views))
+
+
+def with_summed(found: Placements, tied: Iterable[Sequence[fx.Node]]) -> Placements:
+    """Return placements with parameters whose gradients are partial wherever they are read."""
+    summed = set[fx.Node]()
+    for nodes in tied:
+        forms = {
+            found.read(user, node) if node in found.gradients else "whole"
+            for node in nodes
+            for user in _users(node)
+        }
+        if forms == {"copied"} and found.positions.keys().isdisjoint(nodes):
+            summed.update(nodes)
+    return replace(found, summed=frozenset(summed))
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if operator_name(user) != "_assert_tensor_metadata"]
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Return the bytes of a tensor; of anything else 0."""
+    value = node.meta.get("val")
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+
+
+def _may_stay_sums(
+    dimensions: Dimensions, found: Placements, made: Mapping[fx.Node, bool]
+) -> dict[fx.Node, Sequence[fx.Node]]:
+    """Return values that can be partial sums, with the whole operands that they are made of.
+
+    They stay within a layer: what crosses a boundary between layers is never a partial sum.
+    """
+    able: dict[fx.Node, Sequence[fx.Node]] = {}
+    for node in dimensions.data:
+        partial = [n for n in node.all_input_nodes if n in able]
+        if node in made:
+            if not made[node] and not added_after(node):
+                able[node] = ()
+        elif partial and node not in found.region_of:
+            layers = {found.layer_of.get(n) for n in (*partial, node)}
+            whole = _whole_operands(node, partial)
+            if whole is not None and len(layers) == 1:
+                able[node] = whole
+    return able
+
+
+def _whole_operands(node: fx.Node, partial: Sequence[fx.Node]) -> Sequence[fx.Node] | None:
+    """Return the operands that are no partial sums; None if the result is none of these."""
+    name, given, value = operator_name(node), node.args[:2], node.meta.get("val")
+    whole = [n for n in node.all_input_nodes if shape_of(n) and n not in partial]
+    first = len(partial) == 1 and partial[0] in given[:1]
+    if name in _LINEAR:
+        is_sum = first and partial[0].meta["val"].dtype == value.dtype  # type: ignore[union-attr]
+    elif name in ("add", "sub"):
+        is_sum = {*given} <= {*partial}
+    elif name in ("stack", "cat"):
+        is_sum = {*given[0]} <= {*partial}  # type: ignore[misc]
+    else:
+        is_factor = name == "mul" and len(partial) == 1 and given[0] is not given[1]
+        is_sum = is_factor or (name == "div" and first)
+    return whole if is_sum else None
+
+
+def _kept_by_cut(
+    found: Placements, able: Mapping[fx.Node, Sequence[fx.Node]], made: Mapping[fx.Node, bool]
+) -> set[fx.Node]:
+    """Return the values that stay partial sums, by a minimum cut.
+
+    An operation is on the side of the sums if its result stays one; the cut pays for sums that are
+    needed whole, and for gradients of the whole operands of products with sums.
+    """
+    network = nx.DiGraph()
+    for node, whole in able.items():
+        network.add_edge(node, (node, "read"), capacity=bytes_of(node))
+        for user in _users(node):
+            network.add_edge((node, "read"), user if user in able else "whole")
+        if node in made:
+            network.add_edge("sum", node)
+            continue
+        cost = sum(bytes_of(value) for value in whole if value in found.gradients)
+        network.add_edge(node, "whole", capacity=cost)
+        network.add_edges_from((node, n) for n in node.all_input_nodes if n in able)
+    left = nx.minimum_cut(network, "sum", "whole")[1][0] if network else ()
+    return {node for node in left if isinstance(node, fx.Node)}
+
+
+def _end(node: fx.Node, layer_of: Mapping[fx.Node, str]) -> fx.Node | None:
+    """Return the one view of a product with a bias that the bias can be added to just as well."""
+    users = _users(node)
+    if not added_after(node) or [layer_of.get(user) for user in users] != [layer_of[node]]:
+        return None
+    is_view = operator_name(users[0]) in ("view", "reshape", "_unsafe_view")
+    return users[0] if is_view and shape_of(users[0])[-1:] == shape_of(node)[-1:] else None
+
+
+def _handed_on(source: fx.Node, found: Placements, views: set[fx.Node]) -> set[fx.Node]:
+    """Return views of a value that are only read partially, if to sum it instead is no worse."""
+
+    def is_handed_on(node: fx.Node) -> bool:
+        users, layer = _users(node), found.layer_of.get(node)
+        is_view = operator_name(node) in _VIEWS | {"select", "slice"} and node.args[0] is source
+        return (
+            is_view
+            and bool(users)
+            and node not in found.region_of.keys() | found.sums
+            and all(user in views or found.read(user, node) == "copied" for user in users)
+            and all(found.layer_of.get(user) == layer for user in users)
+        )
+
+    read = set(filter(is_handed_on, source.users))
+    return read if bytes_of(source) <= sum(map(bytes_of, read)) else set()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import fx, nn
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -16,14 +16,16 @@ from torch.distributed.tensor.parallel import (
 )
 
 from planner.errors import PipeplanError
+from planner.model.split_record import SplitParameter
 from planner.tracing.export import ExportedStep
 from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment
-from planner.tracing.sharding.dimensions import Dimensions, tied_nodes
-from planner.tracing.sharding.placements import Placements
-from planner.tracing.sharding.placing import place
-from planner.tracing.sharding.regions import Region, choose, unsplit_reasons
-from planner.tracing.sharing import written_by
+from planner.tracing.sharding.dimensions import DimensionClass, Dimensions, tied_nodes
+from planner.tracing.sharding.notation import COMBINE
+from planner.tracing.sharding.placements import Placements, Share, place, with_summed
+from planner.tracing.sharding.positions import with_positions
+from planner.tracing.sharding.regions import choose, unsplit_reasons, wanted_classes
+from planner.tracing.sharing import operator_name, written_by
 
 _MOVES = PrepareModuleInput | PrepareModuleOutput | SequenceParallel
 """Styles that only say how a module's tensors arrive or leave, which follows from the others."""
@@ -39,17 +41,16 @@ class Split:
         regions: what is split.
         placements: forms of every value.
         unsplit: why a parameter with two dimensions or more is not split, by its name.
-        parameters: the split dimension of each split parameter, and the sizes of its parts, by its
-            name.
+        parameters: the split parameters, by name.
         summed: names of whole parameters whose gradients are summed over the group once a step.
     """
 
     degree: int | None
     dimensions: Dimensions
-    regions: tuple[Region, ...]
+    regions: Sequence[DimensionClass]
     placements: Placements
     unsplit: Mapping[str, str]
-    parameters: Mapping[str, tuple[int, tuple[int, ...]]]
+    parameters: Mapping[str, SplitParameter]
     summed: frozenset[str]
 
 
@@ -76,23 +77,39 @@ def split_step(
         PipeplanError: if something wanted cannot be split, or not without something else, or if the
             step writes into a value that it reads again.
     """
-    dimensions = Dimensions(exported)
+    dimensions, tied = Dimensions(exported), tied_nodes(exported)
     _refuse_values_written_again(dimensions)
-    regions = choose(exported, dimensions, degree, wanted, experts=experts)
-    gradients = nodes_with_gradient(exported)
-    found = place(
-        exported, dimensions, regions, layers.layer_of, gradients, degree, sequence=sequence
+    candidates: Collection[DimensionClass] = [
+        row for row in dimensions.classes if experts or not row.experts
+    ]
+    if wanted is not None:
+        candidates = wanted_classes(exported, dimensions, wanted, degree)
+    regions = choose(candidates, degree, is_wanted=wanted is not None)
+    known = Placements(
+        layers.layer_of,
+        nodes_with_gradient(exported),
+        {node: region for region in regions for node in region.nodes},
+        {n: Share(own, parts) for r in regions for (n, own), parts in r.parts.items()},
     )
-    tied = tied_nodes(exported)
+    # Rows of experts that go back to shares of tokens are no sums of ranks there.
+    made = {n: sequence and operator_name(n) == COMBINE for r in regions for n in r.sums}
+    found = place(dimensions, known, made)
+    found = with_positions(exported, found, degree) if sequence else found
+    found = with_summed(found, tied.values())
     return Split(
         degree,
         dimensions,
         regions,
         found,
         unsplit_reasons(exported, dimensions, regions, degree),
-        {name: found.shares[n].place(n) for name, (n, *_) in tied.items() if n in found.shares},
+        {name: _parameter(name, n, found) for name, (n, *_) in tied.items() if n in found.shares},
         frozenset(name for name, (node, *_) in tied.items() if node in found.summed),
     )
+
+
+def _parameter(name: str, node: fx.Node, found: Placements) -> SplitParameter:
+    dimension, parts = found.shares[node].place(node)
+    return SplitParameter(name=name, dimension=dimension, parts=parts)
 
 
 def _refuse_values_written_again(dimensions: Dimensions) -> None:
