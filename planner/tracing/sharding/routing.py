@@ -13,9 +13,6 @@ from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.sharding.dimensions import DimensionClass, Dimensions
 
-_Experts = Sequence[tuple[str, DimensionClass]]
-"""Layers with the classes of their experts."""
-
 
 @dataclass(frozen=True)
 class ExpertRouting:
@@ -54,37 +51,34 @@ class ExpertRouting:
                 "planner.tracing.expert_operations (docs/experts.md), so that there are no whole "
                 "experts to give out; use these operations, or leave expert_parallel out"
             )
-        if problems := [*self._load_problems(experts), *_problems(experts, degree)]:
+        if problems := [*self._problems(experts, degree)]:
             raise PipeplanError(dict.fromkeys(problems))
 
-    def _load_problems(self, experts: _Experts) -> Iterator[str]:
-        """Yield why the loads are not those of layers with experts."""
-        if len(self.loads) not in (0, 1, len(experts)):
+    def _problems(
+        self, experts: Sequence[tuple[str, DimensionClass]], degree: int | None
+    ) -> Iterator[str]:
+        fits = len(self.loads) in (0, 1, len(experts))
+        if not fits:
             yield (
                 f"expert_load: has lists for {len(self.loads)} layers, but {len(experts)} have "
                 "experts; give a list for each, or one for all"
             )
-            return
-        for place, (layer, row) in enumerate(experts if self.loads else ()):
-            if len(self._of(place)) != row.experts:
+        for place, (layer, row) in enumerate(experts):
+            if fits and self.loads and len(self._of(place)) != row.experts:
                 yield (
                     f"expert_load: has {len(self._of(place))} numbers, but layer {layer!r} has "
                     f"{row.experts} experts; give one for each"
                 )
-
-
-def _problems(experts: _Experts, degree: int | None) -> Iterator[str]:
-    for layer, row in experts:
-        if row.obstacles:
-            yield (
-                f"expert_parallel = true: the experts of layer {layer!r} cannot be given out "
-                f"whole: {row.obstacles[0]}; leave expert_parallel out"
-            )
-        if degree is not None and row.experts % degree:
-            yield (
-                f"tensor_parallel = {degree}: does not divide the {row.experts} experts of layer "
-                f"{layer!r}; choose a divisor of them, or leave expert_parallel out"
-            )
+            if row.obstacles:
+                yield (
+                    f"expert_parallel = true: the experts of layer {layer!r} cannot be given out "
+                    f"whole: {row.obstacles[0]}; leave expert_parallel out"
+                )
+            if degree is not None and row.experts % degree:
+                yield (
+                    f"tensor_parallel = {degree}: does not divide the {row.experts} experts of "
+                    f"layer {layer!r}; choose a divisor of them, or leave expert_parallel out"
+                )
 
 
 def routing_of(job: Job) -> ExpertRouting | None:

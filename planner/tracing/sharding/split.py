@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -137,22 +137,32 @@ def wanted_by(plan: Mapping[str, object], model: nn.Module) -> dict[str, int]:
     Raises:
         PipeplanError: naming every path without a module and every style that is not known.
     """
-    modules = {path: _matching(model, path) for path in plan}
-    problems = [
-        problem
-        for path, style in plan.items()
-        for problem in _problems(path, style, modules[path], type(model).__name__)
-    ]
-    if problems:
-        raise PipeplanError(problems)
     # A tied parameter goes by its first name.
     first = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = {}
+    found: dict[str, int] = {}
+    problems = []
     for path, style in plan.items():
-        for module in modules[path].values() if not isinstance(style, _MOVES) else ():
-            # A table has its columns in the second dimension, a Linear in the first.
-            by_columns = isinstance(style, ColwiseParallel)
-            found[first[id(module.weight)]] = int(by_columns != isinstance(module, nn.Linear))
+        modules = _matching(model, path)
+        is_known = isinstance(style, ColwiseParallel | RowwiseParallel | _MOVES)
+        if not modules:
+            problems.append(f"plan: no module {path!r} in {type(model).__name__}; correct the path")
+        if not is_known:
+            problems.append(
+                f"plan: {path!r}: style {type(style).__name__} is not one of ColwiseParallel, "
+                "RowwiseParallel and SequenceParallel; leave it out or use one of them"
+            )
+        for name, module in modules.items() if is_known and not isinstance(style, _MOVES) else ():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                # A table has its columns in the second dimension, a Linear in the first.
+                by_columns = isinstance(style, ColwiseParallel)
+                found[first[id(module.weight)]] = int(by_columns != isinstance(module, nn.Linear))
+            else:
+                problems.append(
+                    f"plan: {name!r} is a {type(module).__name__}; only Linear and Embedding are "
+                    "split by columns or rows"
+                )
+    if problems:
+        raise PipeplanError(problems)
     return found
 
 
@@ -163,21 +173,3 @@ def _matching(model: nn.Module, path: str) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if len(parts := name.split(".")) == len(patterns) and all(map(fnmatchcase, parts, patterns))
     }
-
-
-def _problems(
-    path: str, style: object, modules: Mapping[str, nn.Module], model: str
-) -> Iterator[str]:
-    if not modules:
-        yield f"plan: no module {path!r} in {model}; correct the path"
-    if not isinstance(style, ColwiseParallel | RowwiseParallel | _MOVES):
-        yield (
-            f"plan: {path!r}: style {type(style).__name__} is not one of ColwiseParallel, "
-            "RowwiseParallel and SequenceParallel; leave it out or use one of them"
-        )
-    for name, module in modules.items() if not isinstance(style, _MOVES) else ():
-        if not isinstance(module, nn.Linear | nn.Embedding):
-            yield (
-                f"plan: {name!r} is a {type(module).__name__}; only Linear and Embedding are split "
-                "by columns or rows"
-            )
