@@ -95,13 +95,17 @@ def _axes(node: fx.Node, notation: str, among: Container[fx.Node] | None) -> Ite
     left, _, right = notation.partition("->")
     inputs = _labelled(((operand, shape_of(operand)) for operand in operands_of(node)), left)
     outputs = _labelled(((used.get(i), x.shape) for i, x in enumerate(results)), right or left)
-    for label in dict.fromkeys(label for label, _, _ in (*inputs, *outputs) if label != "_"):
+    rows = (*inputs, *outputs)
+    # Of an operand that is read twice, a dimension may be needed whole in one place.
+    whole = {own for label, own, _ in rows if label == "_" and own}
+    needed = {label for label, own, _ in rows if own in whole}
+    for label in dict.fromkeys(label for label, _, _ in rows if label not in needed | {"_"}):
         read, made = ([row for row in rows if row[0] == label] for rows in (inputs, outputs))
         axis = Axis(_split(read, among), _split(made, among))
         if label == "+":
-            ((_, whole, total),), rows = (read, made) if len(results) > 1 else (made, read)
-            pieces = tuple((piece, Fraction(size, total)) for _, piece, size in rows)
-            axis = replace(axis, whole=whole, pieces=pieces)
+            ((_, joined, total),), parts = (read, made) if len(results) > 1 else (made, read)
+            pieces = tuple((piece, Fraction(size, total)) for _, piece, size in parts)
+            axis = replace(axis, whole=joined, pieces=pieces)
         yield axis
 
 
