@@ -34,10 +34,14 @@ SWITCHES = (
     "account-for-embedding-in-pipeline-split",
     "account-for-loss-in-pipeline-split",
     "no-overlap-p2p-communication",
+    "overlap-grad-reduce",
+    "untie-embeddings-and-output-weights",
+    "use-distributed-optimizer",
 )
 
 
 def parsed(text: str) -> argparse.Namespace:
+    """Parse the arguments of stages and batch; Megatron-LM takes no shortened ones."""
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     for name, default in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, default=default)

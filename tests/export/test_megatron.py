@@ -1,12 +1,17 @@
 """Plans as Megatron-LM layouts: read back they are the same stages, and what is lost is told."""
 
+import json
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
+from builders import ROOT
+from export_plans import torchrun
 from hypothesis import given
 from hypothesis import strategies as st
+from peers import peer_environment, require_peer
 from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, adopt, trace
@@ -26,6 +31,47 @@ from planner.plan.runtimes import for_runtime
 from planner.prediction import refresh
 from planner.search.schedule.assignment import balanced_assignment
 from planner.search.schedule.classics import one_by_one
+
+
+@pytest.mark.extensive
+@pytest.mark.parametrize(
+    ("ranks", "layouts"),
+    [
+        (2, [("Ett|ttL", 1), ("Et|t|t|tL", 1), ("E|ttt|t|L", 1)]),
+        (4, [("E|tt|ttt|L", 1), ("Ett|tL", 2), ("Et|t|ttt|t|t|t|t|L", 1), ("Et|tt|t|tL", 2)]),
+    ],
+)
+def test_megatron_cores_schedules_train_an_export_as_one_process_does(
+    tmp_path: Path, ranks: int, layouts: list[tuple[str, int]]
+) -> None:
+    """1F1B and interleaved, uneven stages, stages without blocks, one and two pipelines."""
+    require_peer("megatron")
+    for layout, replicas in layouts:
+        size = ranks // replicas
+        blocks = layout.count("t")
+        cluster = machines(size, replicas)
+        plan = adopt(
+            problem(transformer(blocks), cluster, microbatches=4 * replicas),
+            layout,
+            pipeline_size=size,
+            replicas=replicas,
+        )
+        folder = tmp_path / layout.replace("|", "_")
+        folder.mkdir()
+        (folder / "megatron.sh").write_text(export(plan).files["megatron.sh"])
+        held = [
+            [
+                [int(name[2:]) for name in stage.layers if name.startswith("h.")]
+                for stage in plan.stages
+                if device in stage.devices
+            ]
+            for device in cluster.device_names
+        ]
+        (folder / "blocks.json").write_text(json.dumps(held))
+    here = Path(__file__).parent
+    environment = peer_environment(here, ROOT / "tests" / "adopting")
+    out = torchrun(ranks, here / "megatron_worker.py", tmp_path, **environment)
+    assert f"{len(layouts)} exports agree with a single process" in out
 
 
 def flags(exported: Exported) -> dict[str, str]:
