@@ -5,7 +5,7 @@ Where no stages are named, ``torchtitan/distributed/pipeline_parallel.py`` makes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,18 +19,20 @@ from planner.interop.importing.megatron_layout import render_layout
 from planner.interop.importing.schedule_csv import ScheduleTable, read_schedule_csv
 from planner.model.blocks import block_stack
 from planner.model.layer_graph import LayerGraph
-from planner.plan.operations import Operation
+from planner.plan.operations import Operation, in_turn
 from planner.units import plural
 
 SCHEDULES = {
     "1f1b": "1f1b",
     "gpipe": "gpipe",
     "interleaved1f1b": "interleaved-1f1b",
+    "interleavedzerobubble": "interleaved-1f1b",
     "loopedbfs": "looped-breadth-first",
     "zbvzerobubble": "zb-v",
     "dualpipev": "dualpipe-v",
 }
-"""Our names of torch's schedules, which it compares without regard to case."""
+"""Our names of torch's schedules, compared without regard to case; the orders of two are torch's
+own, :meth:`TorchSchedule.table`."""
 RENAMED = {
     "training.batch_size": "training.local_batch_size",
     "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
@@ -108,7 +110,9 @@ class TorchSchedule:
         """Return the order where it is not that of the schedule's name here.
 
         torch's looped breadth-first schedule runs backwards from the last microbatch to the first,
-        Lamy-Poirier's from the first to the last.
+        Lamy-Poirier's from the first to the last. Its interleaved zero-bubble schedule is
+        interleaved 1F1B with half as long a warm-up, whose rank r runs the weight gradients of the
+        backward r before.
 
         Args:
             stages: of all ranks.
@@ -135,20 +139,18 @@ class TorchSchedule:
                 "change training.local_batch_size or "
                 "parallelism.pipeline_parallel_microbatch_size"
             )
-        if self.name != "loopedbfs" or self.is_table:
+        make = {"loopedbfs": _breadth_first, "interleavedzerobubble": _zero_bubble}.get(self.name)
+        if make is None or self.is_table:
             return None
-        rows = []
-        for rank in range(self.size):
-            held = range(rank, stages, self.size)
-            forward = [Operation(s, "F", m) for s in held for m in range(share)]
-            rows.append((*forward, *(row._replace(kind="B") for row in reversed(forward))))
-        return ScheduleTable(tuple(rows), "LoopedBFS")
+        held = [range(rank, stages, self.size) for rank in range(self.size)]
+        rows = (tuple(make(row, rank, self.size, share)) for rank, row in enumerate(held))
+        return ScheduleTable(tuple(rows), self.name)
 
     def _numbers(self, stages: int, share: int) -> str | None:
         """Return the numbers of microbatches that work; None if this one does."""
         if self.name in ("1f1b", "dualpipev") and share < stages:
             return f"{stages} or more"
-        if self.name == "interleaved1f1b" and share % max(1, share // self.size):
+        if self.name.startswith("interleaved") and share % max(1, share // self.size):
             works = [n for n in range(1, share + self.size) if not n % max(1, n // self.size)]
             return " or ".join(map(str, (max(n for n in works if n < share), works[-1])))
         return None
@@ -157,6 +159,26 @@ class TorchSchedule:
         return PipeplanError(
             f"{self.source}: parallelism.pipeline_parallel_schedule: {self.name}: {problem}"
         )
+
+
+def _breadth_first(held: Sequence[int], rank: int, size: int, share: int) -> Iterator[Operation]:
+    del rank, size
+    forward = [Operation(stage, "F", m) for stage in held for m in range(share)]
+    yield from (*forward, *(row._replace(kind="B") for row in reversed(forward)))
+
+
+def _zero_bubble(held: Sequence[int], rank: int, size: int, share: int) -> Iterator[Operation]:
+    each = share // max(1, share // size)
+    rounds = [range(first, first + each) for first in range(0, share, each)]
+    ahead = (len(held) - 1) * each + size - 1 - rank
+    late: list[Operation] = []
+    for row in in_turn(held, rounds, ahead):
+        yield row if row.kind == "F" else row._replace(kind="I")
+        if row.kind == "B":
+            late.append(row._replace(kind="W"))
+            if len(late) > rank:
+                yield late.pop(0)
+    yield from late
 
 
 def schedule_of(found: TorchtitanFields) -> Schedule:
@@ -168,8 +190,9 @@ def schedule_of(found: TorchtitanFields) -> Schedule:
     if name not in SCHEDULES:
         found.wrong(
             "parallelism.pipeline_parallel_schedule",
-            f"{shorten(name)}: expected one of 1F1B, GPipe, Interleaved1F1B, LoopedBFS, "
-            "ZBVZeroBubble, DualPipeV, or a file in pipeline_parallel_schedule_csv",
+            f"{shorten(name)}: expected one of 1F1B, GPipe, Interleaved1F1B, "
+            "InterleavedZeroBubble, LoopedBFS, ZBVZeroBubble, DualPipeV, or a file in "
+            "pipeline_parallel_schedule_csv",
         )
     return SCHEDULES.get(name)
 
