@@ -190,6 +190,42 @@ def test_full_recomputation_is_read_from_a_saved_configuration(
     assert (layout.recompute_blocks, layout.notes) == (expected, ())
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "./run_train.sh --parallelism.pipeline_parallel_degree 2 "
+        "--parallelism.pipeline_parallel_schedule=GPipe --training.local-batch-size 4 "
+        "--parallelism.data_parallel_shard_degree 1 activation-checkpoint:full",
+        "PP=2; ARGS=(--parallelism.pipeline-parallel-degree $PP --training.local_batch_size=4)\n"
+        'run "${ARGS[@]}" --parallelism.pipeline_parallel_schedule GPipe '
+        "--parallelism.data_parallel_shard_degree 1 --activation_checkpoint.mode full "
+        "--training.disable_cuda_graphs --metrics.log_freq 1",
+    ],
+)
+def test_arguments_of_a_command_line_are_read(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    found = read_torchtitan_config(tmp_path / "run.sh")
+    assert (found.pipeline_size, found.schedule, found.share) == (2, "gpipe", 4)
+    assert (found.recompute_blocks, found.notes) == (None, ())
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("run --lr 1", "has no argument of torchtitan that lays out a model"),
+        ("run --training.local_batch_size $1", "the script computes it; paste the arguments"),
+        ("run --parallelism.pipeline_parallel_degree 2 'x", "No closing quotation"),
+        ("run --training.no-disable_cuda_graphs --parallelism.pipeline_parallel_degree 2",
+         "refuses CUDA graphs in a pipeline"),
+        ("run --parallelism.pp_degree 2", "torchtitan 0.3.0 has no such field; leave it out"),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_not_understood_are_told(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    with pytest.raises(PipeplanError, match=told):
+        read_torchtitan_config(tmp_path / "run.sh")
+
+
 def test_what_is_off_may_have_any_name(read: Any) -> None:
     assert read(pipeline(enable_loss_trick=False, half_parallel_degree=1)).pipeline_size == 2
 

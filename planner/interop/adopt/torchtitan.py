@@ -15,6 +15,7 @@ from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
 from planner.interop.adopt.layout import LayoutNames, RuntimeLayout
+from planner.interop.adopt.megatron_arguments import MOST_SCRIPT_BYTES
 from planner.interop.adopt.torchtitan_shards import DataParallel
 from planner.interop.adopt.torchtitan_stages import (
     RENAMED,
@@ -23,8 +24,9 @@ from planner.interop.adopt.torchtitan_stages import (
     schedule_of,
     torch_schedule,
 )
+from planner.interop.adopt.torchtitan_words import tables_of_words
 from planner.job import Precision
-from planner.records.document import read_toml_or_json
+from planner.records.document import read_text, read_toml_or_json
 
 _DEGREES = {
     "context_parallel_degree": "context-parallel groups are not planned",
@@ -62,16 +64,20 @@ _BATCHES = frozenset(("training.local_batch_size", "training.global_batch_size")
 
 
 def read_torchtitan_config(path: str | Path) -> RuntimeLayout:
-    """Read the tables ``parallelism``, ``training`` and ``activation_checkpoint``, TOML or JSON.
+    """Read the tables ``parallelism``, ``training`` and ``activation_checkpoint``.
 
     Args:
-        path: of the file; a schedule file that it names is looked for beside it.
+        path: of a TOML or JSON file, or of a launch script or arguments alone; a schedule file that
+            it names is looked for beside it.
 
     Raises:
         PipeplanError: naming every field that is wrong, or that plans cannot express.
     """
     source = str(path)
-    data = read_toml_or_json(path)
+    if source.endswith((".toml", ".json")):
+        data = read_toml_or_json(path)
+    else:
+        data = tables_of_words(read_text(Path(path), MOST_SCRIPT_BYTES), source)
     found = TorchtitanFields(source, data if isinstance(data, Mapping) else {})
     _refuse_unknown(found)
     if "parallelism" not in found.data:
