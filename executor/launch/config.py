@@ -223,7 +223,7 @@ class TrainingConfig(Record):
         if table.kind in KINDS:
             facts["warmup_steps"] = table.warmup_steps
         if table.kind in KINDS and table.kind != "constant":
-            facts |= {"steps": self.steps, "final_factor": table.final_factor}
+            facts |= {"final_factor": table.final_factor, "steps": self.steps}
         # A function of one's own may know no step after the last one.
         is_known = table.kind in KINDS or step < self.steps
         return {**facts, "next_factor": self.rate_factor()(step + 1) if is_known else None}

@@ -147,7 +147,10 @@ def prepare(
     evaluation: tuple[StageModule, ...] = ()
     if evaluates:
         alike, in_evaluation, own_layers = export_in_evaluation(plan, built, own_loss, autocast)
-        evaluation = _stages(alike, place.rank, in_evaluation, own_layers, None, held, device)
+        with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+            steps = _member_steps(alike, own.members, in_evaluation, own_layers)
+        step = steps.get(own.members)
+        evaluation = _stages(alike, place.rank, in_evaluation, own_layers, step, held, device)
     require_order(plan, stages)
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
@@ -283,8 +286,8 @@ def require_fitting(plan: Plan, config: TrainingConfig) -> None:
 
 
 def _no_validation(plan: Plan) -> Iterator[str]:
-    if plan.tensor_parallel is not None:
-        yield "it is not supported for plans with tensor-parallel groups yet"
+    if len(plan.degrees) > 1:
+        yield "it is not supported for tensor-parallel groups of several sizes yet"
     if plan.job.lengths is not None:
         yield "it is not supported for microbatches of several lengths yet"
     if plan.sync.strategy not in SYNCHRONOUS or plan.sync.strategy in STALE:

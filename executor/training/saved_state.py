@@ -218,26 +218,6 @@ class SavedState:
             raise PipeplanError(problems)
         return checkpoint.step
 
-    def warn_of_schedule(self, checkpoint: Checkpoint) -> None:
-        """Say so if the learning rate goes on otherwise than the checkpoint's training would."""
-        before, here = checkpoint.facts.get("schedule"), self.config.schedule_facts(checkpoint.step)
-        if not isinstance(before, dict):
-            return
-        if before["next_factor"] is None and before["kind"] == here["kind"]:
-            before = here
-        changed = [name for name in {**before, **here} if before.get(name) != here.get(name)]
-        if changed:
-            logger.warning(
-                "%s: the learning rate's schedule was %s, here it is %s: the factor of step %d is "
-                "%s; resume with the steps and the [schedule] it was trained with, unless you mean "
-                "to change the rate",
-                checkpoint.folder,
-                _words(before),
-                _words(here),
-                checkpoint.step + 1,
-                f"{here['next_factor']:.4g} in place of {before['next_factor']}",
-            )
-
     def load(self, checkpoint: Checkpoint, optimisation: Optimisation) -> None:
         """Take up this rank's part.
 
@@ -290,12 +270,30 @@ def _parameter_of(name: str) -> str:
     return rest.rpartition("/")[0] if kind == "optimizer" else rest
 
 
+def warn_of_schedule(checkpoint: Checkpoint, config: TrainingConfig) -> None:
+    """Say so if the learning rate goes on otherwise than the checkpoint's training would."""
+    recorded, here = checkpoint.facts.get("schedule"), config.schedule_facts(checkpoint.step)
+    if not isinstance(recorded, dict):
+        return
+    before = dict(recorded)
+    was, is_ = before.pop("next_factor", None), here.pop("next_factor")
+    if before == here and (was == is_ or was is None):
+        return
+    factors = ""
+    if isinstance(was, float) and isinstance(is_, float):
+        factors = f"the factor of step {checkpoint.step + 1} is {is_:.4g}, not {was:.4g}; "
+    logger.warning(
+        "%s: the learning rate's schedule was %s, here it is %s; %sresume with the steps and the "
+        "[schedule] it was trained with, unless you mean to change the rate",
+        checkpoint.folder,
+        _words(before),
+        _words(here),
+        factors,
+    )
+
+
 def _words(schedule: Mapping[str, Any]) -> str:
-    settings = [f"{name} {schedule[name]}" for name in _SETTINGS if name in schedule]
-    return " ".join([str(schedule["kind"]), *([f"({', '.join(settings)})"] if settings else [])])
-
-
-_SETTINGS = ("steps", "warmup_steps", "final_factor")
+    return ", ".join(f"{name} {value}" for name, value in schedule.items())
 
 
 def _model_digest(plan: Plan) -> str:

@@ -516,11 +516,14 @@ class Trainer:
         program = lower_forwards(self.plan, microbatches)[self._place.rank]
         workers = {}
         for stage in prepared.evaluation:
-            runner = StageRunner(stage, microbatches, device=device, autocast=autocast)
+            group = None if self.members is None else TensorParallelGroup(self.members)
+            runner = StageRunner(stage, microbatches, device=device, autocast=autocast, group=group)
             mine = microbatches_of(program, stage.index)
             batches = DeviceBatches(batch_of, stage.model_inputs, mine, device, None)
             workers[stage.index] = ForwardWorker(runner, batches, seed, over_tokens=over_tokens)
-        return Validation(workers, program, self._transport, device)
+        # All members of a group have its loss.
+        counts = self.members is None or self.members.index == 0
+        return Validation(workers, program, self._transport, device, counts=counts)
 
     def end_after(self, step: int) -> int:
         """Return the step after which training may end: the pipeline is empty after each."""

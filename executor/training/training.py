@@ -55,7 +55,7 @@ from executor.training.feed import Feed, validation_feed
 from executor.training.loop import Loop, Report, StepMetrics, StepObserver
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer import OptimizerFactory
-from executor.training.saved_state import SavedState
+from executor.training.saved_state import SavedState, warn_of_schedule
 from executor.training.trainer import Trainer, optimisation_of
 from planner.errors import PipeplanError, shorten
 from planner.plan.plan import Plan
@@ -175,7 +175,7 @@ def run_training(
         if checkpoint is not None:
             saved.load(checkpoint, optimisation)
             if place.rank == 0:
-                saved.warn_of_schedule(checkpoint)
+                warn_of_schedule(checkpoint, config)
         beginning.tell(config.steps)
         trainer = _trainer(prepared, config, run, feed, optimisation, first_step)
         observers = _observers(plan, place, prepared.device, run, config.timeline, emulated=False)

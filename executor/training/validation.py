@@ -106,6 +106,7 @@ class Validation:
         program: of this rank.
         transport: that training sends over, while it sends nothing.
         device: of the rank.
+        counts: whether this rank's losses count, and are not another member's of its group too.
     """
 
     def __init__(
@@ -114,8 +115,11 @@ class Validation:
         program: Sequence[Action],
         transport: Transport,
         device: torch.device,
+        *,
+        counts: bool = True,
     ) -> None:
         self._workers = workers
+        self._counts = counts
         self._device = device
         recorder = Recorder(clock_of(device))
         self._recorder = recorder
@@ -129,7 +133,7 @@ class Validation:
             for worker in self._workers.values():
                 worker.begin(_STEP, 1.0)
             self._runtime.step()
-            for worker in self._workers.values():
+            for worker in self._workers.values() if self._counts else ():
                 total += worker.total
         with talking_to("the other ranks, for the validation's mean loss"):
             dist.all_reduce(total)

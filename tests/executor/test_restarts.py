@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from executor.checkpoint import Checkpoint, save_checkpoint
 from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
 from executor.training.beginning import Beginning
+from executor.training.saved_state import warn_of_schedule
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
@@ -168,9 +170,9 @@ def test_one_command_starts_and_resumes(training: Training, whole: Callable) -> 
     status, text = training.run(1, *resume)
     assert f"resumes from {training.saved}/step-00000003, after step 3" in text
     assert (status, steps_of(text)) == (0, [4, 5, 6])
-    assert "the learning rate's schedule was cosine (steps 3, warmup_steps 0" in text
-    assert "here it is cosine (steps 6, " in text
-    assert "the factor of step 4 is 0.25 in place of 0.0" in text
+    assert "the learning rate's schedule was kind cosine, warmup_steps 0, " in text
+    assert "steps 3, here it is kind cosine, " in text
+    assert "the factor of step 4 is 0.25, not 0;" in text
     status, text = training.run(1, *resume)
     assert (status, steps_of(text)) == (0, [])
     assert "nothing to do: " in text
@@ -307,3 +309,57 @@ def test_a_step_that_is_named_and_missing_is_refused(tmp_path: Path) -> None:
     run = RunSettings(resume=tmp_path / "step-00000009")
     with pytest.raises(PipeplanError, match="step-00000009: no such folder"):
         Beginning(TrainingConfig(), run, 0)
+
+
+# --- the learning rate's schedule -----------------------------------------------------------------
+
+
+def lowered(step: int) -> float:
+    """A schedule of one's own."""
+    return float(os.environ.get("LOWERED", "1")) / step
+
+
+COSINE = {"kind": "cosine", "warmup_steps": 2}
+SCHEDULES = {
+    "the same": (COSINE, 8, COSINE, 8, None),
+    "a constant goes on": ({}, 8, {}, 12, None),
+    "longer": (
+        COSINE,
+        8,
+        COSINE,
+        12,
+        r"was kind cosine, .*, steps 8, here it is kind cosine, .*, steps 12",
+    ),
+    "longer in the warm-up": (
+        {**COSINE, "warmup_steps": 5},
+        8,
+        {**COSINE, "warmup_steps": 5},
+        9,
+        "",
+    ),
+    "another end": (COSINE, 8, {**COSINE, "final_factor": 0.1}, 8, "final_factor 0.1"),
+    "another kind": (COSINE, 8, {**COSINE, "kind": "linear"}, 8, "here it is kind linear"),
+    "a function goes on": (
+        {"kind": "test_restarts:lowered"},
+        8,
+        {"kind": "test_restarts:lowered"},
+        12,
+        None,
+    ),
+    "another function": ({"kind": "test_restarts:lowered"}, 8, {}, 8, "constant"),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+@pytest.mark.parametrize("done", [4, 8])
+def test_a_schedule_that_goes_on_otherwise_is_told(
+    tmp_path: Path, case: str, done: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, steps, after, steps_after, message = SCHEDULES[case]
+    first = TrainingConfig.parse({"steps": steps, "schedule": before}, "before")
+    save_checkpoint(tmp_path, done, {}, {"schedule": first.schedule_facts(done)})
+    config = TrainingConfig.parse({"steps": steps_after, "schedule": after}, "after")
+    warn_of_schedule(Checkpoint.open(tmp_path), config)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == (message is not None)
+    assert message is None or re.search(message, told[0])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from executor_plans import pipeline_of, scheduled, shuffled, traced
+from executor_plans import on_groups, pipeline_of, scheduled, shuffled, traced
 from plain_torch import Alone
 from run_files import RunFiles
 from traces import trace_once
@@ -43,12 +43,18 @@ def text(**job: object) -> Plan:
     return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, microbatches=6, **job))
 
 
+def groups(**job: object) -> Plan:
+    """Three members of one group, of one stage after the other."""
+    return on_groups("gpt_tiny", [4], ["g0", "g0"], scheduled, 3, microbatches=2, **job)
+
+
 DIVIDED = {"shard_parameters": True, "equal_pipelines": True, "backward": "whole"}
 RUNS: dict[str, tuple[Callable[[], Plan], str, dict[str, str]]] = {
     "noisy": (noisy, "Points", {"model": NOISY}),
     "tokens": (text, "Padded", {}),
     "decoupled": (text, "Padded", {"sync": "decoupled"}),
     "state_shared": (lambda: text(shard_optimizer=True), "Padded", {}),
+    "groups": (groups, "Padded", {}),
     "divided": (lambda: text(**DIVIDED), "Padded", {}),
 }
 
