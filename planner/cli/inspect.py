@@ -42,6 +42,7 @@ def trace(
             "--split",
             metavar="DEGREE",
             min=2,
+            max=4096,
             help="show instead how each layer splits over a tensor-parallel group of so many, and "
             "keep it in the layer graph that is written; may be repeated",
         ),

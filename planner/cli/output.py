@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from planner.errors import INTERRUPTED, PipeplanError, printable
+from planner.errors import INTERRUPTED, PipeplanError, printable, shorten
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +60,7 @@ def user_errors(as_json: bool = False) -> Iterator[None]:
             whatever else is printed, by the user's own model say, goes to stderr.
     """
     try:
-        with _one_document() if as_json else nullcontext():
+        with _one_document() if as_json else nullcontext(), _usable_paths():
             yield
     except PipeplanError as error:
         for problem in error.problems:
@@ -68,6 +69,24 @@ def user_errors(as_json: bool = False) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         say(_interrupted(interrupt), err=True)
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _usable_paths() -> Iterator[None]:
+    """Name a path that the system cannot follow, wherever it is first looked at."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        raise PipeplanError(
+            f"{shorten(error.filename)}: {error.strerror}; give the path of a file"
+        ) from None
+    except RuntimeError as error:
+        # What Python before 3.13 says of a link that leads back to itself.
+        if not str(error).startswith("Symlink loop from"):
+            raise
+        raise PipeplanError(f"{error}; give the path of a file") from None
 
 
 def _as_option(problem: str) -> str:
