@@ -170,6 +170,10 @@ SAME = {
     'run --tensor-model-parallel-size $TP "${A[@]}"',
     "defaults.sh": 'export TP=${TP:-2}\nC="run --tensor-model-parallel-size ${TP} '
     '--sequence-parallel --micro-batch-size 3"\neval $C',
+    "windows.sh": "run --tensor-model-parallel-size 2 \\\r\n--sequence-parallel \\\r\n"
+    "--micro-batch-size 3\r\n",
+    "values.json": '{"args": {"tensor_model_parallel_size": 2, "sequence_parallel": true, '
+    '"micro_batch_size": 3}}',
     "hydra.sh": "run model.tensor_model_parallel_size=2 ++model.sequence_parallel=true "
     "model.micro_batch_size=3",
     "nested.yaml": "MODEL_ARGS:\n  --tensor-model-parallel-size: 2\n  --sequence-parallel: true\n"

@@ -182,15 +182,15 @@ def read_arguments(path: str | Path) -> MegatronArguments:
     """Read the arguments of a text file; nothing of it is run.
 
     Args:
-        path: of a launch script, of the arguments alone, or of YAML with a value for each name, as
-            Megatron-LM's tests and frameworks around it have.
+        path: of a launch script, of the arguments alone, or of YAML or JSON with a value for each
+            name, as Megatron-LM's tests and frameworks around it have.
 
     Raises:
         PipeplanError: if it cannot be read, or names no argument that lays a model out.
     """
     source, text = str(path), read_text(Path(path), MOST_SCRIPT_BYTES)
     found = MegatronArguments(source, {})
-    if Path(path).suffix in (".yaml", ".yml"):
+    if Path(path).suffix in (".yaml", ".yml", ".json"):
         pairs = _pairs_of_yaml(text, source)
     else:
         pairs = _pairs_of_words(_script(text, found), found)

@@ -70,7 +70,7 @@ class ShellWords:
             ValueError: if a quotation or parenthesis is not closed.
         """
         script = cls()
-        text = _HEREDOC.sub(lambda found: found[3], text)
+        text = _HEREDOC.sub(lambda found: found[3], text.replace("\r\n", "\n"))
         statement: list[list[_Piece]] = []
         before = "\n"
         for token in _tokens(text):
@@ -114,9 +114,7 @@ class ShellWords:
             rows = _words_of_array(pieces)
             new = tuple(self._expanded(rows, is_sure=is_sure))
         else:
-            texts = [self._value(piece) for piece in pieces]
-            new = (Word("".join(w.text for row in texts for w in row),
-                        is_sure and all(w.is_literal for row in texts for w in row)),)  # fmt: skip
+            new = (self._joined(pieces, is_sure=is_sure),)
         self.values[name] = (*self.values.get(name, ()), *new) if is_more else new
 
     def _expanded(self, rows: Sequence[list[_Piece]], *, is_sure: bool) -> Iterator[Word]:
@@ -127,10 +125,14 @@ class ShellWords:
                 several = not pieces[0].is_quoted or len(found) > 1
                 words = _split(found) if several else list(found)
             else:
-                parts = [word for piece in pieces for word in self._value(piece)]
-                sure = all(word.is_literal for word in parts)
-                words = _split([Word("".join(word.text for word in parts), sure)])
+                words = _split([self._joined(pieces, is_sure=True)])
             yield from (Word(text, literal and is_sure) for text, literal in words)
+
+    def _joined(self, pieces: Sequence[_Piece], *, is_sure: bool) -> Word:
+        """Return the string of pieces, in which an array is its words with spaces between."""
+        rows = [self._value(piece) for piece in pieces]
+        is_literal = is_sure and all(word.is_literal for row in rows for word in row)
+        return Word("".join(" ".join(word.text for word in row) for row in rows), is_literal)
 
     def _value(self, piece: _Piece) -> tuple[Word, ...]:
         if not piece.is_expansion:
