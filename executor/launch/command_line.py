@@ -119,7 +119,7 @@ def parser() -> argparse.ArgumentParser:
         help="text: bytes of the Python standard library's sources (default), for models of 256 "
         "tokens or more; random: the model's example_batch, or the job's [inputs], drawn anew for "
         "every microbatch; "
-        "module:factory: a map-style data set of your own",
+        "module:factory: a map-style or iterable data set of your own, or a generator function",
     )
     add(
         "--model",
@@ -140,7 +140,8 @@ def parser() -> argparse.ArgumentParser:
         "--resume",
         type=Path,
         metavar="DIR",
-        help="resume from a checkpoint, or from the latest one in DIR",
+        help="resume from a checkpoint, or from the newest whole one in DIR; without one, training "
+        "begins at step 1",
     )
     add("--timeline", metavar="FILE", help="write the measured timeline as a Chrome trace")
     add(

@@ -136,7 +136,7 @@ class TrainingConfig(Record):
         steps: optimizer steps in all, those before a resumption included.
         seed: of weights, data order and dropout.
         data: ``text`` (bytes of Python's standard library), ``random`` (the example batch's
-            shapes), or ``module:factory`` of a map-style data set of your own.
+            shapes), or ``module:factory`` of a map-style or iterable data set of your own.
         data_arguments: keyword arguments of that factory.
         optimizer: ``module:factory`` of your own, called with (name, parameter) pairs; default the
             job's optimizer, whose memory the plan counts.

@@ -285,9 +285,6 @@ class Stepper(Protocol):
     def iterate(self, step: int) -> Gathering:
         """Run one iteration; ranks wait for each other only if their strategy does."""
 
-    def end_after(self, step: int) -> int:
-        """Return the step after which training may end, once this one is done."""
-
 
 class StepObserver(Protocol):
     """Something that notes what iterations were, and writes it at the end."""
@@ -361,10 +358,10 @@ class Loop:
             self._gathering[-1].validation_loss = validate(step)
             self._start_all_but(self._late)
             self._report_all_but(self._late + self._lag)
-            if self._stop.agreed and self.end is None:
-                self.end = stepper.end_after(step)
+            self.end = step if self._stop.agreed else None
             after(step)
-            if step == self.end:
+            if self._stop.agreed:  # It may have come to be known while a checkpoint was written.
+                self.end = step
                 break
         self._report_all_but(0)
         if self.history:

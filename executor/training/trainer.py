@@ -525,10 +525,6 @@ class Trainer:
         counts = self.members is None or self.members.index == 0
         return Validation(workers, program, self._transport, device, counts=counts)
 
-    def end_after(self, step: int) -> int:
-        """Return the step after which training may end: the pipeline is empty after each."""
-        return step
-
     @property
     def record(self) -> StepRecord:
         """What this rank did in the last iteration; waits for its device."""
