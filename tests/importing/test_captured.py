@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from link_files import nccl_log, topology
+from link_files import nccl_log, rocm_topology, topology
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -34,7 +35,10 @@ LOG = nccl_log(
     1.0,
     "sendrecv",
 )
-FILES = {"table": TABLE, "log": LOG}
+ROCM = rocm_topology(["0 XGMI", "XGMI 0"], ["0 15", "15 0"], ["0", "1"]) + (
+    "GPU[0]\t\t: Card Series: AMD Instinct MI210\nGPU[1]\t\t: Card Series: AMD Instinct MI210\n"
+)
+FILES = {"table": TABLE, "log": LOG, "rocm-smi": ROCM}
 
 
 def before(prefix: str) -> Callable[[str], bytes]:
@@ -57,6 +61,10 @@ FORMS: dict[str, Callable[[str], bytes]] = {
     "pdsh": before("n0: "),
     "parallel --tag": before("n0\t"),
     "Ray": before("(worker pid=12, ip=10.0.0.1) "),
+    "lines in JSON": lambda text: "".join(
+        json.dumps({"log": f"{line}\n", "stream": "stdout"}) + "\n"
+        for line in text.expandtabs().splitlines()
+    ).encode(),
     "logging": before("2026-01-05 10:00:00,123 INFO: "),
     "CRLF": lambda text: text.replace("\n", "\r\n").encode(),
     "CR": lambda text: text.replace("\n", "\r").encode(),

@@ -1,8 +1,9 @@
-"""The output of other tools as people capture it: with styles, pipes of tables, any line ends."""
+"""The output of other tools as people capture it: styled, in JSON lines, with any line ends."""
 
 from __future__ import annotations
 
 import codecs
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from planner.errors import PipeplanError
 from planner.records.document import read_text
 
 _STYLES = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*\x07|[@-Z\\-_])")
+_MESSAGES = ("log", "message", "msg", "textPayload")
+"""Fields of the lines of Docker, Google Cloud and others."""
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How files begin that PowerShell's ``>`` writes."""
 
@@ -36,5 +39,17 @@ def captured_lines(path: Path) -> list[str]:
 
 
 def _plain(text: str) -> str:
+    if text.lstrip().startswith("{"):
+        text = "\n".join(map(_message, text.splitlines()))
     # Web pages have spaces that do not break.
     return _STYLES.sub("", text).replace("\xa0", " ")
+
+
+def _message(line: str) -> str:
+    """Return what was printed, of a line that a container's log driver keeps as JSON."""
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    found = (data.get(name) for name in _MESSAGES) if isinstance(data, dict) else ()
+    return next((text.rstrip("\n") for text in found if isinstance(text, str)), line)

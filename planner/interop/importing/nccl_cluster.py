@@ -56,7 +56,8 @@ def read_nccl_cluster(
         switches,
         wires,
     )
-    return ImportedCluster(cluster, (*log.notes, *notes, *assumed))
+    of_types = (known.note for known in types.values() if known.note)
+    return ImportedCluster(cluster, (*log.notes, *notes, *assumed, *of_types))
 
 
 def _link(log: NcclLog, test: Test) -> tuple[LinkType, list[str]]:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -155,7 +156,7 @@ def _rows(
                 f"{path}: line {number}: the test found wrong values (#wrong is "
                 f"{words[places[-1] + 1]}); its times are not valid"
             )
-        if int(words[0]) and time_us <= 0:
+        if int(words[0]) and not 0 < time_us < inf:
             notes.append(f"line {number} has no time above 0: {shorten(line.strip())}")
         elif int(words[0]):
             yield NcclRow(int(words[0]), time_us * 1e-6, algbw, busbw)

@@ -104,7 +104,9 @@ def notes_on_ports(
         options: with what was given.
         fabric: that is assumed where a type's is not known; None if no GPU has links of one.
     """
-    for name in dict.fromkeys(kind.name for kind in types):
+    for name, note in dict.fromkeys((kind.name, kind.note) for kind in types):
+        if note is not None:
+            yield note
         ports = ports_of(name, options)
         if fabric is not None and ports.fabric is None:
             yield f"{name}: a direct link to another GPU is assumed to be one of {fabric}"

@@ -30,7 +30,7 @@ from planner.interop.importing.pcie import (
     ports_of,
 )
 
-_TITLE = re.compile(r"^=+ (.+?) =+$")
+_TITLE = re.compile(r"^(.*?)=+ (.+?) =+$")
 _GPU = re.compile(r"GPU(\d+)")
 _OF_GPU = re.compile(r"^GPU ?\[?(\d+)\]?\s*: (.+?):\s*(.+?)\s*$")
 _BANDWIDTH = re.compile(r"(\d+)-(\d+)")
@@ -76,7 +76,7 @@ class RocmTopology:
 
 def looks_like_rocm_topology(head: str) -> bool:
     """Return whether such tables are at or near the beginning of a file."""
-    titles = {match[1] for line in head.splitlines() if (match := _TITLE.match(line.strip()))}
+    titles = {match[2] for line in head.splitlines() if (match := _TITLE.match(line.rstrip()))}
     return bool(titles & {KIND, WEIGHT}) or AMD_SMI in head
 
 
@@ -86,7 +86,7 @@ def read_rocm_topology(path: Path) -> RocmTopology:
     Raises:
         PipeplanError: naming the line, if the table of link types is missing or cut off.
     """
-    lines = [line.strip() for line in captured_lines(path)]
+    lines = _without_prefix(captured_lines(path))
     if any(line.startswith(AMD_SMI) for line in lines):
         raise PipeplanError(
             f"{path}: is of `amd-smi topology`; give the output of `rocm-smi --showtopo`"
@@ -113,10 +113,17 @@ def read_rocm_topology(path: Path) -> RocmTopology:
     )
 
 
+def _without_prefix(lines: Sequence[str]) -> list[str]:
+    """Take away what a launcher puts before each line: as much as before the titles."""
+    found = (match for line in lines if (match := _TITLE.match(line.rstrip())) is not None)
+    length = next((len(match[1]) for match in found if match[2] in (KIND, WEIGHT)), 0)
+    return [line[length:].strip() for line in lines]
+
+
 def _cells(path: Path, title: str, lines: Sequence[str]) -> Iterator[tuple[Pair, str]]:
     """Yield the entries of a table for the pairs of its GPUs, above the diagonal."""
     start = next(
-        (n for n, line in enumerate(lines) if (m := _TITLE.match(line)) and m[1] == title), None
+        (n for n, line in enumerate(lines) if (m := _TITLE.match(line)) and m[2] == title), None
     )
     if start is None:
         return
