@@ -185,6 +185,10 @@ def row_places(text: str) -> int:
         (log_of().replace("Rank  1", "Rank  5"), "names 2 ranks"),
         (log_of().replace("on         n0 device  1", "on         n0 device  0"), "two ranks share"),
         (log_of(test="alltoall"), "is of alltoall_perf; those that can be read are all_reduce"),
+        (
+            nccl_log(ranks(8), lambda n: 1e-5 + n / 50e9, SIZES, 7 / 8, test=None),
+            "bus bandwidth is 0.875 of the algorithm's, in all_reduce_perf of 8 ranks 1.75",
+        ),
         (log_of("Tesla P4"), "rank 0: 'Tesla P4' is no preset; give --device-type"),
         (log_of("Tesla V100"), "is no preset; give --device-type"),
         (log_of().partition(f"\n{SIZES[0]:12}")[0], "the table has no row"),

@@ -36,7 +36,7 @@ _END = re.compile(r"(Out of bounds values|Avg bus bandwidth|Collective test conc
 """One of these lines follows a table that is whole."""
 _READ: tuple[Test, ...] = ("all_reduce", "sendrecv")
 _COLUMNS = ("time", "algbw", "busbw")
-_NEAR = 0.02
+_NEAR, _PRECISE_GB_PER_S = 0.02, 1.0
 """Bandwidths are printed with two decimals."""
 
 
@@ -107,7 +107,7 @@ def read_log(path: Path) -> NcclLog:
             f"{path}: no line such as `# Avg bus bandwidth` follows the table, so it is cut off; "
             "its largest sizes, which show the bandwidth, may be missing; give the whole log"
         )
-    test = _test(path, lines) or _by_ratio(rows, len(ranks))
+    test = _test(path, lines) or _by_ratio(path, rows, len(ranks))
     return NcclLog(test, ranks, rows, tuple(notes))
 
 
@@ -201,10 +201,13 @@ def _test(path: Path, lines: Sequence[str]) -> Test | None:
     return known[0] if known else None
 
 
-def _by_ratio(rows: Sequence[NcclRow], count: int) -> Test | None:
+def _by_ratio(path: Path, rows: Sequence[NcclRow], count: int) -> Test | None:
     """Tell the test by the bandwidth ratio bus / algorithm: 2(n-1)/n in an all-reduce, else 1.
 
     Two ranks do not tell the two tests apart.
+
+    Raises:
+        PipeplanError: if it is neither of them, as in an all-gather.
     """
     row = max(rows, key=lambda row: row.algbw_gb_per_s)
     if count < 3 or not row.algbw_gb_per_s:
@@ -212,6 +215,12 @@ def _by_ratio(rows: Sequence[NcclRow], count: int) -> Test | None:
     ratio = row.busbw_gb_per_s / row.algbw_gb_per_s
     factors: dict[Test, float] = {"all_reduce": 2 * (count - 1) / count, "sendrecv": 1.0}
     near = [test for test, factor in factors.items() if abs(ratio / factor - 1) < _NEAR]
+    if not near and row.algbw_gb_per_s > _PRECISE_GB_PER_S:
+        raise PipeplanError(
+            f"{path}: bus bandwidth is {ratio:.3g} of the algorithm's, in all_reduce_perf of "
+            f"{count} ranks {factors['all_reduce']:.3g} and in sendrecv_perf 1; give a log of one "
+            "of these"
+        )
     return near[0] if near else None
 
 
