@@ -168,6 +168,29 @@ def test_unusual_operations_split_too() -> None:
         assert calls["reduce_scatter"] + calls["all_reduce"] == 3
 
 
+class OneValue(nn.Module):
+    """Attention whose queries are its keys and values, between two regions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(20, 16), nn.Linear(16, 20)
+        self.inner, self.outer = nn.Linear(16, 32), nn.Linear(32, 16)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.table(ids)
+        hidden = hidden + self.outer(functional.gelu(self.inner(hidden)))
+        hidden = hidden + functional.scaled_dot_product_attention(hidden, hidden, hidden)
+        return self.head(hidden + self.outer(functional.gelu(self.inner(hidden))))
+
+    def example_batch(self, samples: int) -> dict[str, Tensor]:
+        return {name: torch.randint(20, (samples, 12)) for name in ("ids", "target")}
+
+
+def test_keys_stay_whole_where_queries_are_the_same_value() -> None:
+    torch.manual_seed(0)
+    equals_one_device(OneValue(), {})
+
+
 @cache
 def traced(name: str) -> TracedStep:
     job = Job(samples_per_microbatch=2, model_arguments=ZOO[name])
