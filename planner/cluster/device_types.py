@@ -74,7 +74,7 @@ def gpu_type(called: str, memory_gib: float) -> KnownType:
     """
     if (part := _SLICE.fullmatch(called)) is not None:
         return _slice(called, part, memory_gib)
-    for name in _presets_called(called):
+    for name in presets_called(called):
         if _is_near(DEVICES[name].memory_gib, memory_gib):
             return KnownType(name, DEVICES[name])
     nearest = min(
@@ -104,7 +104,7 @@ def named_type(called: str, place: str) -> KnownType:
     """
     if (part := _SLICE.fullmatch(called)) is not None:
         return _slice(called, part, float(part[3]))
-    found = _presets_called(called)
+    found = presets_called(called)
     if not found:
         raise PipeplanError(
             f"{place}: {called!r} is no preset; give --device-type NAME: the nearest "
@@ -113,7 +113,7 @@ def named_type(called: str, place: str) -> KnownType:
     return KnownType(found[0], DEVICES[found[0]])
 
 
-def _presets_called(called: str) -> list[str]:
+def presets_called(called: str) -> list[str]:
     """Return the presets whose ``names`` match a driver's name without its maker."""
     words = " ".join(_MAKERS.sub(" ", called).split())
     return [

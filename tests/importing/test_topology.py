@@ -270,6 +270,9 @@ def test_names_of_gpus_in_the_same_file_tell_their_type(tmp_path: Path) -> None:
     names = "".join(f"GPU {n}: NVIDIA H100 80GB HBM3 (UUID: GPU-0{n})\n" for n in range(2))
     cluster, _ = read(tmp_path, names + topology(full(2, "NV18")), None)
     assert set(cluster.device_types) == {"H100-80GB"}
+    _, notes = read(tmp_path, names + topology(full(2, "NV18")), "H200")
+    words = "calls a GPU 'NVIDIA H100 80GB HBM3'; it is taken as H200 (--device-type)"
+    assert any(words in note for note in notes)
 
 
 def test_a_box_of_one_gpu_and_its_card(tmp_path: Path) -> None:

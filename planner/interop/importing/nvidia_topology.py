@@ -12,7 +12,7 @@ from pathlib import Path
 
 from networkx.utils import UnionFind
 
-from planner.cluster.device_types import KnownType
+from planner.cluster.device_types import KnownType, presets_called
 from planner.cluster.hardware import LinkType
 from planner.cluster.ports import FABRIC_LINKS, PORTS, Ports
 from planner.errors import PipeplanError
@@ -137,6 +137,10 @@ def _notes(
     options: ImportOptions,
 ) -> Iterator[str]:
     yield from notes_on_ports(types.values(), options, OTHER_FABRIC if counts else None)
+    given = options.known_type
+    for name in dict.fromkeys(topology.names.values()):
+        if given is not None and given.name not in presets_called(name):
+            yield f"the file calls a GPU {name!r}; it is taken as {given.name} (--device-type)"
     joined = {gpu for pair in counts for gpu in pair}
     if counts and (alone := [gpu for gpu in topology.gpus if gpu not in joined]):
         yield (
