@@ -9,32 +9,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from planner.analysis.comparison import compare
-    from planner.analysis.deviation import compare_with_measured
-    from planner.analysis.moves import apply_move, moves
-    from planner.analysis.sweep.run import sweep
-    from planner.cluster.cluster import Cluster
-    from planner.errors import DeadlockError, InfeasibleError, PipeplanError
-    from planner.interop.adopt.adopt import adopt
-    from planner.interop.calibrate.calibrate import calibrate
-    from planner.interop.export.exported import export_plan
-    from planner.job import Job
-    from planner.measured.timeline import MeasuredTimeline
-    from planner.model.layer_graph import LayerGraph
-    from planner.plan.plan import Plan
-    from planner.plan.problem import ModelSource, Problem
-    from planner.prediction import load_plan
-    from planner.replanning.replan import Replanned, replan
-    from planner.search.partition.cp_sat.optimum import search_partition
-    from planner.search.result import Result
-    from planner.search.schedule.search import search_schedule
-    from planner.search.solve import solve
-    from planner.simulation.noise import Noise, times_under_noise
-    from planner.simulation.simulator import simulate_plan as simulate
-    from planner.sync.choice import choose as choose_sync
-    from planner.sync.simulation.comparison import compare_syncs
-    from planner.tracing.trace import trace
-    from planner.verification import verify
+    from planner.analysis.comparison import compare as compare
+    from planner.analysis.deviation import compare_with_measured as compare_with_measured
+    from planner.analysis.moves import apply_move as apply_move
+    from planner.analysis.moves import moves as moves
+    from planner.analysis.sweep.run import sweep as sweep
+    from planner.cli.shown import explain as explain
+    from planner.cli.shown import plot as plot
+    from planner.cluster.cluster import Cluster as Cluster
+    from planner.errors import DeadlockError as DeadlockError
+    from planner.errors import InfeasibleError as InfeasibleError
+    from planner.errors import PipeplanError as PipeplanError
+    from planner.interop.adopt.adopt import adopt as adopt
+    from planner.interop.calibrate.calibrate import calibrate as calibrate
+    from planner.interop.export.exported import export_plan as export_plan
+    from planner.job import Job as Job
+    from planner.measured.timeline import MeasuredTimeline as MeasuredTimeline
+    from planner.model.layer_graph import LayerGraph as LayerGraph
+    from planner.plan.plan import Plan as Plan
+    from planner.plan.problem import ModelSource as ModelSource
+    from planner.plan.problem import Problem as Problem
+    from planner.prediction import load_plan as load_plan
+    from planner.replanning.replan import Replanned as Replanned
+    from planner.replanning.replan import replan as replan
+    from planner.search.partition.cp_sat.optimum import search_partition as search_partition
+    from planner.search.result import Result as Result
+    from planner.search.schedule.search import search_schedule as search_schedule
+    from planner.search.solve import solve as solve
+    from planner.simulation.noise import Noise as Noise
+    from planner.simulation.noise import times_under_noise as times_under_noise
+    from planner.simulation.simulator import simulate_plan as simulate  # noqa: F401
+    from planner.sync.choice import choose as choose_sync  # noqa: F401
+    from planner.sync.simulation.comparison import compare_syncs as compare_syncs
+    from planner.tracing.trace import trace as trace
+    from planner.verification import verify as verify
 
 _HOME = {
     "Cluster": ("planner.cluster.cluster", "Cluster"),
@@ -57,9 +65,11 @@ _HOME = {
     "compare": ("planner.analysis.comparison", "compare"),
     "compare_syncs": ("planner.sync.simulation.comparison", "compare_syncs"),
     "compare_with_measured": ("planner.analysis.deviation", "compare_with_measured"),
+    "explain": ("planner.cli.shown", "explain"),
     "export_plan": ("planner.interop.export.exported", "export_plan"),
     "load_plan": ("planner.prediction", "load_plan"),
     "moves": ("planner.analysis.moves", "moves"),
+    "plot": ("planner.cli.shown", "plot"),
     "replan": ("planner.replanning.replan", "replan"),
     "search_partition": ("planner.search.partition.cp_sat.optimum", "search_partition"),
     "search_schedule": ("planner.search.schedule.search", "search_schedule"),
@@ -71,40 +81,7 @@ _HOME = {
     "verify": ("planner.verification", "verify"),
 }
 
-__all__ = [
-    "Cluster",
-    "DeadlockError",
-    "InfeasibleError",
-    "Job",
-    "LayerGraph",
-    "MeasuredTimeline",
-    "ModelSource",
-    "Noise",
-    "PipeplanError",
-    "Plan",
-    "Problem",
-    "Replanned",
-    "Result",
-    "adopt",
-    "apply_move",
-    "calibrate",
-    "choose_sync",
-    "compare",
-    "compare_syncs",
-    "compare_with_measured",
-    "export_plan",
-    "load_plan",
-    "moves",
-    "replan",
-    "search_partition",
-    "search_schedule",
-    "simulate",
-    "solve",
-    "sweep",
-    "times_under_noise",
-    "trace",
-    "verify",
-]
+__all__ = sorted(_HOME)
 
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -68,6 +68,14 @@ def shorten(value: Any, most: int = 60) -> str:
         return f"a very large {type(value).__name__}"
 
 
+def require_kind(value: Any, kind: type | tuple[type, ...], name: str, remedy: str) -> None:
+    """Raise a PipeplanError that names the argument and the remedy if it has another type."""
+    if not isinstance(value, kind):
+        wanted = " or ".join(k.__name__ for k in (kind if isinstance(kind, tuple) else (kind,)))
+        found = f"{shorten(value)} of type {type(value).__name__}"
+        raise PipeplanError(f"{name}: expected {wanted}, not {found}; {remedy}")
+
+
 def printable(text: str) -> str:
     """Return a text for a terminal: names from files are shown, and cannot command it.
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
     Field,
     SerializerFunctionWrapHandler,
+    ValidationError,
     model_serializer,
     model_validator,
 )
 
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, require_kind, shorten
 from planner.lengths import Lengths, with_trace_file
-from planner.records.document import MOST_ENTRIES, Count, Record, without_defaults
+from planner.records.document import MOST_ENTRIES, Count, Record, problem_lines, without_defaults
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import read_formatted
 from planner.space import Space
@@ -158,6 +159,18 @@ class Job(Space):
         names = ("lengths", "recompute_attention", "expert_parallel", "expert_load")
         return without_defaults(self, dump(self), *names)
 
+    def __new__(cls, *arguments: Any, **fields: Any) -> Self:
+        """Raise a PipeplanError that names every wrong field, in the words of job files."""
+        if arguments:
+            what = f"Job({shorten(arguments[0])})"
+            raise PipeplanError(f"{what}: name the fields, as in Job(microbatches=32), or Job.load")
+        if fields:
+            try:
+                cls.model_validate(fields)
+            except ValidationError as error:
+                raise PipeplanError(problem_lines(error, cls.__name__, fields)) from None
+        return super().__new__(cls)
+
     @classmethod
     def load(cls, path: str | Path) -> Job:
         """Read a job file: TOML as people write it, or JSON as ``pipeplan import`` does.
@@ -165,6 +178,7 @@ class Job(Space):
         Raises:
             PipeplanError: naming every wrong field.
         """
+        require_kind(path, (str, Path), "path", "give the name of a job file")
         return cls.parse(with_trace_file(read_formatted(path, FORMAT), Path(path)), str(path))
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -61,11 +61,31 @@ def show_result(result: Result, output: Path, text_problem: str | None, *, as_js
     for line in space_lines(result.plan):
         say(line)
     show_runtime(result.plan)
-    about_gap = _about_gap(result)
-    if about_gap is not None:
-        say(about_gap)
+    for line in (*memory_lines(result.plan), *_about_gap(result)):
+        say(line)
     say(f"wrote {output}")
     print_run_command(result.plan, output, text_problem)
+
+
+FULL = 0.94
+"""Share of its memory from which a device counts as nearly full."""
+
+
+def memory_lines(plan: Plan) -> list[str]:
+    """Return a line on devices that the plan fills nearly; none where all have room."""
+    shares = {
+        name: row.peak_memory_bytes / plan.cluster.device_type(name).capacity_bytes
+        for name, row in plan.predicted.devices.items()
+    }
+    full = {name: share for name, share in shares.items() if share >= FULL}
+    if not full:
+        return []
+    worst = max(full, key=lambda name: full[name])
+    return [
+        f"memory is nearly full: {plural(len(full), 'device')} at {FULL:.0%} or more, {worst} at "
+        f"{full[worst]:.1%}; fragmentation or another process may exceed it: raise reserved_gib "
+        "of the device type in the cluster file to plan with more room"
+    ]
 
 
 def _data(result: Result, output: Path) -> dict[str, Any]:
@@ -75,6 +95,7 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
     return {
         "status": result.status,
         "ended": result.ended,
+        "shortcoming": result.shortcoming(),
         "plan": str(output),
         **result.plan.predicted.model_dump(mode="json"),
         "throughput": throughput_data(result.plan),
@@ -99,20 +120,19 @@ def _print_unjoined(devices: Sequence[str]) -> None:
         )
 
 
-def _about_gap(result: Result) -> str | None:
-    """Return a sentence on what the gap includes; None if there is nothing to say."""
+def _about_gap(result: Result) -> Iterator[str]:
+    """Yield a sentence on what the gap includes, if there is something to say."""
     if result.robustness is not None and not result.robustness.is_fastest:
-        return "the gap refers to this plan's time; a faster but less robust plan is known"
-    if result.simplicity is not None and not result.simplicity.is_fastest:
-        return "the gap refers to this plan's time; a faster but less simple plan is known"
-    if needs_pipelines(result.plan.sync.strategy):
-        return (
+        yield "the gap refers to this plan's time; a faster but less robust plan is known"
+    elif result.simplicity is not None and not result.simplicity.is_fastest:
+        yield "the gap refers to this plan's time; a faster but less simple plan is known"
+    elif needs_pipelines(result.plan.sync.strategy):
+        yield (
             "the time assumes synchronous pipelines, and the bound covers plans of any form: the "
             "gap includes the cost of restricting the plan to data-parallel pipelines"
         )
-    if result.status != "optimal" and result.gap is not None:
-        return "a better plan may exist within the gap; none is known"
-    return None
+    elif result.status != "optimal" and result.gap is not None:
+        yield "a better plan may exist within the gap; none is known"
 
 
 def print_run_command(plan: Plan, output: Path, text_problem: str | None) -> None:
@@ -209,6 +229,9 @@ def make_plan(
         say(loaded.compared, err=True)
     if reason and not as_json:
         say(f"synchronisation strategy: {reason}")
+    shortcoming = found.shortcoming()
+    if shortcoming is not None and not as_json:
+        say(shortcoming)
 
 
 def _require_possible(request: PlanRequest, settings: SearchSettings, output: Path) -> None:
@@ -267,6 +290,18 @@ def keep_warm_starts(output: Path, request: PlanRequest) -> None:
                 f"--warm-start {path}: would be overwritten; give -o {path} explicitly if you want "
                 f"that, or choose another name"
             )
+
+
+def keep_plan(output: Path) -> None:
+    """Refuse to write over a file that was not named with ``-o``, before any search.
+
+    Raises:
+        PipeplanError: naming the file.
+    """
+    if output.exists():
+        raise PipeplanError(
+            f"{output}: exists already; name another file with -o, or give --overwrite"
+        )
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
@@ -329,6 +364,9 @@ ShardParametersOption = Annotated[
 ]
 OutputOption = Annotated[
     Path | None, typer.Option("-o", "--output", help="plan file to write (default: plan.json)")
+]
+OverwriteOption = Annotated[
+    bool, typer.Option("--overwrite", help="without -o: replace plan.json if it exists")
 ]
 DEFAULT_OUTPUT = Path("plan.json")
 TimeLimitOption = Annotated[
@@ -398,6 +436,7 @@ def plan(
     shard_optimizer: ShardOptimizerOption = False,
     shard_parameters: ShardParametersOption = False,
     output: OutputOption = None,
+    overwrite: OverwriteOption = False,
     time_limit: TimeLimitOption = 30.0,
     gap: GapOption = 1e-4,
     seed: SeedOption = 0,
@@ -437,6 +476,7 @@ def plan(
     )
     settings = SearchSettings(time_limit, gap, seed, workers, deterministic)
     with user_errors(as_json):
-        if output is None:
+        if output is None and not overwrite:
             keep_warm_starts(DEFAULT_OUTPUT, request)
+            keep_plan(DEFAULT_OUTPUT)
         make_plan(request, settings, output or DEFAULT_OUTPUT, as_json=as_json)

@@ -169,6 +169,25 @@ class LinkEntry(Record):
     source: Source | None = None
 
 
+CARDS_GBIT_PER_S = frozenset((10, 25, 40, 56, 100, 200, 400, 800))
+"""Speeds by which network cards are named, in Gbit/s."""
+
+
+def _with_presets(data: Any) -> Any:
+    """Complete device types that have the name of a preset and only some figures of their own."""
+    types = data.get("device_types") if isinstance(data, dict) else None
+    if not isinstance(types, dict):
+        return data
+    needed = {name for name, row in DeviceType.model_fields.items() if row.is_required()}
+    completed = {
+        name: {**DEVICES[name].model_dump(mode="json"), **own}
+        if name in DEVICES and isinstance(own, dict) and needed - own.keys()
+        else own
+        for name, own in types.items()
+    }
+    return {**data, "device_types": completed}
+
+
 class ClusterFile(Record):
     """The contents of a cluster file: devices, nodes (shorthand for devices), switches and links.
 
@@ -176,7 +195,8 @@ class ClusterFile(Record):
         format: ``pipeplan-cluster/1``.
         name: Name of the cluster, for people.
         currency: Currency of all prices, such as EUR.
-        device_types: Your own device types by name; they override presets of the same name.
+        device_types: Your own device types by name. One with the name of a preset overrides it, or
+            only the figures that it gives, such as ``reserved_gib``.
         devices: Single devices.
         nodes: Machines of several equal devices.
         switches: Names of switches, which only forward.
@@ -219,6 +239,8 @@ class ClusterFile(Record):
         found = cls.from_data(read_toml_or_json(path), str(path))
         if not found.unusual_figures:
             require_usual(found.device_types, found._link_figures(), str(path))
+            for doubt in found._doubtful_networks():
+                logger.warning("%s: %s", path, doubt)
         return found
 
     @classmethod
@@ -232,7 +254,24 @@ class ClusterFile(Record):
         Raises:
             PipeplanError: naming every wrong field.
         """
-        return cls.parse(check_format(data, FORMAT, source), source)
+        return cls.parse(_with_presets(check_format(data, FORMAT, source)), source)
+
+    def _doubtful_networks(self) -> Iterator[str]:
+        """Yield bandwidths between machines that are Gbit/s of network cards, in fields of GB/s."""
+        for position, entry in enumerate(self.links):
+            inside = {end.partition("/")[0] for end in entry.between if "/" in end}
+            place, own, source = f"links[{position}]", entry.bandwidth_gb_per_s, entry.source
+            if own is None and entry.preset in self.link_types:
+                kind = self.link_types[entry.preset]
+                place, own = f'link_types."{entry.preset}"', kind.bandwidth_gb_per_s
+                source = kind.source if "source" in kind.model_fields_set else None
+            is_inside = len(inside) == 1 and all("/" in end for end in entry.between)
+            if own in CARDS_GBIT_PER_S and source in (None, "assumed") and not is_inside:
+                yield (
+                    f"{place}.bandwidth_gb_per_s: {own:g} between {entry.between[0]!r} and "
+                    f"{entry.between[1]!r} is {8 * own:g} Gbit/s; if a network of {own:g} Gbit/s "
+                    f"is meant, write {own / 8:g}; else write its source, or {OVERRIDE} = true"
+                )
 
     def _link_figures(self) -> dict[str, LinkType]:
         """Return links with figures of their own, and types of links, by their place."""

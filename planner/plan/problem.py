@@ -7,24 +7,17 @@ from functools import cached_property
 from typing import Any
 
 from planner.cluster.cluster import Cluster
-from planner.errors import PipeplanError, near
+from planner.errors import PipeplanError, near, require_kind
 from planner.job import Job, JsonValue
 from planner.model.layer_graph import LayerGraph, require_samples
 from planner.plan.runtime_rules import PIPEPLAN, RuntimeRules
 from planner.records.document import digest_of_data
 from planner.space import Space
 
-JOB_FIELDS_WITHOUT_COST = {
-    "name",
-    "learning_rate",
-    "epoch_samples",
-    "loss",
-    "model_arguments",
-    "inputs",
-    "runtime",
-    "lengths",
-    "recompute_attention",
-}
+JOB_FIELDS_WITHOUT_COST = set(
+    "name learning_rate epoch_samples loss model_arguments inputs runtime lengths "
+    "recompute_attention".split()
+)
 """Job fields that do not change a traced model's costs; a bound still holds after an edit of these.
 The lengths of microbatches and their shares are in the graph, and so is recomputed attention."""
 _CLUSTER_FIELDS_WITHOUT_COST: dict[str, Any] = {
@@ -70,6 +63,10 @@ class Problem:
     copies: int = 1
 
     def __post_init__(self) -> None:
+        require_kind(self.graph, LayerGraph, "Problem: graph", "LayerGraph.load reads a file")
+        require_kind(self.cluster, Cluster, "Problem: cluster", "Cluster.load reads a file")
+        require_kind(self.job, Job, "Problem: job", "Job.load reads a file")
+        require_kind(self.source, ModelSource, "Problem: source", 'write ModelSource("m:factory")')
         require_samples(self.graph, self.job.samples_per_microbatch)
         if self.graph.record.precision != self.job.precision:
             raise PipeplanError(

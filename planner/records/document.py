@@ -77,7 +77,7 @@ class Record(BaseModel):
                 return cast("Self", cls._validator_to_first_problems().validate_json(text))
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise PipeplanError(_problem_lines(error, source, data)) from None
+            raise PipeplanError(problem_lines(error, source, data)) from None
         except TypeError as error:
             found = next(_not_plain(data, ()), str(error))
             raise PipeplanError(f"{source}: {found}") from None
@@ -116,7 +116,7 @@ def _failing_fast(schema: Any) -> Any:
     return copied
 
 
-def _problem_lines(error: ValidationError, source: str, data: Any) -> Iterator[str]:
+def problem_lines(error: ValidationError, source: str, data: Any) -> Iterator[str]:
     """Yield a line for each problem; those that will only be counted are empty."""
     found = error.errors(include_url=False)
     # A list that ended at a wrong first entry seems to have none.

@@ -19,15 +19,8 @@ if TYPE_CHECKING:
 
 
 HEADINGS = (
-    "planner",
-    "stages x devices",
-    "iteration",
-    "over ours",
-    "bubble",
-    "peak memory",
-    "gap to bound",
-    "schedule",
-)
+    "planner, stages x devices, iteration, over ours, bubble, peak memory, gap to bound, schedule"
+).split(", ")
 
 
 def comparison_table(rows: Iterable[ComparisonRow], title: str) -> Table:

@@ -87,26 +87,14 @@ def _caption(graph: LayerGraph) -> str:
     trained = sum(p.elements for p in record.parameters if p.trainable)
     others = sum(p.elements for p in record.parameters if not p.trainable)
     frozen = f" and {others:,} without gradients (frozen, or buffers)" if others else ""
-    text = (
+    uncounted = plain(", ".join(record.uncounted_operators))
+    return (
         f"{trained:,} parameters{frozen}; FLOP formulas cover {record.flop_coverage:.1%} of "
         "operators; cut: bytes sent if the model is cut after this layer"
-    )
-    if record.uncounted_operators:
-        text += f"; counted as free: {plain(', '.join(record.uncounted_operators))}"
-    return text
+    ) + (f"; counted as free: {uncounted}" if uncounted else "")
 
 
-DEVICE_COLUMNS = (
-    "device",
-    "GiB",
-    "GB/s",
-    "float32",
-    "tf32",
-    "float16",
-    "bfloat16",
-    "reached",
-    "source",
-)
+DEVICE_COLUMNS = tuple("device GiB GB/s float32 tf32 float16 bfloat16 reached source".split())
 LINK_COLUMNS = ("link", "GB/s", "latency µs", "source")
 REACHED: tuple[EfficiencyClass, ...] = ("product", "convolution", "attention")
 

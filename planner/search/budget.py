@@ -96,7 +96,7 @@ class Clock:
         self.limit_s = limit_s
         self._deterministic = deterministic
         self._now = now
-        self._start = now()
+        self._start, self._processor_start = now(), time.process_time()
         self._spent = 0.0
         self.is_stopped = False
 
@@ -116,6 +116,13 @@ class Clock:
     def elapsed_s(self) -> float:
         """Time used so far."""
         return self._spent if self._deterministic else self._now() - self._start
+
+    @property
+    def processor_share(self) -> float | None:
+        """Seconds of a core that this process had in each second; None in deterministic mode."""
+        if self._deterministic:
+            return None
+        return (time.process_time() - self._processor_start) / max(self.elapsed_s, 1e-9)
 
     @property
     def left_s(self) -> float:

@@ -169,29 +169,42 @@ def _worst_stage(chain: Chain, division: TightDivision, stages: TypedStages) -> 
         begin, end, kind = stage
         return float(need_bytes[begin, end]) - _capacity_bytes(chain, first_of[kind])
 
+    whole_bytes = sum(float(need_bytes[begin, end]) for begin, end, _ in stages)
     begin, end, kind = max(stages, key=over_bytes)
     parts = _parts(chain, division, begin, end)
     names = f"layers {chain.names[begin]!r} to {chain.names[end - 1]!r} need"
     if end - begin == 1:
         names = f"layer {chain.names[begin]!r} needs"
+        roomiest = _roomiest(chain)
+        if need_bytes[begin, end] <= problem.cluster.device_types[roomiest].capacity_bytes:
+            names = (
+                f"layer {chain.names[begin]!r}, which fits on a device of type {roomiest!r}, is "
+                "left for a smaller one and needs"
+            )
     limit = f" (job.max_stages = {problem.job.max_stages})" if problem.job.max_stages else ""
     return (
-        f"{_total(chain)}in the best division into {plural(len(stages), 'stage')}{limit} {names} "
+        f"{_total(chain, whole_bytes)}in the best division into "
+        f"{plural(len(stages), 'stage')}{limit} {names} "
         f"{_split(chain, parts, first_of[kind])}"
     )
 
 
-def _total(chain: Chain) -> str:
-    """Say that the model state is too much for all devices together, if it is."""
+def _total(chain: Chain, division_bytes: float) -> str:
+    """Say that the model is too much for all devices together, if it is.
+
+    Args:
+        chain: the layers.
+        division_bytes: what the stages of the best division need together.
+    """
     names = chain.problem.cluster.device_names
-    need = static_bytes(chain.problem, chain.problem.graph.record.parameters)
+    state = static_bytes(chain.problem, chain.problem.graph.record.parameters)
     have = sum(_capacity_bytes(chain, device) for device in names)
+    what, need = "weights, gradients and optimizer state need", state
+    if state <= have:
+        what, need = "the stages of the best division need", int(division_bytes)
     if need <= have:
         return ""
-    return (
-        f"weights, gradients and optimizer state need {format_bytes(need)} in all, "
-        f"{_devices(len(names))} {format_bytes(have)}; "
-    )
+    return f"{what} {format_bytes(need)} in all, {_devices(len(names))} {format_bytes(have)}; "
 
 
 def _devices(count: int) -> str:

@@ -11,6 +11,8 @@ from planner.records.document import ShownInNotebooks
 from planner.simulation.noise import Noise, NoisyTimes
 from planner.units import format_seconds, plural
 
+FEW_PARTITIONS, SMALL_GAP, BUSY = 10, 0.01, 0.7
+"""Fewer partitions, larger gaps and smaller shares of a core tell of a search that was short."""
 Status = Literal["optimal", "feasible", "interrupted"]
 Ended = Literal["proved", "gap limit", "time limit", "nothing left to try", "interrupted"]
 
@@ -206,6 +208,8 @@ class Result(ShownInNotebooks):
             fastest one found; status, gap and bound are about its time without noise.
         simplicity: of a plan that was chosen for being simple, which may take longer than the
             fastest one found; status and gap are about its own time.
+        processor_share: seconds of a core that the process had in each second of the search; None
+            in deterministic mode.
         lengths: of a plan for microbatches of several lengths; status, gap and bound are about its
             mean iteration.
     """
@@ -221,6 +225,7 @@ class Result(ShownInNotebooks):
     robustness: Robustness | None = None
     simplicity: Simplicity | None = None
     lengths: LengthChoice | None = None
+    processor_share: float | None = None
 
     @property
     def iteration_time_s(self) -> float:
@@ -237,8 +242,28 @@ class Result(ShownInNotebooks):
         """Devices left unused that no path of links and switches joins to any device in use."""
         return unjoined_devices(self.plan)
 
+    def shortcoming(self) -> str | None:
+        """Return what the search lacked, with the remedy; None if it lacked nothing.
+
+        It was short if it ended by its limit with a gap, and had scheduled few partitions or shared
+        its core with other programs.
+        """
+        if self.ended != "time limit" or (self.gap is not None and self.gap <= SMALL_GAP):
+            return None
+        slow = self.processor_share is not None and self.processor_share < BUSY
+        if self.tried >= FEW_PARTITIONS and not slow:
+            return None
+        limit = f"--time-limit {3 * max(self.search_s, 1.0):.0f}"
+        why = f"only {plural(self.tried, 'partition')} could be scheduled in the time limit"
+        if slow:
+            why = (
+                f"the machine was busy: the search had {self.processor_share:.0%} of a core and "
+                f"scheduled {plural(self.tried, 'partition')}"
+            )
+        return f"the search was short: {why}; a longer one ({limit}) may find a faster plan"
+
     def __str__(self) -> str:
-        return self.summary()
+        return "\n".join(filter(None, (self.summary(), self.shortcoming())))
 
     def __repr__(self) -> str:
         return f"<Result: {self.status}, {self.ended}, {self.plan!r}>"

@@ -12,7 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from planner.costs.placed_pipeline import StageSpec
-from planner.errors import InfeasibleError, PipeplanError, shorten
+from planner.errors import InfeasibleError, PipeplanError, require_kind, shorten
 from planner.lengths import Lengths
 from planner.plan.membership import outside
 from planner.plan.plan import Plan
@@ -343,6 +343,7 @@ def solve(
         KeyboardInterrupt: on Ctrl-C before any plan was found; later on Ctrl-C ends the search
             and the best plan so far is returned.
     """
+    require_kind(problem, Problem, "problem", "write Problem(graph, cluster, job)")
     check_settings(time_limit_s, gap_limit, seed, workers)
     check_preference(prefer, prefer_within, is_robust=bool(robust))
     check_steps(without_steps)
@@ -490,6 +491,8 @@ def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: in
     Raises:
         PipeplanError: naming every setting that is out of range.
     """
+    for name, value in (("time_limit_s", time_limit_s), ("gap_limit", gap_limit)):
+        require_kind(value, (int, float), name, "give a number")
     problems = []
     if not time_limit_s > 0:
         problems.append(f"time_limit_s: {time_limit_s} is not a positive number of seconds")
@@ -578,6 +581,7 @@ def _result(search: Search, limit: str, choose: Choose | None) -> Result:
         ended=ended,
         search_s=search.clock.elapsed_s,
         deterministic=search.settings.deterministic,
+        processor_share=search.clock.processor_share,
         robustness=reason if isinstance(reason, Robustness) else None,
         simplicity=reason if isinstance(reason, Simplicity) else None,
         lengths=reason if isinstance(reason, LengthChoice) else None,

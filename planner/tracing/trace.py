@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from planner.errors import PipeplanError, require_kind
 from planner.job import Job
 from planner.model.figures import PHASES, Work, totals
 from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
@@ -76,6 +77,12 @@ def trace(
         PipeplanError: if the model cannot be found, built or exported.
     """
     job = job or Job()
+    require_kind(job, Job, "job", "Job.load reads a file")
+    if isinstance(model, nn.Module) or not (isinstance(model, str) or callable(model)):
+        raise PipeplanError(
+            f'model: expected "module:factory" or a function that makes the module, not '
+            f"{type(model).__name__}; write trace(lambda: MyModule(), job)"
+        )
     given = {**job.model_arguments, **arguments}
     step = trace_step(model, job.model_copy(update={"model_arguments": given}), name)
     return LayerGraph.from_record(step.graph)

@@ -163,7 +163,7 @@ TYPE = "[device_types.A10]\nmemory_bandwidth_gb_per_s = 1\npeak_tflop_per_s = { 
         (DEVICES.replace('"y"', '"x"'), "", "'x' is used twice"),
         ('switches = ["x"]\n' + DEVICES, "", "'x' is used twice"),
         ("", "devices", "has none"),
-        (DEVICES + TYPE, "device_types.A10.memory_gib", "missing"),
+        (DEVICES + TYPE.replace("A10", "mine"), "device_types.mine.memory_gib", "missing"),
         (DEVICES + TYPE + "memory_gib = -8\n", "device_types.A10.memory_gib", "-8"),
         (DEVICES + TYPE + "memory_gib = 8\nreserved_gib = 8\n", "device_types.A10", "nothing of"),
         (DEVICES + TYPE + "memory_gib = 8\nefficiency = 1.5\n", "device_types.A10", "1.5"),

@@ -162,7 +162,7 @@ CLUSTER: dict[str, Any] = {
         {"links": [{"between": ["n0/gpu0", "n0/gpu1"]}]},
         {"links": [{"between": ["n0/gpu0", "n0/gpu1"], "bandwidth": 3}]},
         {"links": [{"between": ["n0/gpu0", "n0/gpu1"], "bandwidth_gb_per_s": 0}]},
-        {"device_types": {"A10": {"memory_gib": 24}}},
+        {"device_types": {"mine": {"memory_gib": 24}}},
     ],
 )
 def test_what_the_loader_refuses_of_a_cluster_file_the_schema_does_too(

@@ -17,6 +17,7 @@ from planner.analysis.explain import Explanation, explain
 from planner.analysis.what_if.candidates import default_changes
 from planner.analysis.what_if.search import what_if
 from planner.analysis.what_if.values import WhatIf
+from planner.errors import require_kind
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
 from planner.prediction import replay
@@ -63,6 +64,7 @@ def save_report(
         PipeplanError: if no simulation can be made of the plan, if the measurement is of another
             plan, or if the file cannot be written.
     """
+    require_kind(plan, Plan, "plan", "planner.load_plan reads a file")
     page = report_html(
         plan, measured=measured, comparison=comparison, values=values, plan_path=plan_path
     )
