@@ -148,6 +148,7 @@ class Setup:
             device=self.device,
             autocast=autocast_of(self.config),
             place=self.assignment.place,
+            check=self.run.check,
         )
 
     @property

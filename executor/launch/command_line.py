@@ -44,6 +44,7 @@ class TrainingOptions:
     emulate_speed: bool
     slow: str | None
     sleep: str | None
+    check: bool
 
     def config(self) -> TrainingConfig:
         """The training file with the options over it.
@@ -80,6 +81,7 @@ class TrainingOptions:
             wait_log=self.wait_log,
             inject=self.inject,
             pace=self._pace(),
+            check=self.check,
         )
 
     def _pace(self) -> Pace | None:
@@ -142,6 +144,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="resume from a checkpoint, or from the newest whole one in DIR; without one, training "
         "begins at step 1",
+    )
+    add(
+        "--no-check",
+        dest="check",
+        action="store_false",
+        help="do not compare two small steps with eager autograd first",
     )
     add("--timeline", metavar="FILE", help="write the measured timeline as a Chrome trace")
     add(

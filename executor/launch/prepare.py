@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import nn
 
 from executor.distributed.host_tuning import return_freed_memory
 from executor.distributed.member_group import member_shares
+from executor.launch.check import compare_stages
 from executor.launch.config import TrainingConfig
 from executor.launch.model import (
     Factory,
@@ -47,6 +49,8 @@ from planner.tracing.sharing import require_no_writes
 from planner.tracing.torch_private import require_supported
 from planner.units import listed
 from planner.verification import require_valid
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,7 @@ def prepare(
     autocast: torch.dtype | None = None,
     place: PlanRank | None = None,
     evaluates: bool = False,
+    check: bool = False,
 ) -> Prepared:
     """Build the model, check that it is the planned one, and cut out this rank's stages.
 
@@ -112,6 +117,7 @@ def prepare(
         autocast: what torch's autocast lowers operations to.
         place: of this process; default what torchrun or the process group says.
         evaluates: whether the stages are wanted in evaluation mode too.
+        check: whether the first rank compares the stages with eager autograd on a small batch.
 
     Raises:
         PipeplanError: if the plan does not hold, is for another number of processes or for
@@ -125,9 +131,9 @@ def prepare(
     return_freed_memory()
     own = plan.place_of(place.rank)
     shares = member_shares(planned_split(plan, own.members), own.member)
-    partial = build_model(plan, allowed_factory(plan, model), seed, needed, shares)
+    factory, own_loss = allowed_factory(plan, model), allowed_loss(plan, loss)
+    partial = build_model(plan, factory, seed, needed, shares)
     built = partial.model
-    own_loss = allowed_loss(plan, loss)
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
     if plan.job.lengths is not None:
         require_no_writes(exported)
@@ -152,6 +158,8 @@ def prepare(
         step = steps.get(own.members)
         evaluation = _stages(alike, place.rank, in_evaluation, own_layers, step, held, device)
     require_order(plan, stages)
+    if check and place.rank == 0:
+        logger.info(compare_stages(plan, factory, own_loss))
     unused = _unused(built, exported) if place.rank == 0 else {}
     _release_others(built, stages, unused)
     for row in (stages, *shorter, evaluation):

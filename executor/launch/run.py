@@ -54,6 +54,7 @@ class RunSettings:
         wait_log: file that long waits for other pipelines are added to, see
             :class:`executor.coordinator.waits.WaitLog`.
         inject: faults on purpose, see :mod:`executor.elastic.faults`.
+        check: whether the first rank compares the stages with eager autograd before they train.
     """
 
     model: str | Factory | None = None
@@ -73,6 +74,7 @@ class RunSettings:
     sync_trace: str | None = None
     wait_log: str | None = None
     inject: str = ""
+    check: bool = False
 
 
 def sync_of(plan: Plan, run: RunSettings) -> Sync:

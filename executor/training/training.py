@@ -80,6 +80,7 @@ def train(
     resume: str | Path | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     sync: str | None = None,
+    check: bool = True,
     config: TrainingConfig | None = None,
     report: Report | None = None,
     **settings: Any,
@@ -100,6 +101,7 @@ def train(
         timeout_s: a rank that lets others wait for so long counts as lost.
         sync: strategy of synchronisation over the plan's, such as ``decoupled`` or
             ``all_reduce:bucket_mib=10``.
+        check: whether the first rank compares two small steps with eager autograd first.
         config: a training file's contents; default made of ``settings``.
         report: called on every rank after every iteration.
         **settings: fields of :class:`~executor.launch.config.TrainingConfig`, such as
@@ -129,6 +131,7 @@ def train(
         resume=resume,
         timeout_s=timeout_s,
         sync=sync,
+        check=check,
     )
     return run_training(plan, config, run, report)
 
@@ -229,6 +232,7 @@ def _prepared(plan: Plan, config: TrainingConfig, run: RunSettings, place: PlanR
         autocast=autocast_of(config),
         place=place,
         evaluates=config.validation is not None,
+        check=run.check,
     )
 
 

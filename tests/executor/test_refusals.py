@@ -59,7 +59,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
             path.write_text(plan)
         monkeypatch.setattr(executor.distributed.process_group, "_meeting_place", meet)
         monkeypatch.setattr(executor.__main__, "_FIRST_COME_S", 0)
-        monkeypatch.setattr(sys, "argv", ["executor", str(path), *options])
+        monkeypatch.setattr(sys, "argv", ["executor", str(path), "--no-check", *options])
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(ranks))
         status = main()

@@ -65,7 +65,7 @@ def run(net: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
 
     def run_main(plan: Plan, *options: str) -> tuple[int, list[str], list[str]]:
         plan.save(net / "plan.json")
-        words = ["executor", str(net / "plan.json"), "--model", NET, *options]
+        words = ["executor", str(net / "plan.json"), "--model", NET, "--no-check", *options]
         monkeypatch.setattr(sys, "argv", words)
         for name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name, raising=False)
