@@ -2,8 +2,11 @@
 
 Only classes of the installed library are built, with new weights: no code of a checkpoint runs and
 nothing is downloaded. The model stays an instance of its class, so that its parameters keep their
-names; its forward takes tensors by name and returns one tensor.
+names; its forward takes tensors by name and returns one tensor. Experts compute by the operations
+that Pipeplan divides over groups.
 """
+
+from __future__ import annotations
 
 import importlib
 import inspect
@@ -11,22 +14,22 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from planner.errors import PipeplanError, shorten
-from planner.tracing.hugging_face_experts import send_tokens_to_experts
+from planner.tracing.expert_operations import (
+    combine_experts,
+    dispatch_to_experts,
+    expert_offsets,
+    grouped_product,
+)
 
 PREFIX = "hf:"
-SEQUENCE_LENGTH = "sequence_length"
-IMAGE_SIZE = "image_size"
-_CONFIGURATION = "config.json"
 _MOST_TOKENS = 2048  # Of a default; longer ones by choice.
-_DEFAULT_TOKENS = 512
-_DEFAULT_PIXELS = 224
-
+_DEFAULT_TOKENS, _DEFAULT_PIXELS = 512, 224
 # What a model is for, by the library's own tables; the first that names the class counts.
 _KINDS = {
     "sequence to sequence": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
@@ -45,6 +48,29 @@ _RESERVED = frozenset(
     "attn_implementation experts_implementation auto_map quantization_config use_cache "
     "return_dict use_kernels".split()
 )
+_TAKEN_OUT = {
+    "auto_map": "names code of the checkpoint's author, which Pipeplan does not run; remove "
+    "auto_map if transformers has the class in architectures itself, else give your own "
+    "module:factory",
+    "quantization_config": "only weights that are not quantised can be trained; remove it and "
+    "choose a precision in the job file",
+}
+
+
+class _Model(NamedTuple):
+    """A class of transformers under the name that the user gave.
+
+    Attributes:
+        name: with the prefix.
+        model_class: the class.
+        kind: what it is for.
+        recorded: fields of a configuration file.
+    """
+
+    name: str
+    model_class: Any
+    kind: str
+    recorded: Mapping[str, Any]
 
 
 def factory_of(name: str) -> Callable[..., nn.Module]:
@@ -64,22 +90,27 @@ def factory_of(name: str) -> Callable[..., nn.Module]:
             model is of no supported kind.
     """
     wanted = name.removeprefix(PREFIX)
-    if (Path(wanted) / _CONFIGURATION).is_file():
+    if (Path(wanted) / "config.json").is_file():
         raise PipeplanError(
-            f"model {name!r} is a folder; name its configuration: {name.rstrip('/')}/"
-            f"{_CONFIGURATION}"
+            f"model {name!r} is a folder; name its configuration: {name.rstrip('/')}/config.json"
         )
-    recorded, class_name = {}, wanted
-    if is_configuration_file(name):
-        recorded = _configuration_file(name, Path(wanted))
-        class_name = _architecture(name, recorded)
+    is_file = is_configuration_file(name)
+    recorded = _read(name, Path(wanted)) if is_file else {}
+    class_name = _architecture(name, recorded) if is_file else wanted
     library = _transformers(name)
     kind = _kind_of(name, class_name)
     model_class = getattr(library, class_name)
-    _require_model_type(name, recorded, model_class)
+    expected = model_class.config_class.model_type
+    if recorded.get("model_type", expected) != expected:
+        raise _refused(
+            name,
+            f"model_type is {shorten(recorded['model_type'])}, but {class_name} in architectures "
+            f"is of {expected!r}; correct one of the two",
+        )
+    model = _Model(name, model_class, kind, recorded)
 
     def factory(**arguments: Any) -> nn.Module:
-        return _build(name, model_class, kind, recorded, arguments)
+        return _build(model, arguments)
 
     # Errors name a factory as module:name.
     factory.__module__, factory.__qualname__ = PREFIX.removesuffix(":"), wanted
@@ -90,6 +121,10 @@ def factory_of(name: str) -> Callable[..., nn.Module]:
 def is_configuration_file(name: str) -> bool:
     """Return whether a model is named by the path of a configuration, ``hf:CONFIG.json``."""
     return name.startswith(PREFIX) and name.endswith(".json")
+
+
+def _refused(name: str, words: str) -> PipeplanError:
+    return PipeplanError(f"model {name!r}: {words}")
 
 
 def _transformers(name: str) -> Any:
@@ -104,36 +139,30 @@ def _transformers(name: str) -> Any:
         ) from None
 
 
-def _configuration_file(name: str, path: Path) -> dict[str, Any]:
+def _read(name: str, path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise PipeplanError(
-            f"model {name!r}: there is no file {path}; give the path of a checkpoint's "
-            "config.json from the current folder, or a class as in hf:GPT2LMHeadModel"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise PipeplanError(f"model {name!r}: {path} cannot be read: {error}") from error
+        words = (
+            f"there is no file {path}; give the path of a checkpoint's config.json from the "
+            "current folder, or a class as in hf:GPT2LMHeadModel"
+        )
+        raise _refused(name, words) from None
     except json.JSONDecodeError as error:
-        raise PipeplanError(
-            f"model {name!r}: {path} is not JSON: {error}; give a checkpoint's config.json"
-        ) from None
+        words = f"{path} is not JSON: {error}; give a checkpoint's config.json"
+        raise _refused(name, words) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _refused(name, f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
-        raise PipeplanError(
-            f"model {name!r}: {path} holds a {type(data).__name__}, expected an object with "
-            "architectures and the configuration's fields"
+        raise _refused(
+            name,
+            f"{path} holds a {type(data).__name__}, expected an object with architectures and the "
+            "configuration's fields",
         )
-    if "auto_map" in data:
-        raise PipeplanError(
-            f"model {name!r}: auto_map in {path} names code of the checkpoint's author, which "
-            "Pipeplan does not run; remove auto_map if transformers has the class in "
-            "architectures itself, else give your own module:factory"
-        )
-    if "quantization_config" in data:
-        raise PipeplanError(
-            f"model {name!r}: quantization_config in {path}: only weights that are not quantised "
-            "can be trained; remove it and choose a precision in the job file"
-        )
+    for field, words in _TAKEN_OUT.items():
+        if field in data:
+            colon = "" if words.startswith("names") else ":"
+            raise _refused(name, f"{field} in {path}{colon} {words}")
     return data
 
 
@@ -142,20 +171,11 @@ def _architecture(name: str, recorded: Mapping[str, Any]) -> str:
     if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str):
         return found[0]
     shown = shorten(found) if "architectures" in recorded else "missing"
-    raise PipeplanError(
-        f"model {name!r}: architectures is {shown}, expected a list with the name of one class "
-        'of transformers, for example ["GPT2LMHeadModel"]'
+    raise _refused(
+        name,
+        f"architectures is {shown}, expected a list with the name of one class of transformers, "
+        'for example ["GPT2LMHeadModel"]',
     )
-
-
-def _require_model_type(name: str, recorded: Mapping[str, Any], model_class: Any) -> None:
-    expected = model_class.config_class.model_type
-    found = recorded.get("model_type", expected)
-    if found != expected:
-        raise PipeplanError(
-            f"model {name!r}: model_type is {shorten(found)}, but {model_class.__name__} in "
-            f"architectures is of {expected!r}; correct one of the two"
-        )
 
 
 def _kind_of(name: str, class_name: str) -> str:
@@ -173,73 +193,63 @@ def _kind_of(name: str, class_name: str) -> str:
     if class_name in kinds:
         return kinds[class_name]
     if class_name in dir(_transformers(name)):
-        raise PipeplanError(
-            f"model {name!r}: {class_name} is none of the kinds whose batches and losses Pipeplan "
-            f"knows ({', '.join(_KINDS)}); write a module:factory that wraps it"
+        raise _refused(
+            name,
+            f"{class_name} is none of the kinds whose batches and losses Pipeplan knows "
+            f"({', '.join(_KINDS)}); write a module:factory that wraps it",
         )
     close = get_close_matches(class_name, kinds, n=4)
     hint = f"; did you mean {' or '.join(close)}?" if close else ", for example GPT2LMHeadModel"
-    raise PipeplanError(f"model {name!r}: transformers has no class {class_name!r}{hint}")
+    raise _refused(name, f"transformers has no class {class_name!r}{hint}")
 
 
-def _build(
-    name: str,
-    model_class: Any,
-    kind: str,
-    recorded: Mapping[str, Any],
-    arguments: Mapping[str, Any],
-) -> nn.Module:
-    fields = dict(arguments)
-    sizes = {SEQUENCE_LENGTH: _positive(name, SEQUENCE_LENGTH, fields)}
-    known = model_class.config_class()
-    if kind == "image classification" and not hasattr(known, IMAGE_SIZE):
-        sizes[IMAGE_SIZE] = _positive(name, IMAGE_SIZE, fields)
-    _require_fields(name, known, fields)
-    config = model_class.config_class.from_dict({**recorded, **fields})
+def _build(model: _Model, arguments: Mapping[str, Any]) -> nn.Module:
+    fields, known = dict(arguments), model.model_class.config_class()
+    sizes = {"sequence_length": fields.pop("sequence_length", None)}
+    if model.kind == "image classification" and not hasattr(known, "image_size"):
+        sizes["image_size"] = fields.pop("image_size", None)
+    _require_arguments(model, known, fields, sizes)
+    config = model.model_class.config_class.from_dict({**model.recorded, **fields})
     config.return_dict = True
     if hasattr(config, "use_cache"):
         config.use_cache = False
-    config._attn_implementation = "sdpa" if model_class._supports_sdpa else "eager"
-    _require_inputs(name, model_class, kind)
-    model: nn.Module = _one_tensor_class(name, model_class, kind, sizes)(config)
-    send_tokens_to_experts(model)
-    _require_positions(name, model, sizes[SEQUENCE_LENGTH])
-    return model
-
-
-def _positive(name: str, field: str, fields: dict[str, Any]) -> int | None:
-    value = fields.pop(field, None)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise PipeplanError(
-            f"model {name!r}: {field} = {shorten(value)} in model_arguments, expected a positive "
-            "integer"
+    config._attn_implementation = "sdpa" if model.model_class._supports_sdpa else "eager"
+    built: nn.Module = _one_tensor_class(model, sizes)(config)
+    _send_tokens_to_experts(built)
+    wanted, positions = sizes["sequence_length"], _positions(built)
+    if wanted is not None and positions is not None and wanted > positions:
+        raise _refused(
+            model.name,
+            f"sequence_length = {wanted} in model_arguments, but its configuration has {positions} "
+            "positions; choose fewer tokens or set max_position_embeddings",
         )
-    return value
+    return built
 
 
-def _require_fields(name: str, known: Any, fields: Mapping[str, Any]) -> None:
+def _require_arguments(
+    model: _Model, known: Any, fields: Mapping[str, Any], sizes: Mapping[str, Any]
+) -> None:
+    """Refuse sizes that are no sizes, fields that the configuration lacks, and other inputs."""
+    for name, value in sizes.items():
+        if value is not None and (type(value) is not int or value < 1):
+            words = f"{name} = {shorten(value)} in model_arguments, expected a positive integer"
+            raise _refused(model.name, words)
     for field in fields:
+        words = f"{field} in model_arguments is "
         if field.startswith("_") or field in _RESERVED:
-            raise PipeplanError(
-                f"model {name!r}: {field} in model_arguments is chosen by Pipeplan so that the "
-                "model can be exported; remove it"
-            )
+            words += "chosen by Pipeplan so that the model can be exported; remove it"
+            raise _refused(model.name, words)
         if not hasattr(known, field):
-            close = get_close_matches(field, [*known.to_dict(), SEQUENCE_LENGTH], n=3)
+            close = get_close_matches(field, [*known.to_dict(), "sequence_length"], n=3)
             hint = f"; did you mean {' or '.join(close)}?" if close else "; remove it"
-            raise PipeplanError(
-                f"model {name!r}: {field} in model_arguments is no field of "
-                f"{type(known).__name__}{hint}"
-            )
-
-
-def _require_inputs(name: str, model_class: Any, kind: str) -> None:
-    taken = inspect.signature(model_class.forward).parameters
-    missing = [entry for entry in _INPUTS[kind] if entry not in taken]
+            raise _refused(model.name, f"{words}no field of {type(known).__name__}{hint}")
+    taken = inspect.signature(model.model_class.forward).parameters
+    missing = [entry for entry in _INPUTS[model.kind] if entry not in taken]
     if missing:
-        raise PipeplanError(
-            f"model {name!r}: {model_class.__name__}.forward takes no {' and no '.join(missing)}, "
-            f"which Pipeplan gives to a model for {kind}; write a module:factory that wraps it"
+        raise _refused(
+            model.name,
+            f"{model.model_class.__name__}.forward takes no {' and no '.join(missing)}, which "
+            f"Pipeplan gives to a model for {model.kind}; write a module:factory that wraps it",
         )
 
 
@@ -257,33 +267,28 @@ def _positions(model: Any) -> int | None:
     return int(longest) - max(spare, default=0)
 
 
-def _require_positions(name: str, model: nn.Module, wanted: int | None) -> None:
-    positions = _positions(model)
-    if wanted is not None and positions is not None and wanted > positions:
-        raise PipeplanError(
-            f"model {name!r}: sequence_length = {wanted} in model_arguments, but its configuration "
-            f"has {positions} positions; choose fewer tokens or set max_position_embeddings"
-        )
-
-
-def _one_tensor_class(
-    name: str, model_class: Any, kind: str, sizes: Mapping[str, int | None]
-) -> Any:
+def _one_tensor_class(model: _Model, sizes: Mapping[str, int | None]) -> Any:
     """Return a subclass with the same name; a wrapper would put a prefix before all parameters."""
-    taken = inspect.signature(model_class.forward).parameters
+    model_class, kind = model.model_class, model.kind
+    taken = [
+        entry for entry in inspect.signature(model_class.forward).parameters if entry != "self"
+    ]
 
     def forward(self: Any, target: Tensor | None = None, **inputs: Tensor) -> Tensor:
         """Return the logits, or the model's own loss if it is given the target."""
-        _require_taken(name, inputs, taken)
-        output = model_class.forward(self, **inputs, **_labels(kind, target))
+        _require_taken(model.name, inputs, taken)
+        labels = {} if target is None else {"labels": target}
+        if labels and kind == "causal language model":
+            labels["shift_labels"] = target  # type: ignore[assignment]  # It is the next token.
+        output = model_class.forward(self, **inputs, **labels)
         found: Tensor = output.logits if target is None else output.loss
         return found
 
     def example_batch(self: Any, samples: int) -> dict[str, Tensor]:
         """Return random inputs by the names of forward's arguments, and a ``target``."""
         if kind == "image classification":
-            return _images(self.config, samples, sizes.get(IMAGE_SIZE))
-        length = sizes[SEQUENCE_LENGTH]
+            return _images(self.config, samples, sizes.get("image_size"))
+        length = sizes["sequence_length"]
         if length is None:
             length = min(_positions(self) or _DEFAULT_TOKENS, _MOST_TOKENS)
         names = (*_INPUTS[kind], "target")
@@ -299,29 +304,65 @@ def _one_tensor_class(
 
 
 def _require_taken(name: str, inputs: Iterable[str], taken: Iterable[str]) -> None:
-    known = [entry for entry in taken if entry != "self"]
-    unknown = [entry for entry in inputs if entry not in known]
+    unknown = [entry for entry in inputs if entry not in taken]
     if unknown:
-        raise PipeplanError(
-            f"model {name!r}: its forward takes no {', '.join(unknown)}; correct the names in "
-            f"[inputs], it takes {', '.join(known)}"
+        raise _refused(
+            name,
+            f"its forward takes no {', '.join(unknown)}; correct the names in [inputs], it takes "
+            f"{', '.join(taken)}",
         )
 
 
-def _labels(kind: str, target: Tensor | None) -> dict[str, Tensor]:
-    """Return the target under the names that a model's own loss expects."""
-    if target is None:
-        return {}
-    if kind == "causal language model":
-        return {"labels": target, "shift_labels": target}  # It is the next token already.
-    return {"labels": target}
-
-
 def _images(config: Any, samples: int, given: int | None) -> dict[str, Tensor]:
-    size = given or getattr(config, IMAGE_SIZE, None) or _DEFAULT_PIXELS
+    size = given or getattr(config, "image_size", None) or _DEFAULT_PIXELS
     height, width = size if isinstance(size, list | tuple) else (size, size)
     channels = getattr(config, "num_channels", 3)
     return {
         "pixel_values": torch.randn(samples, channels, height, width),
         "target": torch.randint(config.num_labels, (samples,)),
     }
+
+
+# --- experts --------------------------------------------------------------------------------------
+
+
+def _send_tokens_to_experts(model: Any) -> None:
+    """Let the experts of a model compute the tokens that chose them, with static shapes.
+
+    Experts with biases, or with a norm behind them, keep the library's own sorting of tokens.
+    """
+    if not model._can_set_experts_implementation():
+        return
+    has_more = any(
+        getattr(module, "has_bias", False) or getattr(module, "has_post_expert_norm", False)
+        for module in model.modules()
+    )
+    if not has_more:
+        library = importlib.import_module("transformers.integrations.moe")
+        library.ALL_EXPERTS_FUNCTIONS.register("pipeplan", _experts)
+    model.set_experts_implementation("grouped_mm" if has_more else "pipeplan")
+
+
+def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """Compute a layer's experts, as the library calls it.
+
+    Args:
+        module: with the experts' matrices.
+        hidden: tokens, [N, width].
+        chosen: experts of each token, int64 [N, k].
+        weights: of these, [N, k].
+    """
+    has_gate = getattr(module, "has_gate", True)
+    first = module.gate_up_proj if has_gate else module.up_proj
+    offsets = expert_offsets(chosen, module.num_experts)
+    rows = dispatch_to_experts(hidden, chosen).to(first.dtype)
+    made = grouped_product(rows, _inner_first(module, first), offsets)
+    made = module._apply_gate(made) if has_gate else module.act_fn(made)
+    down = grouped_product(made, _inner_first(module, module.down_proj), offsets)
+    combined: Tensor = combine_experts(down, chosen, weights).to(hidden.dtype)
+    return combined
+
+
+def _inner_first(module: Any, matrices: Tensor) -> Tensor:
+    """Return matrices as [experts, inner, columns]."""
+    return matrices if getattr(module, "is_transposed", False) else matrices.transpose(-2, -1)

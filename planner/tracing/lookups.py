@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from planner.job import KINDS_OF_BYTES, Job, text_problem
 from planner.tracing.export import ExportedStep
-from planner.tracing.torch_private import OpOverload
+from planner.tracing.sharing import operator_name, shape_of
 
 _SAME_VALUES = frozenset(
     "view _unsafe_view reshape flatten unflatten unsqueeze squeeze slice select transpose permute "
@@ -47,11 +48,12 @@ def lookups(exported: ExportedStep) -> tuple[Lookup, ...]:
     Values computed by the model before a lookup (a remainder, say) are not followed, so every
     lookup returned is a real limit.
     """
-    found = []
-    for node in exported.graph.find_nodes(op="placeholder"):
-        for user, argument in _users(node):
-            found += list(_lookup(exported, str(node.target), user, argument))
-    return tuple(found)
+    return tuple(
+        found
+        for node in exported.graph.find_nodes(op="placeholder")
+        for user, argument in _users(node)
+        for found in _lookup(exported, str(node.target), user, argument)
+    )
 
 
 def too_small_for_text(found: tuple[Lookup, ...]) -> str | None:
@@ -67,12 +69,12 @@ def too_small_for_text(found: tuple[Lookup, ...]) -> str | None:
 
 def text_problem_of_step(exported: ExportedStep, job: Job) -> str | None:
     """Return why the executor's text cannot train the model, without a remedy; None if it can."""
-    forms = {}
-    for node in exported.graph.find_nodes(op="placeholder"):
-        value = node.meta["val"]
-        if isinstance(value, Tensor):
-            dtype = str(value.dtype).removeprefix("torch.")
-            forms[str(node.target)] = (dtype, tuple(value.shape))
+    values = {str(n.target): n.meta["val"] for n in exported.graph.find_nodes(op="placeholder")}
+    forms = {
+        name: (str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
     return text_problem(forms, job) or too_small_for_text(lookups(exported))
 
 
@@ -83,27 +85,25 @@ def _users(entry: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
         node = pending.pop()
         for user in node.users:
             yield user, node
-            kept = _operator(user) in _SAME_VALUES and user.args[:1] == (node,)
-            if (kept or _operator(user) == "getitem") and user not in seen:
+            name = operator_name(user)
+            kept = name in _SAME_VALUES and user.args[:1] == (node,)
+            if (kept or "getitem" in name) and user not in seen:
                 seen.add(user)
                 pending.append(user)
 
 
-def _operator(node: fx.Node) -> str:
-    target = node.target
-    if isinstance(target, OpOverload):
-        return str(target.overloadpacket.__name__)
-    return str(getattr(target, "__name__", ""))
-
-
 def _lookup(exported: ExportedStep, entry: str, node: fx.Node, index: fx.Node) -> Iterator[Lookup]:
-    operator, arguments = _operator(node), node.args
+    operator, arguments = operator_name(node), node.args
     if _is_table_read(operator, arguments, index):
-        yield Lookup(entry, _size(arguments[0], 0), _name(exported, arguments[0]))
+        table: Any = arguments[0]
+        yield Lookup(entry, shape_of(table)[0], exported.name_of(table))
     elif operator == "one_hot" and isinstance(arguments[-1], int) and arguments[-1] > 0:
         yield Lookup(entry, arguments[-1], "one_hot")
     elif operator == "cross_entropy_loss" and arguments[1] is index and _has_indices(index):
-        yield _classes(entry, node)
+        logits: Any = arguments[0]
+        ignored: Any = arguments[4] if len(arguments) > 4 else node.kwargs.get("ignore_index", -100)
+        # Classes are the second dimension, or the first of a single sample.
+        yield Lookup(entry, shape_of(logits)[:2][-1], "the loss", ignored)
 
 
 def _is_table_read(operator: str, arguments: Sequence[object], index: fx.Node) -> bool:
@@ -115,29 +115,6 @@ def _is_table_read(operator: str, arguments: Sequence[object], index: fx.Node) -
     return first is index and _has_indices(index)
 
 
-def _classes(entry: str, node: fx.Node) -> Lookup:
-    """Return the lookup of a cross entropy's target among its classes.
-
-    Classes are the second dimension of the logits, or the first of a single sample.
-    """
-    logits = node.args[0]
-    assert isinstance(logits, fx.Node)
-    dimension = 1 if logits.meta["val"].ndim > 1 else 0
-    ignored = node.args[4] if len(node.args) > 4 else node.kwargs.get("ignore_index", -100)
-    assert isinstance(ignored, int)
-    return Lookup(entry, _size(logits, dimension), "the loss", ignored)
-
-
-def _size(argument: object, dimension: int) -> int:
-    assert isinstance(argument, fx.Node)
-    return int(argument.meta["val"].shape[dimension])
-
-
 def _has_indices(node: fx.Node) -> bool:
     """Return whether a tensor contains integers: booleans select, and floats are probabilities."""
     return bool(node.meta["val"].dtype == torch.int64)
-
-
-def _name(exported: ExportedStep, table: object) -> str:
-    assert isinstance(table, fx.Node)
-    return exported.names.get(str(table.target), str(table))

@@ -27,11 +27,13 @@ from planner.tracing.operators import (
     TRAFFIC_BOUND,
     WeightStash,
 )
+from planner.tracing.sharing import operator_name, shape_of
 from planner.tracing.torch_private import (
     TorchDispatchMode,
     has_flop_formula,
     packet_of,
     storage_key,
+    tree_leaves,
 )
 from planner.tracing.user_code import one_line
 
@@ -134,27 +136,19 @@ class _TrafficCounter(TorchDispatchMode):
         if name in FLOPS:
             self.flops += FLOPS[name](*args, **(kwargs or {}))
         read = args[1:] if name in LOOKUPS else args
-        tensors = [*_tensors(read), *_tensors(tuple((kwargs or {}).values())), *_tensors(out)]
-        self.bytes += sum(
-            t.numel() * t.element_size() for t in {id(t): t for t in tensors}.values()
-        )
-        self._note(func)
-        return out
-
-    def _note(self, func: Any) -> None:
-        packet = packet_of(func)
-        name = packet.__name__
-        known = (
+        leaves = tree_leaves([read, kwargs or {}, out])
+        tensors = {id(value): value for value in leaves if isinstance(value, Tensor)}
+        self.bytes += sum(value.numel() * value.element_size() for value in tensors.values())
+        if (
             torch.Tag.pointwise in func.tags
-            or name in TRAFFIC_BOUND
-            or name.rstrip("_") in TRAFFIC_BOUND
+            or not TRAFFIC_BOUND.isdisjoint((name, name.rstrip("_")))
             or name in FLOPS
-            or has_flop_formula(packet)
-        )
-        if known:
+            or has_flop_formula(packet_of(func))
+        ):
             self.result.counted += 1
         else:
-            self.result.uncounted[str(packet)] += 1
+            self.result.uncounted[str(packet_of(func))] += 1
+        return out
 
 
 class _Runner(fx.Interpreter):
@@ -204,7 +198,8 @@ class _Runner(fx.Interpreter):
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         """Call a function; attention runs as fused kernels do, without keeping the scores."""
         if target is ATTENTION:
-            return _fused_attention(*args, **kwargs)
+            mask = args[3] if len(args) > 3 else kwargs.get("attn_mask")
+            return _FusedAttention.apply(*args[:3], mask)
         return super().call_function(target, args, kwargs)
 
     def _book(self, node: fx.Node, value: Any, flops: int, traffic: _TrafficCounter) -> None:
@@ -222,7 +217,7 @@ class _Runner(fx.Interpreter):
         operands = node.all_input_nodes if passes else []
         activations = [n for n in operands if n in self.result.requires_grad]
         activations = [n for n in activations if n not in self.weights]
-        weights = [n for n in operands if n in self.weights and _rank(n) >= 2]
+        weights = [n for n in operands if n in self.weights and len(shape_of(n)) >= 2]
         cost = _with_gradients(node, flops, traffic.bytes, activations, weights)
         cost.launches = traffic.launches
         self.result.cost[node] = cost
@@ -254,7 +249,7 @@ def _with_gradients(
     A product's gradients take one product per operand; those of other operators take their traffic.
     """
     cost = OperationCost(forward_flops=flops, forward_traffic_bytes=traffic)
-    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+    name = operator_name(node)
     products = len(activations) if name in MATRIX_PRODUCTS else min(1, len(activations))
     if flops:
         cost.operation_class = "convolution" if "conv" in name else "product"
@@ -271,18 +266,14 @@ def _weight_only_nodes(exported: ExportedStep) -> set[fx.Node]:
     """Return trainable parameters and values computed from nothing else (a transposed weight)."""
     weights: set[fx.Node] = set()
     for node in exported.graph.nodes:
+        operands = node.all_input_nodes
         if node.op == "get_attr":
             value = exported.attribute(node)
             if isinstance(value, nn.Parameter) and value.requires_grad:
                 weights.add(node)
-        elif node.op == "call_function" and _comes_only_from(weights, node):
-            weights.add(node)
+        elif node.op == "call_function" and not is_detached(node):
+            weights.update([node] if operands and weights.issuperset(operands) else [])
     return weights
-
-
-def _comes_only_from(weights: set[fx.Node], node: fx.Node) -> bool:
-    operands = node.all_input_nodes
-    return bool(operands) and not is_detached(node) and all(n in weights for n in operands)
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -305,36 +296,12 @@ class _FusedAttention(torch.autograd.Function):
         raise AssertionError("tracing runs no backward")
 
 
-def _fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    return _FusedAttention.apply(query, key, value, attn_mask)
-
-
 def _is_causal(node: fx.Node) -> bool:
     """Return ``is_causal`` of torch's scaled_dot_product_attention."""
     is_causal = node.kwargs.get("is_causal", node.args[5] if len(node.args) > 5 else False)
     return is_causal is True
 
 
-def _rank(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    return value.ndim if isinstance(value, Tensor) else 0
-
-
 def _bytes(node: fx.Node) -> int:
     value = node.meta["val"]
     return int(value.numel() * value.element_size())
-
-
-def _tensors(values: Any) -> list[Tensor]:
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, list | tuple):
-        return [tensor for value in values for tensor in _tensors(value)]
-    return []
