@@ -6,13 +6,14 @@ are narrowed to a :class:`planner.space.Space`. ``pipeplan``, our own executor, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from planner.errors import PipeplanError, shorten
 from planner.job import Job, Runtime
-from planner.model.blocks import LOSS, block_stack, module_of
+from planner.model.blocks import LOSS, block_name, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RULES, RuntimeRules
@@ -38,8 +39,7 @@ class Expressible:
 
     Attributes:
         freedoms: fields of a job that it narrows, with the values it allows.
-        forbidden_cuts: see :data:`Cuts`.
-        never_cut: what they are, for people.
+        forbidden_cuts, never_cut: see :data:`Cuts`, and what they are, for people.
         precisions: it trains in; none: all.
         takes: features of jobs that it runs; no others.
     """
@@ -145,18 +145,11 @@ def _cuts(problem: Problem, able: Expressible) -> tuple[str, ...]:
     """Return the layers before which a stage may begin, of those that the job allows."""
     names, own = tuple(problem.graph.layers), problem.job.cuts
     forbidden = set(able.forbidden_cuts(problem.graph))
-    found = tuple(
+    return tuple(
         name
         for position, name in enumerate(names)
         if position and position not in forbidden and (own is None or name in own)
     )
-    if not found and able.freedoms.get("min_stages", 1) > 1:
-        raise PipeplanError(
-            f"{problem.graph.name!r} cannot be cut for torchtitan, which begins stages at modules "
-            "of the top level and at entries of its lists: Hugging Face models have their blocks "
-            "further inside; plan torchtitan's own model, or for another runtime"
-        )
-    return found
 
 
 def never_cut(runtime: Runtime | None) -> str | None:
@@ -175,6 +168,8 @@ def _apart_from_loss(graph: LayerGraph) -> Iterator[int]:
 
 def _torchtitan_cuts(graph: LayerGraph) -> Iterator[int]:
     """Yield cuts inside a module, across several tensors, or between tied weights."""
+    if reason := inside_another(graph.layers):
+        raise PipeplanError(f"torchtitan cannot cut {graph.name!r}: {reason}")
     yield from _apart_from_loss(graph)
     modules: dict[str, list[int]] = {}
     tied: dict[str, list[int]] = {}
@@ -186,11 +181,18 @@ def _torchtitan_cuts(graph: LayerGraph) -> Iterator[int]:
                 tied.setdefault(name, []).append(position)
     for held in (*modules.values(), *tied.values()):
         yield from range(held[0] + 1, held[-1] + 1)
-    crossing = [0] * (len(graph.layers) + 1)
-    for first, last in _spans(graph):
-        for cut in range(first + 1, last + 1):
-            crossing[cut] += 1
-    yield from (cut for cut, tensors in enumerate(crossing) if tensors > 1)
+    crossed = Counter(cut for a, b in _spans(graph) for cut in range(a + 1, b + 1))
+    yield from (cut for cut, tensors in crossed.items() if tensors > 1)
+
+
+def inside_another(layers: Collection[str]) -> str | None:
+    """Return why torchtitan cannot cut a model; None if it has blocks at the top level, or none."""
+    inside = {module_of(name) for name in layers if block_name(name) not in (None, module_of(name))}
+    if not inside or any(block_name(name) == module_of(name) for name in layers):
+        return None
+    return (
+        f"blocks inside {min(inside)!r}, as in Hugging Face's models; plan torchtitan's own model"
+    )
 
 
 def _deepspeed_cuts(graph: LayerGraph) -> Iterator[int]:

@@ -28,6 +28,7 @@ from planner.job import InputSpec, Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import parse_operation, parse_order
 from planner.plan.plan import Plan
+from planner.plan.runtimes import for_runtime
 from planner.simulation.simulator import simulate
 
 HERE = Path(__file__).parent
@@ -193,10 +194,20 @@ def test_pipelines_of_different_orders_get_the_one_that_is_fastest_for_all() -> 
     assert "the order of pipeline 1 in all pipelines" in exported.notes[0]
 
 
-def test_a_cut_inside_a_module_is_refused() -> None:
+@pytest.mark.parametrize("cut", [3, 5])
+def test_a_hugging_face_model_is_refused_at_once(cut: int) -> None:
+    """By the export, wherever it is cut, and by a search before it begins."""
     names = ("model.embed", *(f"model.layers.{i}" for i in range(4)), "lm_head", "loss")
+    plan = in_order(placed(titan_graph(names), [cut], ("d0", "d1")))
+    assert "blocks inside 'model', as in Hugging Face's models" in refusal(plan)
+    with pytest.raises(PipeplanError, match="plan torchtitan's own model"):
+        for_runtime(plan.problem, "torchtitan")
+
+
+def test_a_cut_inside_a_module_is_refused() -> None:
+    names = ("model.embed", *(f"model.part{i}" for i in range(4)), "lm_head", "loss")
     plan = in_order(placed(titan_graph(names), [3], ("d0", "d1")))
-    assert "the module 'model' (layers 'model.embed', 'model.layers.0'" in refusal(plan)
+    assert "the module 'model' (layers 'model.embed', 'model.part0'" in refusal(plan)
     assert "lies in stages 0 and 1" in refusal(plan)
 
 

@@ -40,6 +40,7 @@ from planner.interop.export.torch_csv import last_forward_problems, schedule_csv
 from planner.model.blocks import LOSS, module_of
 from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
+from planner.plan.runtimes import inside_another
 from planner.simulation.simulator import simulate
 from planner.sync.pipeline_replicas import PipelineReplica, pipeline_replicas_of
 from planner.units import listed
@@ -84,8 +85,7 @@ def _cut_inside(module: str, layers: list[str], stages: list[int], tool: str) ->
     return (
         f"stages: the module {module!r} (layers {shown}) lies in stages {which}, but {tool} cuts "
         "only at top-level modules and at the entries of a top-level ModuleList or ModuleDict; "
-        f"move the layers of {module!r} to one stage, or plan a model of {tool}'s own form: one of "
-        "Hugging Face, whose blocks are inside another module, cannot be exported"
+        f"move the layers of {module!r} to one stage"
     )
 
 
@@ -188,6 +188,8 @@ def export(plan: Plan) -> Exported:
     Raises:
         PipeplanError: if torchtitan cannot run it: every reason.
     """
+    if reason := inside_another(plan.problem.graph.layers):
+        raise PipeplanError(f"torchtitan cannot cut {plan.model.name!r}: {reason}")
     modules, problems = modules_of_stages(plan, TOOL)
     problems += [*loss_problems(plan, TOOL), *_cut_problems(plan), *_job_problems(plan)]
     problems += [*_one_stage_problems(plan), *split_problems(plan, TOOL)]
