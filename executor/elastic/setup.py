@@ -29,6 +29,7 @@ from executor.training.beginning import Beginning
 from executor.training.feed import Feed
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation
+from executor.training.optimizer_check import require_divisible
 from executor.training.saved_state import SavedState
 from executor.training.trainer import optimisation_of
 from planner.errors import PipeplanError
@@ -169,6 +170,10 @@ class Setup:
     def optimisation(self) -> Optimisation:
         """Return this rank's, where it goes on from a checkpoint if there is one."""
         make_equal(self.prepared, resumes=self.checkpoint is not None)
+        if self.run.optimizer is not None or self.config.optimizer is not None:
+            make, saves = self.make_optimizer, self.config.checkpoint is not None
+            strategy = self.plan.sync.strategy
+            require_divisible(self.prepared, make, saves=saves, strategy=strategy)
         optimisation = optimisation_of(
             self.prepared,
             local_optimizer(self.options, self.make_optimizer),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from executor.training.optimisation import Optimisation
-from executor.training.optimizer import export_state, import_state
+from executor.training.optimizer import import_state
 from planner.errors import PipeplanError
 
 
@@ -49,10 +49,7 @@ class Weights:
         found = {
             **{f"master/{name}": m for name, m in weights.masters.items()},
             **{f"buffer/{name}": buffer for name, buffer in self._buffers.items()},
-            **{
-                f"optimizer/{name}": t
-                for name, t in export_state(weights.optimizer, weights.masters).items()
-            },
+            **{f"optimizer/{name}": t for name, t in weights.optimizer_state().items()},
         }
         scale = self._optimisation.loss_scale
         if scale is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from executor.training.optimizer import export_state, groups_of
 from planner.errors import PipeplanError
 
 LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -42,6 +43,7 @@ class MasterWeights:
         self.make_optimizer = make_optimizer
         self.masters = {name: _master(parameter) for name, parameter in parameters.items()}
         self.optimizer = make_optimizer(self.masters)
+        self._first_groups = groups_of(self.optimizer)
 
     def unscale(self, scale: float = 1.0, names: Iterable[str] | None = None) -> None:
         """Move the gradients to the masters, in their type and divided by the loss scale.
@@ -97,6 +99,10 @@ class MasterWeights:
             for name, master in self.masters.items()
             if master is not self.parameters[name]
         }
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """The optimizer's state by name; see :func:`executor.training.optimizer.export_state`."""
+        return export_state(self.optimizer, self.masters, self._first_groups)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take the masters from a checkpoint, and round the parameters from them.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -101,6 +101,9 @@ def own_optimizer(
             "torch.optim.Optimizer"
         )
     _require_all(name, found, held)
+    begin = getattr(found, "train", None)
+    if callable(begin):
+        begin()  # Schedule-free optimizers step in training mode alone.
     return found
 
 
@@ -131,20 +134,47 @@ NONE = ":none"
 _ON_CPU = ("step", "mu_product")
 """Counters that torch keeps on the CPU unless the optimizer is capturable or fused."""
 _NUMBERS = {bool: torch.bool, int: torch.int64, float: torch.float64}
+GROUP = ":group"
+"""Ends the key of what a parameter's group holds; each of its parameters has a copy."""
+_NO_STATE = ("params", "lr", "initial_lr")
+"""Entries of a group that come from where the optimizer was made, or from the schedule."""
+Groups = Sequence[Mapping[str, Any]]
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> Groups:
+    """Return copies of what the groups of an optimizer hold, in their order."""
+    return [
+        {k: _copied(v) for k, v in group.items() if k not in _NO_STATE}
+        for group in optimizer.param_groups
+    ]
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
 
 
 def export_state(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
+    optimizer: torch.optim.Optimizer,
+    parameters: Mapping[str, nn.Parameter],
+    first: Groups | None = None,
 ) -> dict[str, Tensor]:
     """The optimizer's state as tensors named ``FQN/STATE``, such as ``wte.weight/exp_avg``.
 
     Parameters without state yet add nothing. Hyperparameters (the learning rate, say) are no
-    state: they come from where the optimizer was made.
+    state: they come from where the optimizer was made. What steps have changed in groups is state,
+    such as ``d`` of Prodigy: ``FQN/KEY:group`` of each parameter of the group.
 
     Args:
-        optimizer: whose per-parameter state is tensors, numbers and None, as of AdamW, SGD and
-            most of torch.optim.
+        optimizer: whose state is tensors, numbers and None, as of AdamW, SGD and most of
+            torch.optim.
         parameters: those whose state is wanted, by the model's own names (FQNs).
+        first: of :func:`groups_of` when the optimizer was made; None: no group has state.
 
     Returns:
         The optimizer's own tensors, not copies: write them before the next step.
@@ -156,15 +186,24 @@ def export_state(
     for name, parameter in parameters.items():
         for key, value in optimizer.state.get(parameter, {}).items():
             found.update([_exported(optimizer, name, key, value)])
+    changed = [] if first is None else [*zip(optimizer.param_groups, first, strict=True)]
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    for group, before in changed:
+        entries = {k: v for k, v in group.items() if k not in _NO_STATE}
+        own = {k: v for k, v in entries.items() if k not in before or not _is_same(v, before[k])}
+        for name in (names[id(p)] for p in group["params"] if id(p) in names):
+            rows = (_exported(optimizer, name, key, value, GROUP) for key, value in own.items())
+            found.update((key, tensor.clone()) for key, tensor in rows)
     return found
 
 
 def _exported(
-    optimizer: torch.optim.Optimizer, name: str, key: object, value: Any
+    optimizer: torch.optim.Optimizer, name: str, key: object, value: Any, kind: str = ""
 ) -> tuple[str, Tensor]:
     if not isinstance(key, str) or "/" in key or ":" in key:
         raise _refusal(optimizer, f"names its state of {name} {shorten(key)}")
-    if isinstance(value, Tensor):
+    key += kind
+    if type(value) in (Tensor, nn.Parameter):
         return f"{name}/{key}", value.detach()
     if value is None:
         return f"{name}/{key}{NONE}", torch.empty(0)
@@ -176,29 +215,10 @@ def _exported(
 
 def _refusal(optimizer: torch.optim.Optimizer, what: str) -> PipeplanError:
     return PipeplanError(
-        f"{type(optimizer).__name__} {what}; a checkpoint holds optimizers whose state of a "
-        "parameter is tensors and numbers, such as AdamW and SGD: train with one of these, or "
-        "without checkpoints"
+        f"{type(optimizer).__name__} {what}; a checkpoint holds optimizers whose state is plain "
+        "tensors and numbers, such as AdamW and SGD: train with one of these, or without "
+        "checkpoints"
     )
-
-
-_BY_WHOLE_PARAMETERS = ("Adafactor", "LBFGS", "Muon")
-"""Optimizers of torch whose step on a share of a parameter is no share of the step on all of it."""
-
-
-def require_step_by_element(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that members of a tensor-parallel group cannot each run on their shares.
-
-    Raises:
-        PipeplanError: naming it and the remedy.
-    """
-    name = optimizer_name(optimizer)
-    if name in _BY_WHOLE_PARAMETERS:
-        raise PipeplanError(
-            f"optimizer {name} steps by whole parameters, of which a rank of a tensor-parallel "
-            "group has shares; use one that treats each element by itself, such as AdamW or SGD, "
-            "or plan without tensor parallelism"
-        )
 
 
 def optimizer_name(optimizer: torch.optim.Optimizer) -> str:
@@ -237,11 +257,20 @@ def import_state(
             f"optimizer state of parameters that are not held here: {', '.join(unknown[:10])}; "
             "pass the names that begin with those of the parameters"
         )
+    first: dict[tuple[int, str], Any] = {}
     for group, name, parameter in _grouped(optimizer, parameters):
         optimizer.state.pop(parameter, None)
-        if per_name[name]:
+        rows = per_name[name]
+        shared = {k.removesuffix(GROUP): rows.pop(k) for k in [*rows] if k.endswith(GROUP)}
+        for key, value in shared.items():
+            if not _is_same(first.setdefault((id(group), key), value), value):
+                raise _refusal(
+                    optimizer, f"has a group whose parameters were saved with other {key}"
+                )
+            group[key] = _placed(key, value, parameter, group)
+        if rows:
             optimizer.state[parameter] = {
-                key: _placed(key, value, parameter, group) for key, value in per_name[name].items()
+                key: _placed(key, value, parameter, group) for key, value in rows.items()
             }
 
 
@@ -255,7 +284,7 @@ def _imported(leaf: str, value: Tensor) -> tuple[str, Any]:
 
 def _grouped(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]
-) -> Iterator[tuple[Mapping[str, Any], str, nn.Parameter]]:
+) -> Iterator[tuple[dict[str, Any], str, nn.Parameter]]:
     group_of = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     missing = [name for name, parameter in parameters.items() if id(parameter) not in group_of]
     if missing:

@@ -24,7 +24,7 @@ from executor.launch.prepare import Prepared
 from executor.sync.shared_parameters import ParameterOwners, planned_split
 from executor.training.loss_scale import LossScale
 from executor.training.optimisation import Optimisation
-from executor.training.optimizer import export_state, import_state, optimizer_name
+from executor.training.optimizer import import_state, optimizer_name
 from executor.training.state_shards import StateShards
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
@@ -118,10 +118,7 @@ class SavedState:
         weights = optimisation.weights
         state = {
             **{f"master/{name}": master for name, master in weights.state().items()},
-            **{
-                f"optimizer/{name}": tensor
-                for name, tensor in export_state(weights.optimizer, weights.masters).items()
-            },
+            **{f"optimizer/{name}": tensor for name, tensor in weights.optimizer_state().items()},
         }
         if optimisation.shards is not None:
             state = optimisation.shards.joined(state, process_groups)

@@ -63,7 +63,7 @@ from executor.training.data import BatchOf, DeviceBatches
 from executor.training.loop import Gathering, StepMetrics
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
-from executor.training.optimizer import job_optimizer, require_step_by_element
+from executor.training.optimizer import job_optimizer
 from executor.training.state_shards import StateShards
 from executor.training.validation import ForwardWorker, Validation, microbatches_of
 from planner.plan.plan import Plan
@@ -128,9 +128,6 @@ def optimisation_of(
         prepared: what this rank runs.
         make_optimizer: makes the optimizer of parameters by name; default the job's.
         **settings: see :class:`Optimisation`.
-
-    Raises:
-        PipeplanError: if members of a tensor-parallel group cannot each run it.
     """
     plan, rank = prepared.plan, prepared.place.rank
     owners, shards = ParameterOwners.of_plan(plan), None
@@ -145,7 +142,7 @@ def optimisation_of(
         is_first = plan.place_of(rank).member == 0
         whole = [n for n in shards.shared if is_first or owners.is_split(n)]
         counted = counted - shards.shared | frozenset(whole)
-    optimisation = Optimisation(
+    return Optimisation(
         prepared.parameters,
         counted,
         make_optimizer or partial(job_optimizer, plan.job),
@@ -153,9 +150,6 @@ def optimisation_of(
         shards=shards,
         **settings,
     )
-    if plan.tensor_parallel is not None:
-        require_step_by_element(optimisation.optimizer)
-    return optimisation
 
 
 def divided_layers(prepared: Prepared) -> list[DividedLayer]:

@@ -55,6 +55,7 @@ from executor.training.feed import Feed, validation_feed
 from executor.training.loop import Loop, Report, StepMetrics, StepObserver
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer import OptimizerFactory
+from executor.training.optimizer_check import require_divisible
 from executor.training.saved_state import SavedState, warn_of_schedule
 from executor.training.trainer import Trainer, optimisation_of
 from planner.errors import PipeplanError, shorten
@@ -174,6 +175,8 @@ def run_training(
             feed = Feed(prepared, config, run.data, checkpoint, first_step)
         make_equal(prepared, resumes=checkpoint is not None)
         make_optimizer = optimizer_of(plan, config, run.optimizer)
+        if run.optimizer is not None or config.optimizer is not None:
+            require_divisible(prepared, make_optimizer, saves=config.checkpoint is not None)
         optimisation = optimisation_of(prepared, make_optimizer, **settings)
         if checkpoint is not None:
             saved.load(checkpoint, optimisation)
