@@ -5,14 +5,14 @@ import io
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 import torch
 from torch import Tensor, fx, nn
 
 from planner.errors import PipeplanError
-from planner.job import LOSSES, TARGET, Job
+from planner.job import LOSSES, Job
 from planner.tracing.eager import attributes_restored, autocast_on_any_device, observe
 from planner.tracing.factory import Loss, TrainingStep
 from planner.tracing.functions import functions_kept
@@ -50,7 +50,7 @@ def export_step(
             not fit the loss.
     """
     step = TrainingStep(model.train(training), job.loss, own_loss)
-    _check_arguments(model, batch)
+    _check_arguments(model, [name for name in batch if step.takes(name)])
     seen = None
     try:
         with _quiet_torch(), attributes_restored(step):
@@ -68,6 +68,11 @@ def export_step(
         # Shape guards of the export: a plan fixes the shapes, and a stage sees other inputs.
         if node.op == "call_module" and node.name.startswith("_guards"):
             module.graph.erase_node(node)
+        if node.op == "call_function" and node.kwargs.get("generator") is not None:
+            raise PipeplanError(
+                f"{type(model).__name__}.forward draws with a torch.Generator of its own "
+                f"({node.target}), of which every rank would have a copy; draw without generator="
+            )
     inline_regions(module)
     _count_in_the_buffer(module.graph)
     output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
@@ -154,8 +159,7 @@ def _remedy(words: str) -> str:
     return "data-dependent control flow and unsupported Python must be removed from forward"
 
 
-def _check_arguments(model: nn.Module, batch: Mapping[str, Tensor]) -> None:
-    names = [name for name in batch if name != TARGET]
+def _check_arguments(model: nn.Module, names: Sequence[str]) -> None:
     try:
         inspect.signature(model.forward).bind(**dict.fromkeys(names))
     except TypeError as error:

@@ -241,7 +241,7 @@ class TrainingStep(nn.Module):
             PipeplanError: if the model returns something other than one tensor, or one that does
                 not fit the target, or the user's own loss fails.
         """
-        inputs = {name: value for name, value in batch.items() if self._is_input(name)}
+        inputs = {name: value for name, value in batch.items() if self.takes(name)}
         output = self.model(**inputs)
         if not isinstance(output, Tensor):
             raise PipeplanError(self._no_tensor(output))
@@ -267,7 +267,7 @@ class TrainingStep(nn.Module):
             )
         return found
 
-    def _is_input(self, name: str) -> bool:
+    def takes(self, name: str) -> bool:
         """Return whether the model takes an entry; the target only if it returns its own loss."""
         if name != TARGET:
             return True

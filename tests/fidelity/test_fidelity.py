@@ -20,7 +20,6 @@ REFUSED = {
     "Autocast": "forward switches on torch.autocast",
     "AutocastDecorator": "forward switches on torch.autocast",
     "AutocastParts": "forward switches on torch.autocast",
-    "OwnLoss": "forward does not take the batch's inputs",
     "Momentum": "forward writes into the parameter 'slow.weight'",
     "ClampedWeights": "forward writes into the parameter 'blocks.0.up.weight'",
     "ClampedData": "forward writes into the parameter 'blocks.0.up.weight'",
@@ -31,6 +30,7 @@ REFUSED = {
     "PlainTable": "table is a tensor in a plain attribute",
     "PythonCoin": "forward draws with Python's random",
     "NumpyNoise": "forward draws with Python's numpy.random",
+    "OwnGenerator": "forward draws with a torch.Generator of its own",
     "RoutedExperts": "the shape of a value depends on the data",
     "BranchOnItem": "Python reads a value of a tensor there",
     "BranchOnData": "Python reads a value of a tensor there",
@@ -38,7 +38,6 @@ REFUSED = {
 REFUSED_MIXED = {
     "ParameterHook": "ParameterHook: the exported step fails where the model itself trains",
     "PostAccumulateHook": "PostAccumulateHook: the exported step fails where the model itself",
-    "OwnGenerator": "OwnGenerator: the step that would run differs from eager autograd",
     "AverageInBuffer": "its forwards write blocks.0.mean",
     "SpectralNorm": r"its forwards write blocks.0.up.parametrizations.weight.0._u",
     "CountedSteps": "its forwards write count",
@@ -46,7 +45,6 @@ REFUSED_MIXED = {
 UNEQUAL: dict[Case, str] = {
     ("BatchNorm", "mixed"): "parameters differ by 0.4, the cause is not known yet",
     ("CountedSteps", "chain"): "a buffer that a forward counts and reads is off by microbatches",
-    ("OwnGenerator", "chain"): "each rank draws from its own copy of the model's generator",
     ("NumpyDraws", "chain"): "numpy's generator is not seeded as torch's is",
     ("NumpyDraws", "mixed"): "numpy's generator is not seeded as torch's is",
     ("TiedNumpyDraws", "chain"): "numpy's generator is not seeded as torch's is",
