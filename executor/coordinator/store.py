@@ -67,7 +67,7 @@ class Meeting:
             PipeplanError: if it is none.
         """
         host, colon, port = text.rpartition(":")
-        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        host = host[1:-1] if host[:1] + host[-1:] == "[]" else host
         if not colon or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
             raise PipeplanError(
                 f"{field}: {text!r} is not HOST:PORT, such as node1:29600, with a port from 1 to "

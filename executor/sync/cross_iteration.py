@@ -173,7 +173,6 @@ class CrossIteration:
         return found
 
     def _advance(self, step: int) -> StepOutcome:
-        """The true step by the gradients under way, if any are."""
         if self._summed is None:
             self._true.keep()
             return StepOutcome(None, None, skipped=False)
