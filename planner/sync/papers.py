@@ -30,8 +30,11 @@ PAPERS: Mapping[str, Paper] = {name: Paper(**row) for name, row in tomllib.loads
 
 
 def announce_paper(text: str) -> None:
-    """Log which strategy runs under the name of a paper, and what differs from that."""
+    """Log which strategy runs under the name of a paper, and what differs from that.
+
+    A paper whose name is the strategy's own, ``ad_psgd``, is told in README and docs alone.
+    """
     name = text.partition(":")[0].strip()
-    if name in PAPERS:
-        title, runs, differs = PAPERS[name]
+    title, runs, differs = PAPERS.get(name, Paper("", name, ""))
+    if runs.partition(":")[0] != name:
         logger.warning("--sync %s, %s, runs %s; it differs: %s", name, title, runs, differs)

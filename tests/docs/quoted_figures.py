@@ -1,4 +1,4 @@
-"""Where the figures come from that README and the pages of ``docs/`` quote from benchmarks.
+"""Where the figures come from that README quotes from benchmarks.
 
 A sentence that links to a report or names the command of a benchmark, and the table after it, may
 only have figures that a row of :data:`QUOTED` finds. In its ``text``, a regular expression of the
@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from reports import report
-
-from benchmarks.published.layout_rows import layouts
 
 FIGURE = r"([-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)"
 
@@ -102,19 +100,7 @@ def gaps_by_cluster() -> list[float]:
     return [*gaps("single_node|two_nodes"), *irregular, gpus("eight_nodes"), *gaps("dapple.*")]
 
 
-def gaps_of_several() -> list[float]:
-    """Return the extreme gaps of plans with several stages a device."""
-    return extremes(report("SCHEDULE").column("Whole plans with several", "gap"))
-
-
 RANDOM, THOUSAND = "Random clusters: the partition", "1,024 GPUs: the partition"
-WHOLE = "64 and 1,024 GPUs: whole plans"
-
-
-def partition_gaps() -> list[float]:
-    """Return the extreme gaps of partitions up to 1,024 GPUs."""
-    both = (report("PARTITION").column(heading, "gap") for heading in (RANDOM, THOUSAND))
-    return [report("PARTITION").said(r"^## ([\d,]+) GPUs: the partition")[0], *extremes(*both)]
 
 
 def partitions() -> list[float]:
@@ -125,24 +111,6 @@ def partitions() -> list[float]:
     limit = found.said(r"^[\d,]+ microbatches; (\d+) s and \d+ GB")
     random = extremes(found.column(RANDOM, "gap"))
     return [*extremes(devices), *random, *large, *extremes(found.column(THOUSAND, "gap")), *limit]
-
-
-def large_plans() -> list[float | bool]:
-    """Return the gaps of whole plans for 64 and 1,024 GPUs, and whether the latter are older."""
-    sizes = report("PARTITION").said(r"^## (\d+) and ([\d,]+) GPUs: whole plans")
-    less, more = (
-        extremes(report("PARTITION").column(WHOLE, "gap", {"problem": f"{size:,.0f} GPUs.*"}))
-        for size in sizes
-    )
-    is_older = report("PARTITION").says(WHOLE, "**not measured again**")
-    return [sizes[0], *less, sizes[1], *more, is_older]
-
-
-def many_stages() -> list[float]:
-    """Return stages, microbatches and median gap of schedules with one stage a device."""
-    heading = "One stage a device"
-    size = report("SCHEDULE").said(rf"^## {heading}: (\d+) x (\d+)")
-    return [*size, statistics.median(report("SCHEDULE").column(heading, "gap"))]
 
 
 def rivals() -> list[float | bool]:
@@ -172,78 +140,12 @@ def trained() -> list[float]:
     return [len(two), *extremes(two), statistics.median(two), len(four), *extremes(four)]
 
 
-def four_ranks() -> list[float]:
-    """Return the extreme errors of predictions of four ranks on two cores."""
-    return extremes(absolute(report("PREDICTION").column("Four ranks on two cores", "error")))
-
-
-def roofline_held_out() -> list[float]:
-    """Return the extreme errors of models on the GPU that nothing was fitted to."""
-    where = {"device": "A100-40GB", "fitted to it": "no"}
-    return extremes(absolute(report("ROOFLINE").column("Published throughput", "error", where)))
-
-
-def gnmt_left_out() -> list[float]:
-    """Return the factor by which predictions are off for a model unlike those fitted to."""
-    names = ("forward, left out", "backward, left out")
-    where = {"model": "gnmt_tiny"}
-    errors = (report("ROOFLINE").column("Layers on this machine", name, where) for name in names)
-    return [1 + extremes(*errors)[1] / 100]
-
-
-def efficiencies() -> list[float]:
-    """Return what was fitted to the layers of one core."""
-    names = ("product", "convolution", "attention", "memory_bandwidth")
-    return report("ROOFLINE").said("Fitted: " + ", ".join(rf"{name} ([\d.]+)" for name in names))
-
-
-def regrets() -> list[float]:
-    """What the choice costs: mean, settings and most, and both of six settings by measured rows."""
-    table = "What the choice costs"
-    simulated = report("SYNC").column(table, "regret", part=r"^([\d.]+)%")
-    measured = report("SYNC").column(
-        table, "by measured rows, against their fastest", part=r"^([\d.]+)%"
-    )
-    assert len(measured) == 6
-    mean_and_most = [statistics.fmean(measured), max(measured)]
-    return [statistics.fmean(simulated), len(simulated), max(simulated), *mean_and_most]
-
-
-def simulated_pipelines() -> list[float]:
-    """Return the extreme numbers of simulated pipelines, and that of the simulator's own speed."""
-    sizes = report("SYNC").column("SDPipe's random sleeps$", "regime", part=r"^(\d+) pipelines")
-    speed = report("SYNC").column("The simulator's own speed", "regime", part=r"^(\d+) workers")
-    return [*extremes(sizes), max(speed)]
-
-
-def published_rows() -> list[float]:
-    """Return the number of other people's runs that were predicted."""
-    return report("PUBLISHED").said(r"^(\d+) rows of")
-
-
-def published_layouts() -> list[float]:
-    """Return the number of published layouts whose times a benchmark predicts."""
-    return [len(list(layouts()))]
-
-
-def errors_of_layouts(figure: str, worst: str) -> list[float]:
-    """Return rows, median and a larger error of a figure of all published layouts."""
-    columns = ("rows", "median", worst)
-    rows = partial(report("LAYOUTS").column, "Published layouts", where={"figure": figure})
-    return [rows(column)[0] for column in columns]
-
-
 def even_layouts() -> list[float | bool]:
     """Return how much longer the best even layouts take, and over how many pairs."""
     told = report("GROUPS")
     ratio = r"geometric mean, {} clusters: ([\d.]+)"
     means = [told.said(ratio.format(kind))[0] for kind in ("uneven", "even")]
     return [*means, *told.said(r"not slower than the best even layout: \d+ of (\d+)")]
-
-
-def tiny_problems() -> list[float]:
-    """Return the number of problems of which every plan was tried."""
-    return report("EXHAUSTIVE").said(r"^\| what \| of (\d+) problems")
 
 
 def to_the_loss(strategy: str) -> list[float | None]:
@@ -273,18 +175,6 @@ RIVALS = (
     "On # pairs of a public profile and a cluster, the best baseline of all takes # times as "
     "long as Pipeplan in the geometric mean [(]# to #[)][.;] .*without .* # times .* faster on #"
 )
-
-
-def unequal_microbatches() -> list[float]:
-    """Return the numbers of microbatches and tokens, and times padded over times of lengths."""
-    told = report("UNEQUAL")
-    sizes = told.said(r"(\d+) microbatches of (\d+), \d+, \d+, (\d+) tokens")
-    gains = partial(told.column, "Unequal microbatches", "padded over planned")
-    one = {"cluster": "single_node"}
-    padded = told.column("Unequal microbatches", "padded to the longest", one)
-    unpadded = told.column("Unequal microbatches", "the same plan, unpadded: expected, 95th", one)
-    shares = [long / short for long, short in zip(padded, unpadded, strict=True)]
-    return [*sizes, *gains(one), *gains({"cluster": "two_nodes"}), *shares]
 
 
 QUOTED = (
@@ -323,69 +213,5 @@ QUOTED = (
         "takes # times as long as Pipeplan's plan on uneven clusters in the geometric mean and # "
         "times on even ones, over # pairs",
         even_layouts,
-    ),
-    Quoted("docs/classic_planners.md", RIVALS, rivals),
-    Quoted("docs/costs.md", "GPTs on it are # to # % off", roofline_held_out),
-    Quoted("docs/costs.md", "GNMT, held out of the fit, by a factor of #[)]", gnmt_left_out),
-    Quoted("docs/costs.md", "[|] CPU-core [|].* # # # # [|] benchmarks/ROOFLINE", efficiencies),
-    Quoted(
-        "docs/how_plans_are_found.md",
-        "random clusters of # to # devices end within # to # %; # GPUs end within # and # % in # s",
-        partitions,
-    ),
-    Quoted("docs/how_plans_are_found.md", "with the optimum of # tiny problems", tiny_problems),
-    Quoted(
-        "docs/how_plans_are_found.md",
-        "with # stages and # microbatches the median gap is # %",
-        many_stages,
-    ),
-    Quoted("docs/limits.md", "to # GPUs [(]within # to # %", partition_gaps),
-    Quoted(
-        "docs/limits.md",
-        "# to # % on one node and two, # to # % on irregular clusters and on # GPUs, # to # % on "
-        "two servers with a slow network",
-        gaps_by_cluster,
-    ),
-    Quoted(
-        "docs/limits.md",
-        "Other plans for # GPUs end within # to # % and for # GPUs within # to # %"
-        "(, measured before replays got faster)?",
-        large_plans,
-    ),
-    Quoted("docs/limits.md", "With several stages per device gaps were # to # %", gaps_of_several),
-    Quoted("docs/limits.md", "four ranks on two cores were off by # to # %", four_ranks),
-    Quoted("docs/published_run.md", "does the same with # rows", published_rows),
-    Quoted("docs/published_run.md", "predicts # published layouts", published_layouts),
-    Quoted(
-        "docs/published_run.md",
-        "the # timed layouts are off by # % in the median and # % in the 90th percentile",
-        partial(errors_of_layouts, "seconds, nothing calibrated", "90th percentile"),
-    ),
-    Quoted(
-        "docs/published_run.md",
-        "Memory of # layouts is off by # % in the median and # % at most",
-        partial(errors_of_layouts, "memory", "worst"),
-    ),
-    Quoted(
-        "docs/published_run.md",
-        "the other # are off by # % in the median and # % in the 90th percentile;",
-        partial(errors_of_layouts, "seconds, calibrated", "90th percentile"),
-    ),
-    Quoted(
-        "docs/unequal_microbatches.md",
-        "with # microbatches of # to # tokens, .* #, # and # times as fast as .*, #, # and # times "
-        ".* is #, # and # times as fast on the node",
-        unequal_microbatches,
-    ),
-    Quoted(
-        "docs/synchronisation.md",
-        "the simulator with # to # pipelines, and its own speed with #",
-        simulated_pipelines,
-    ),
-    Quoted(
-        "docs/synchronisation.md",
-        "choice is # % slower than the best strategy in the mean of # settings, and # % at most; "
-        "by what real trainings measured in six of these, # % and # %",
-        regrets,
     ),
 )

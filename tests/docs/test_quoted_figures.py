@@ -1,4 +1,4 @@
-"""Figures that README and the pages quote from benchmarks are those of the reports."""
+"""Figures that README quotes from benchmarks are those of the reports."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +9,7 @@ from builders import ROOT
 from quoted_figures import QUOTED, Quoted
 from reports import Report
 
-PAGES = {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
-}
+PAGES = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 SOURCE = re.compile(r"\]\([^)]*benchmarks/\w+\.md[^)]*\)|python -m benchmarks\.\w+")
 HIDDEN = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL | re.MULTILINE)
 """Code, targets of links and comments: their numbers are no figures."""
