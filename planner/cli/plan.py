@@ -74,7 +74,7 @@ FULL = 0.94
 def memory_lines(plan: Plan) -> list[str]:
     """Return a line on devices that the plan fills nearly; none where all have room."""
     shares = {
-        name: row.peak_memory_bytes / plan.cluster.device_type(name).capacity_bytes
+        name: row.peak_memory_bytes / plan.on_groups.cluster.device_type(name).capacity_bytes
         for name, row in plan.predicted.devices.items()
     }
     full = {name: share for name, share in shares.items() if share >= FULL}
