@@ -44,7 +44,7 @@ from planner.sync.strategies import OPTIONS, STALE, SYNCHRONOUS
 from planner.tracing.export import ExportedStep
 from planner.tracing.factory import Loss
 from planner.tracing.layers import LayerAssignment
-from planner.tracing.lookups import lookups, too_small_for_text
+from planner.tracing.lookups import Lookup, lookups
 from planner.tracing.sharing import require_no_writes
 from planner.tracing.torch_private import require_supported
 from planner.units import listed
@@ -65,7 +65,7 @@ class Prepared:
         unused: parameters that no layer uses, by name; they keep theirs on the first rank.
         stages: this rank's.
         program: its lowered program.
-        too_small_for_text: why the model has no room for bytes, if it has none.
+        lookups: limits on the values of a batch's entries.
         shorter: the same stages for microbatches of each length but the longest, ascending; empty
             if all are equal.
         messages: what this rank sends to members of tensor-parallel groups of other sizes; None
@@ -80,7 +80,7 @@ class Prepared:
     unused: dict[str, nn.Parameter]
     stages: tuple[StageModule, ...]
     program: tuple[Action, ...]
-    too_small_for_text: str | None = None
+    lookups: tuple[Lookup, ...] = ()
     shorter: tuple[tuple[StageModule, ...], ...] = ()
     messages: MemberMessages | None = None
     evaluation: tuple[StageModule, ...] = ()
@@ -137,7 +137,7 @@ def prepare(
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
     if plan.job.lengths is not None:
         require_no_writes(exported)
-    too_small = too_small_for_text(lookups(exported))
+    limits = lookups(exported)
     held = ParameterShares(exported, shares, partial.shares)
     with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
         steps = _member_steps(plan, own.members, exported, layers)
@@ -173,7 +173,7 @@ def prepare(
         unused,
         stages,
         program,
-        too_small,
+        limits,
         shorter,
         messages,
         evaluation,

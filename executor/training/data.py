@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from planner.errors import PipeplanError
 from planner.job import TARGET, Job, text_problem, token_input
 from planner.tracing.factory import Form, batch_at, example_batch
+from planner.tracing.lookups import Lookup
 
 _STEPS = 1_000_003
 
@@ -186,6 +187,27 @@ class DeviceBatches:
 
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
+
+
+def within(batch_of: BatchOf, limits: Sequence[Lookup]) -> BatchOf:
+    """Return a function that refuses batches with indices that the model cannot look up.
+
+    Args:
+        batch_of: returns the batch of a step and microbatch.
+        limits: of the model's exported step.
+    """
+
+    def batch(step: int, microbatch: int) -> Mapping[str, Tensor]:
+        found = batch_of(step, microbatch)
+        for limit in limits:
+            if problem := limit.problem(found):
+                raise PipeplanError(
+                    f"data: step {step}, microbatch {microbatch}: {problem}; correct the data, or "
+                    "take a model with as many entries"
+                )
+        return found
+
+    return batch
 
 
 def batches(

@@ -21,6 +21,7 @@ from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.unsupported import require_without
 from planner.tracing.factory import Form, batch_at, example_batch
+from planner.tracing.lookups import too_small_for_text
 from planner.tracing.user_code import FAILURES, one_line
 
 logger = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Feed:
         plan = prepared.plan
         if data in ("text", "random"):
             source: Source = "text" if data == "text" else "random"
-            too_small = prepared.too_small_for_text
+            too_small = too_small_for_text(prepared.lookups)
             return batches(source, prepared.model, plan.job, config.seed, too_small)
         example = example_batch(prepared.model, plan.job)
         if _is_function(data):
@@ -138,7 +139,7 @@ def validation_feed(
             "validation.data: there is none; name text, random or module:factory of your own"
         )
     if source in ("text", "random"):
-        seed, too_small = config.seed + 1, prepared.too_small_for_text
+        seed, too_small = config.seed + 1, too_small_for_text(prepared.lookups)
         drawn: Source = "text" if source == "text" else "random"
         return batches(drawn, prepared.model, plan.job, seed, too_small), count
     example = example_batch(prepared.model, plan.job)

@@ -59,7 +59,7 @@ from executor.sync.shared_parameters import (
     shared_parameters,
 )
 from executor.training.agreement import BatchDigests
-from executor.training.data import BatchOf, DeviceBatches
+from executor.training.data import BatchOf, DeviceBatches, within
 from executor.training.loop import Gathering, StepMetrics
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation, StepOutcome
@@ -312,7 +312,8 @@ class Trainer:
         stages = {stage.index: stage for stage in prepared.stages}
         by_length = [{s.index: s for s in row} for row in prepared.shorter] + [stages]
         lengths = plan.job.lengths
-        checked = BatchDigests(batch_of, plan.microbatches, first_step)
+        limited = within(batch_of, prepared.lookups)
+        checked = BatchDigests(limited, plan.microbatches, first_step)
 
         def runner_of(stage: StageModule, part: StagePart) -> StageRunner:
             return StageRunner(

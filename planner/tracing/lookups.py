@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +29,39 @@ class Lookup:
         count: its values are 0 to count - 1, apart from ``ignored``.
         what: what is looked up, for messages.
         ignored: a value that is not an index, if there is one.
+        takes_negative: whether indices from -count on count from the end.
     """
 
     entry: str
     count: int
     what: str
     ignored: int | None = None
+    takes_negative: bool = False
 
     @property
     def takes_bytes(self) -> bool:
         """Whether every byte is one of its values."""
         return all(byte == self.ignored for byte in range(self.count, KINDS_OF_BYTES))
+
+    def problem(self, batch: Mapping[str, Tensor]) -> str | None:
+        """Return what a batch has that cannot be looked up, with its place; None if all can.
+
+        A batch on a GPU is not looked at, which the host would wait for.
+        """
+        if self.entry not in batch or batch[self.entry].device.type != "cpu":
+            return None
+        values = batch[self.entry].numpy()
+        least = -self.count if self.takes_negative else 0
+        wrong = (values < least) | (values >= self.count)
+        if self.ignored is not None:
+            wrong &= values != self.ignored
+        if not wrong.any():
+            return None
+        place = [int(row[0]) for row in wrong.nonzero()]
+        return (
+            f"{self.entry}{place} is {values[tuple(place)]}, and {self.what} of the model "
+            f"takes {least} to {self.count - 1}"
+        )
 
 
 def lookups(exported: ExportedStep) -> tuple[Lookup, ...]:

@@ -1,21 +1,26 @@
 """What is said of data that a model cannot read or nothing draws, and of what was written."""
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from builders import star
 from executor_plans import scheduled
 from launch import environment, torchrun
 
+from executor import train
 from executor.__main__ import main
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
+from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
+from planner.tracing.factory import import_factory
 from planner.tracing.trace import trace
 
 Run = Callable[..., tuple[int, list[str], list[str]]]
@@ -85,6 +90,26 @@ REFUSAL = (
 def test_a_vocabulary_too_small_for_text_is_refused_in_one_line(run: Run) -> None:
     assert run(plan_of(tokens=100)) == (1, [], [f"error: {REFUSAL}"])
     assert run(plan_of(tokens=100), "--data", "random", "--steps", "1")[0] == 0
+
+
+@pytest.mark.parametrize(("place", "value"), [((1, 2), 100), ((0, 0), -1)])
+def test_an_index_that_the_model_cannot_look_up_names_its_batch(
+    net: Path, place: tuple[int, int], value: int
+) -> None:
+    plan = plan_of(tokens=100)
+
+    def batch(step: int, microbatch: int) -> dict[str, torch.Tensor]:
+        found = import_factory(NET)(tokens=100).example_batch(2)
+        if (step, microbatch) == (2, 1):
+            found["ids"][place] = value
+        return found
+
+    words = re.escape(
+        f"data: step 2, microbatch 1: ids{list(place)} is {value}, and table.weight of the model "
+        "takes 0 to 99; correct the data"
+    )
+    with pytest.raises(PipeplanError, match=words):
+        train(plan, NET, batch, steps=3)
 
 
 @pytest.mark.extensive
