@@ -16,7 +16,6 @@ from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
 from planner.cli.inspect import detect, plot, presets, profile, schema, trace, verify
-from planner.cli.migrate import migrate
 from planner.cli.output import say
 from planner.cli.plan import plan
 from planner.cli.replan import replan
@@ -108,7 +107,6 @@ COMMANDS = (
     export,
     presets,
     schema,
-    migrate,
 )
 for command in COMMANDS:
     app.command()(command)

@@ -112,7 +112,7 @@ class RuntimeRules(Record):
         interleaved: How it runs a plan in which a device holds several stages; null: likewise.
         links: How messages and reductions that meet on a link have it. ``fair``: they share it
             (max-min fair rates); ``in_turn``: messages wait for each other, and reductions for no
-            message, as plans of formats before ``pipeplan/6`` were timed.
+            message.
         group_messages: How tensor-parallel groups send a tensor that each of their devices has
             whole. ``whole``: each device sends all of it; ``parts``: each sends another part, and
             the devices that receive them gather the whole (scatter-gather of Narayanan et al. 2021,

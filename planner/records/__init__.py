@@ -1,1 +1,1 @@
-"""Files: reading, checking, writing, digests, formats and migrations."""
+"""Files: reading, checking, writing, digests, formats."""

@@ -230,7 +230,7 @@ def runtime_lines(rules: RuntimeRules) -> Iterator[str]:
     """Yield what a plan's time leaves out of its runtime: links shared as today, host times."""
     if rules.links == "in_turn":
         yield (
-            "timed with messages that wait for each other on links, as older versions did; on "
+            "timed with messages that wait for each other on links; on "
             f"shared links: --runtime {rules.name}"
         )
     if rules.lacks_host_times:

@@ -258,15 +258,6 @@ def test_a_plan_to_start_from_is_kept_unless_it_is_named(
     assert earlier.read_bytes() != plan_path.read_bytes()
 
 
-def test_migrate_writes_over_no_other_file(plan_path: Path, tmp_path: Path) -> None:
-    other = tmp_path / "train.toml"
-    other.write_text("# mine")
-    refused = pipeplan("migrate", plan_path, "-o", other)
-    assert refused.exit_code == 1
-    assert "already exists" in refused.stderr
-    assert other.read_text() == "# mine"
-
-
 def test_a_wrong_device_in_a_plan_is_told_in_few_lines(plan_path: Path, tmp_path: Path) -> None:
     data = json.loads(plan_path.read_text())
     name = data["stages"][0]["devices"][0]

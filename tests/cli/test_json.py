@@ -75,7 +75,6 @@ LINES: dict[str, tuple[str, ...]] = {
     "report": ("plan.json", "-o", "plan.html"),
     "export": ("plan.json", "--to", "torch-csv", "-o", "out"),
     "presets": (),
-    "migrate": ("plan.json",),
     "adopt": (*OF_A_MODEL, "--stages", "stages.json", "-o", "made.json"),
     "replan": ("plan.json", "--slow", "big/gpu0:1.5", "--time-limit", "0.2", "-o", "made.json"),
     "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),

@@ -82,7 +82,6 @@ COMMANDS = (
     "plot {json} -o out.png",
     "report {json} -o out.html",
     "export {json} --to torch-csv -o out",
-    "migrate {json} -o out.json",
 )
 
 

@@ -191,9 +191,9 @@ def test_a_plan_of_groups_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_a_graph_without_splits_keeps_the_digest_of_its_first_format() -> None:
     """Taken from the code that wrote ``pipeplan-graph/1``."""
     folder = Path(__file__).resolve().parents[1] / "data" / "formats"
-    planned = json.loads((folder / "plan-6-whole.json").read_text())["model"]
-    assert Plan.load(folder / "plan-6-whole.json").model.graph_digest == planned["graph_digest"]
-    assert verify(Plan.load(folder / "plan-6-whole.json")) == []
+    planned = json.loads((folder / "plan-8-whole.json").read_text())["model"]
+    assert Plan.load(folder / "plan-8-whole.json").model.graph_digest == planned["graph_digest"]
+    assert verify(Plan.load(folder / "plan-8-whole.json")) == []
 
 
 def with_groups(*groups: tuple[str, ...], **fields: Any) -> Callable[[Plan], Plan]:

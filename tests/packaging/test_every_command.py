@@ -79,7 +79,6 @@ STEPS = (
     ("export", "export two.json --to torch-csv -o export"),
     ("presets", "presets"),
     ("schema", "schema plan"),
-    ("migrate", "migrate plan.json -o migrated.json"),
 )
 """Commands in an order in which each has what it reads."""
 
