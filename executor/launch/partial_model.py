@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from executor.training.data import GlobalGenerators
+from executor.training.data import GlobalGenerators, seed_draws
 from planner.errors import PipeplanError
 from planner.tracing.torch_private import (
     TorchDispatchMode,
@@ -78,22 +78,39 @@ def build_partially(
 ) -> PartialModel:
     """Build a model with the values of some parameters.
 
+    Numpy's and Python's generators are afterwards as they were, torch's as the model leaves it.
+
     Args:
         make: builds the model; called on the meta device first.
-        seed: of torch's generator.
+        seed: of the global generators of torch, numpy and Python's ``random``.
         is_needed: which parameters are.
         shares: of needed parameters, by name, those of which a part is enough.
     """
     needed = {name: share for name, share in (shares or {}).items() if is_needed(name)}
+
+    def seeded() -> nn.Module:
+        torch.manual_seed(seed)  # Accelerators' generators too.
+        seed_draws(seed)
+        return make()
+
     before = GlobalGenerators.now()
+    try:
+        return _with_needed(seeded, is_needed, needed)
+    finally:
+        replace(before, torch_state=torch.get_rng_state()).restore()
+
+
+def _with_needed(
+    make: Callable[[], nn.Module], is_needed: Needed, needed: Mapping[str, NeededPart]
+) -> PartialModel:
+    """Build it without the memory of what is not needed, if its constructor allows that."""
     try:
         registered = _registered(make)
         kept, parts = registered.kept(is_needed, needed)
         for _ in range(2):
-            before.restore()
             try:
                 memory = _Memory(kept, parts)
-                return _built(make, seed, memory, registered.count, is_needed, needed)
+                return _built(make, memory, registered.count, is_needed, needed)
             except SpoiledError as error:
                 kept |= error.numbers
                 parts = {number: share for number, share in parts.items() if number not in kept}
@@ -103,8 +120,6 @@ def build_partially(
         "the initial values of this model's parameters depend on one another: this rank takes the "
         "memory of all of them while it builds the model"
     )
-    before.restore()
-    torch.manual_seed(seed)
     return PartialModel(make(), {})
 
 
@@ -122,7 +137,6 @@ def _registered(make: Callable[[], nn.Module]) -> _Registered:
 
 def _built(
     make: Callable[[], nn.Module],
-    seed: int,
     memory: _Memory,
     count: int,
     is_needed: Needed,
@@ -133,7 +147,6 @@ def _built(
     Raises:
         SpoiledError: if a parameter that is needed has not got the value of the whole model.
     """
-    torch.manual_seed(seed)
     with memory.of_parameters():
         model = make()
     memory.give_back()

@@ -107,6 +107,8 @@ class StageRunner:
         # Of the stage's boundaries, which are the same for every microbatch.
         self._is_last = stage.is_last
         self._outputs = stage.outputs
+        written = {name for piece in stage.pieces for name in piece.written_buffers}
+        self._written = [stage.buffers[name] for name in sorted(written)]
         self._received_orders = [boundary.received_order for boundary in stage.receives]
         # A GPU's generator is a counter: each stage can tell where its own numbers begin.
         counts = device.type == "cuda"
@@ -290,6 +292,8 @@ class StageRunner:
         outputs = tuple(values[tensor.name] for tensor in self._outputs)
         # Autocast on another kind of device may keep a type that the export did not expect.
         outputs = tuple(x.to(t.dtype) for x, t in zip(outputs, self._outputs, strict=True))
+        if self._written:
+            outputs = tuple(_copied_if_in(self._written, x) for x in outputs)
         detached = tuple(
             x.detach().permute(t.order) for x, t in zip(outputs, self._outputs, strict=True)
         )
@@ -469,6 +473,16 @@ class TrainingWorker:
 def _gathers(graph: fx.GraphModule) -> bool:
     """Return whether a tensor-parallel group joins shares of positions in it."""
     return any(node.op == "call_method" and node.target == "gather" for node in graph.graph.nodes)
+
+
+def _copied_if_in(buffers: Sequence[Tensor], output: Tensor) -> Tensor:
+    """Return a copy of an output that lies in a buffer, which the next microbatch may write into.
+
+    The next stage reads it later, or it is still being sent then.
+    """
+    held = output.untyped_storage().data_ptr()
+    is_inside = any(held == buffer.untyped_storage().data_ptr() for buffer in buffers)
+    return output.clone() if is_inside else output
 
 
 def _of_its_own(gradient: Tensor) -> Tensor | None:

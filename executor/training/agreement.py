@@ -53,8 +53,8 @@ def make_equal(prepared: Prepared, *, resumes: bool = False) -> None:
     if differing and dist.get_rank() == 0:
         logger.warning(
             "the model's initial values differ between ranks: %s; all ranks take those of the "
-            "first one that holds them. Draw with torch, or seed the other generator in the "
-            "model's constructor, for values that the seed determines",
+            "first one that holds them. For values that the seed determines, draw with the global "
+            "generators of torch, numpy or random, or seed your own in the constructor",
             _first_of([key.partition("#")[0] for key in differing]),
         )
 

@@ -84,6 +84,13 @@ class GlobalGenerators:
         random.setstate(self.python_state)
 
 
+def seed_draws(seed: int) -> None:
+    """Seed the global generators on the CPU: those of torch, numpy and Python's ``random``."""
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed % 2**32)
+    random.seed(seed)
+
+
 def seed_generator(device: torch.device, seed: int, offset: int = 0) -> None:
     """Seed the generator of one device.
 

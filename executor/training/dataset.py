@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import random
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from executor.training.data import GlobalGenerators
+from executor.training.data import GlobalGenerators, seed_draws
 from planner.errors import PipeplanError
 from planner.tracing.factory import Form
 from planner.tracing.user_code import FAILURES, one_line
@@ -265,10 +264,3 @@ def own_draws() -> Iterator[None]:
         yield
     finally:
         before.restore()
-
-
-def seed_draws(seed: int) -> None:
-    """Seed what a data set draws from; torch's CPU generator alone, no accelerator's."""
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed % 2**32)
-    random.seed(seed)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
+from executor.training.data import seed_draws
 from executor.training.dataset import (
     SampleOrder,
     fitted_entries,
     forms_of_sample,
     own_draws,
     samples_of,
-    seed_draws,
 )
 from planner.errors import PipeplanError, shorten
 from planner.tracing.user_code import FAILURES, import_callable, one_line

@@ -1,7 +1,9 @@
 """The training that a training file describes, in plain torch on one process."""
 
+import random
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +36,8 @@ class Alone:
         optimizer: object = None,
     ) -> None:
         torch.manual_seed(config.seed)
+        np.random.seed(config.seed)
+        random.seed(config.seed)
         assert plan.model.factory is not None
         model = import_factory(plan.model.factory)(**plan.model.arguments).train()
         self.plan, self.config = plan, config

@@ -66,6 +66,13 @@ class RunFiles:
         return TrainingConfig.load(self.folder / f"{name}.toml")
 
     def parameters(self, name: str) -> Named:
+        return self._read(name, "parameters/")
+
+    def state(self, name: str) -> Named:
+        """Return parameters and buffers."""
+        return self._read(name, "parameters/") | self._read(name, "buffers/")
+
+    def _read(self, name: str, kind: str) -> Named:
         checkpoint = Checkpoint.open(self.checkpoints(name))
-        names = checkpoint.names("parameters/")
-        return {n.removeprefix("parameters/"): x for n, x in checkpoint.read(names).items()}
+        read = checkpoint.read(checkpoint.names(kind))
+        return {n.removeprefix(kind): x for n, x in read.items()}

@@ -30,7 +30,8 @@ Make = Callable[[], nn.Module]
 
 
 def whole(make: Make, seed: int) -> nn.Module:
-    torch.manual_seed(seed)
+    for draws in (torch.manual_seed, np.random.seed, random.seed):
+        draws(seed)
     return make()
 
 
@@ -162,18 +163,11 @@ def test_where_all_depends_on_all_the_whole_model_is_built_and_that_is_told(
     assert "this rank takes the memory of all of them" in caplog.text
 
 
-def test_generators_of_numpy_and_python_are_drawn_from_once() -> None:
-    def seeded() -> nn.Module:
-        np.random.seed(1)
-        random.seed(1)
-        return whole(OwnDraws, 3)
-
-    expected = seeded()
-    np.random.seed(1)
-    random.seed(1)
-    found = build_partially(OwnDraws, 3, "rows".__eq__).model
-    assert torch.equal(found.rows, expected.rows)
-    assert torch.equal(found.scale, expected.scale)
+def test_generators_of_numpy_and_python_are_seeded_and_given_back() -> None:
+    assert_as_whole(OwnDraws, "rows".__eq__)
+    before = np.random.get_state()[1].tolist(), random.getstate()
+    build_partially(OwnDraws, 4, "rows".__eq__)
+    assert (np.random.get_state()[1].tolist(), random.getstate()) == before
 
 
 @contextmanager

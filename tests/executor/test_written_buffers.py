@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from executor_plans import FOUR_DEVICES, pipeline_of, scheduled
-from in_turn import MEAN_SQUARES, Rows
+from in_turn import MEAN_SQUARES, Rows, cut_everywhere
 from torch import Tensor, nn
 from traces import trace_once
 
+from executor.stage.runner import StageRunner
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
@@ -76,3 +77,21 @@ def test_a_search_with_replicas_or_recomputation_is_refused_first() -> None:
     job = MEAN_SQUARES.model_copy(update={"replication": False, "recompute": False})
     result = solve(replace(problem, job=job), time_limit_s=0.1, deterministic=True)
     assert verify(result.plan) == []
+
+
+class WarmUp(Rows):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.Linear(4, 4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        self.count.add_(1)
+        return super().forward(rows) * self.count
+
+
+def test_what_a_stage_sent_of_a_buffer_stays_when_the_next_microbatch_writes_it() -> None:
+    _, cut_model, layers = cut_everywhere(WarmUp)
+    runner = StageRunner(cut_model([layers[:1], layers[1:]])[0], microbatches=2)
+    sent = [runner.forward(number, (), {"rows": torch.ones(5, 4)}) for number in range(2)]
+    counts = [int(x) for tensors in sent for x in tensors if x.dtype == torch.long]
+    assert counts == [1, 2]

@@ -77,22 +77,28 @@ class Trainings:
         assert done.returncode == 0, done.stderr[-4000:]
 
     def outcome(self, case: Case) -> str:
-        """Return why a case was refused, or ``error ...``, the error of losses and parameters."""
+        """Return why a case was refused, or ``error ...``, the error of losses and state."""
         if case in self.refusals:
             return self.refusals[case]
-        found = [self._result(case, rank) for rank in range(RANKS)]
-        told = [result for result in found if isinstance(result, str)]
+        results = [self._result(case, rank) for rank in range(RANKS)]
+        told = [result for result in results if isinstance(result, str)]
         if told:
             return told[0]
         files, key = self.files, _key(case)
         alone = Alone(Plan.load(files.folder / f"{key}.json"), files.config(key))
         losses = alone.train(STEPS)
-        worst = max(
-            abs(row["loss"] - loss) / abs(loss) for row, loss in zip(found[0], losses, strict=True)
-        )
+        pairs = zip(results[0], losses, strict=True)
+        worst = max(abs(row["loss"] - loss) / abs(loss) for row, loss in pairs)
+        state = alone.model.state_dict()
+        buffers = {n: x for n, x in alone.model.named_buffers() if n in state}
         # Checkpoints have the names of the model that was compiled.
-        expected = {n.replace("_orig_mod.", ""): p for n, p in alone.parameters().items()}
-        return f"error {max(worst, worst_error(files.parameters(key), expected)):.1e}"
+        named = (alone.parameters() | buffers).items()
+        expected = {n.replace("_orig_mod.", ""): x for n, x in named}
+        found = files.state(key)
+        # The exact gradient of these is zero: a ratio would compare one rounding with another.
+        for name in getattr(alone.model, "without_effect", ()):
+            worst = max(worst, float(found.pop(name).norm()), float(expected.pop(name).norm()))
+        return f"error {max(worst, worst_error(found, expected)):.1e}"
 
     def _result(self, case: Case, rank: int) -> list[Mapping[str, float]] | str:
         return json.loads((self.files.folder / f"{_key(case)}.{rank}").read_text())

@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import torch
-from fidelity_base import KINDS, TOKENS, WIDTH, Block, Model
+from fidelity_base import BLOCKS, KINDS, TOKENS, WIDTH, Block, Model
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import parametrizations
@@ -130,7 +130,10 @@ class _Normalised(Block):
 
 
 class BatchNorm(Model):
+    """The next block's normalisation removes what a normalisation before it adds."""
+
     make_block = _Normalised
+    without_effect = [f"blocks.{number}.batch.bias" for number in range(BLOCKS - 1)]
 
 
 class _Spectral(Block):

@@ -7,7 +7,7 @@ from pathlib import Path
 import models_of_gradients
 import models_of_state
 import pytest
-from fidelity_runs import KINDS, Case, Trainings
+from fidelity_runs import KINDS, Trainings
 
 pytestmark = pytest.mark.extensive
 
@@ -42,13 +42,6 @@ REFUSED_MIXED = {
     "SpectralNorm": "SpectralNorm: the step that would run differs from eager autograd",
     "CountedSteps": "differs from eager autograd in step 1: buffer count has",
 }
-UNEQUAL: dict[Case, str] = {
-    ("BatchNorm", "mixed"): "parameters differ by 0.4, the cause is not known yet",
-    ("NumpyDraws", "chain"): "numpy's generator is not seeded as torch's is",
-    ("NumpyDraws", "mixed"): "numpy's generator is not seeded as torch's is",
-    ("TiedNumpyDraws", "chain"): "numpy's generator is not seeded as torch's is",
-    ("TiedNumpyDraws", "mixed"): "numpy's generator is not seeded as torch's is",
-}
 MODELS = [
     f"{module.__name__}:{name}"
     for module in (models_of_gradients, models_of_state)
@@ -60,13 +53,6 @@ MODELS = [
 CASES = [(model, kind) for model in MODELS for kind in KINDS]
 
 
-def marked(model: str, kind: str) -> object:
-    name = model.partition(":")[2]
-    reason = UNEQUAL.get((name, kind))
-    marks = [] if reason is None else [pytest.mark.xfail(reason=reason, strict=True)]
-    return pytest.param(model, kind, marks=marks, id=f"{name}-{kind}")
-
-
 @pytest.fixture(scope="module")
 def trainings(tmp_path_factory: pytest.TempPathFactory) -> Trainings:
     return Trainings(Path(tmp_path_factory.mktemp("trainings")), CASES)
@@ -76,7 +62,9 @@ def test_there_are_sixty_models_and_more() -> None:
     assert len(MODELS) >= 60
 
 
-@pytest.mark.parametrize(("model", "kind"), [marked(*case) for case in CASES])
+@pytest.mark.parametrize(
+    ("model", "kind"), CASES, ids=[f"{model.partition(':')[2]}-{kind}" for model, kind in CASES]
+)
 def test_it_trains_as_one_process_or_is_refused_by_name(
     model: str, kind: str, trainings: Trainings
 ) -> None:
