@@ -101,7 +101,7 @@ def open_data(data: Any, arguments: Mapping[str, Any]) -> Any:
 def _require_map_style(name: str, found: Any) -> None:
     kind = type(found).__name__
     if not hasattr(found, "__getitem__"):
-        raise PipeplanError(f"data: {name!r} is a {kind}; expected {KINDS_OF_DATA}")
+        raise PipeplanError(f"data: {shorten(found)} is of type {kind}; expected {KINDS_OF_DATA}")
     try:
         size = len(found)
     except FAILURES as error:
