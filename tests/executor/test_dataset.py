@@ -254,7 +254,7 @@ def test_a_data_set_that_fails_is_told_with_its_place(own: str) -> None:
         ("Data", {"length": 3}, r"with data_arguments \{'length': 3\} cannot be made: TypeError"),
         ("leaves", {}, r"cannot be made: SystemExit: 2 \(.*data_for_a_test.py:18\)"),
         ("none", {}, "a list of 0 samples"),
-        ("text", {}, "is a set; expected"),
+        ("text", {}, "is of type set; expected"),
         ("nothing", {}, "has no callable 'nothing'"),
     ],
 )

@@ -77,8 +77,8 @@ def endless() -> Iterator[int]:
 REFUSED = {
     "iterator": (lambda: lines(), "an iterator can be read only once, and restarts read it again"),
     "loader": (lambda: DataLoader([1, 2]), "a DataLoader makes batches of its own"),
-    "set": (lambda: {1, 2}, "is a set; expected 'text', 'random', module:factory, a map-style"),
-    "number": (lambda: 3, "is a int; expected"),
+    "set": (lambda: {1, 2}, "is of type set; expected 'text', 'random', module:factory, a map"),
+    "number": (lambda: 3, "data: 3 is of type int; expected"),
     "empty": (lambda: "test_stream:endless", "a pass has no sample"),
 }
 

@@ -1,6 +1,5 @@
 """Whether a plan overlaps its reductions: what is faster, and what job and bound allow."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -8,7 +7,6 @@ from builders import boundary, graph, layer, parameter, star
 
 from planner import Job, Problem, solve
 from planner.plan.plan import Plan, Sync
-from planner.plan.runtime_rules import PIPEPLAN
 from planner.prediction import refresh, with_strategy
 from planner.verification import verify
 
@@ -65,17 +63,3 @@ def test_a_bound_without_overlap_does_not_cover_a_plan_with_it() -> None:
     found = refresh(narrow.model_copy(update={"job": wider, "sync": Sync()}))
     assert found.predicted.iteration_time_s < narrow.predicted.iteration_time_s
     assert found.predicted.lower_bound_s == 0
-
-
-def test_a_plan_from_before_there_was_overlap_is_without() -> None:
-    older = replace(
-        problem(0, overlap_reduction=False),
-        runtime=PIPEPLAN.model_copy(update={"links": "in_turn"}),
-    )
-    data = solve(older, time_limit_s=0.5, deterministic=True).plan.model_dump(mode="json")
-    del data["job"]["overlap_reduction"], data["runtime"]
-    data["format"] = "pipeplan/4"
-    data["sync"] = {"strategy": "all_reduce", "options": {}}
-    plan = Plan.parse(data)
-    assert not plan.overlaps
-    assert verify(plan) == []
