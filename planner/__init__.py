@@ -38,11 +38,14 @@ if TYPE_CHECKING:
     from planner.search.solve import solve as solve
     from planner.simulation.noise import Noise as Noise
     from planner.simulation.noise import times_under_noise as times_under_noise
-    from planner.simulation.simulator import simulate_plan as simulate  # noqa: F401
-    from planner.sync.choice import choose as choose_sync  # noqa: F401
+    from planner.simulation.simulator import simulate_plan as _simulate_plan
+    from planner.sync.choice import choose as _choose
     from planner.sync.simulation.comparison import compare_syncs as compare_syncs
     from planner.tracing.trace import trace as trace
     from planner.verification import verify as verify
+
+    simulate = _simulate_plan
+    choose_sync = _choose
 
 _HOME = {
     "Cluster": ("planner.cluster.cluster", "Cluster"),

@@ -186,8 +186,9 @@ def test_who_is_killed_while_saving_goes_on_from_the_checkpoint_before(tmp_path:
     assert Checkpoint.open(tmp_path / "saved").step == 2
     assert [path for path in (tmp_path / "saved").iterdir() if path.suffix == ".writing"]
     lines = alone(tmp_path, *options, "--resume", str(tmp_path / "saved"))
-    assert lines[0].startswith("resumes from ")
-    assert lines[1].startswith("step    3")
+    assert lines[0].startswith("compared with eager autograd: ")
+    assert lines[1].startswith("resumes from ")
+    assert lines[2].startswith("step    3")
     checkpoint = Checkpoint.open(tmp_path / "saved")
     assert checkpoint.step == 6
     assert not [path for path in (tmp_path / "saved").iterdir() if path.suffix == ".writing"]

@@ -28,7 +28,8 @@ def test_pipelines_tell_what_all_of_them_trained_and_which_faults_did_not_happen
     faults = ["--inject", "hang_at(1,1,0) hang_at(1,900,1)"]
     done = torchrun(2, "-m", "executor", str(plan), *options, *faults)
     assert done.returncode == 0, done.stderr[-4000:]
-    first, *_, missed, last = done.stdout.splitlines()
+    compared, first, *_, missed, last = done.stdout.splitlines()
+    assert compared.startswith("compared with eager autograd: ")
     assert first == (
         "parameter_server: 2 pipelines of 1 rank side by side, 6 work units of 2 microbatches in "
         "all; the lines of steps are of pipeline 0's own"
