@@ -1,4 +1,4 @@
-"""Optimizers of the kinds that people bring, each in a few plain lines."""
+"""Kinds of optimizers that torch lacks, in a few lines; real packages are extensive tests."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,27 +26,6 @@ class PerParameter(Optimizer):
                     p.sub_(group["lr"] * self.change(p, p.grad, self.state[p]))
 
 
-class Lion(PerParameter):
-    """Chen et al. 2023: the sign of an interpolation."""
-
-    def change(self, p: Tensor, g: Tensor, state: dict) -> Tensor:
-        m = state.setdefault("m", torch.zeros_like(p))
-        found = torch.sign(0.9 * m + 0.1 * g)
-        m.mul_(0.99).add_(g, alpha=0.01)
-        return found
-
-
-class Lamb(PerParameter):
-    """You et al. 2020: a trust ratio for each tensor."""
-
-    def change(self, p: Tensor, g: Tensor, state: dict) -> Tensor:
-        m, v = (state.setdefault(name, torch.zeros_like(p)) for name in "mv")
-        m.mul_(0.9).add_(g, alpha=0.1)
-        v.mul_(0.99).addcmul_(g, g, value=0.01)
-        found = m / (v.sqrt() + 1e-6)
-        return found * p.norm().clamp(0.1, 10) / found.norm().clamp(1e-6)
-
-
 class EightBit(PerParameter):
     """Dettmers et al. 2022: momenta in 8 bits, in blocks with a scale each."""
 
@@ -59,18 +38,6 @@ class EightBit(PerParameter):
         scales.copy_(blocks.abs().amax(1, keepdim=True) / 127)
         codes.copy_(torch.round(blocks / scales.clamp(1e-12)))
         return (codes.to(p.dtype) * scales).view(-1)[: p.numel()].view(p.shape)
-
-
-class Shampoo(PerParameter):
-    """Gupta et al. 2018: a preconditioner for each side of a matrix."""
-
-    def change(self, p: Tensor, g: Tensor, state: dict) -> Tensor:
-        g = g.reshape(g.shape[0], -1)
-        state["steps"] = state.get("steps", 0) + 1
-        left = state.setdefault("left", torch.eye(g.shape[0], dtype=g.dtype) * 1e-2)
-        left.add_(g @ g.T)
-        values, vectors = torch.linalg.eigh(left)
-        return (vectors @ torch.diag(values.clamp(1e-12) ** -0.5) @ vectors.T @ g).view(p.shape)
 
 
 class ScheduleFree(Optimizer):
@@ -174,23 +141,7 @@ def groups(pairs: Pairs, lr: float) -> Optimizer:
     return AdamW([{"params": p, "weight_decay": 0.1 * decays} for p, decays in rows if p], lr=lr)
 
 
-(
-    adamw,
-    sgd,
-    adafactor,
-    lion,
-    lamb,
-    eight_bit,
-    shampoo,
-    schedule_free,
-    prodigy,
-    clipping,
-    counting,
-) = (
-    _plain(kind)
-    for kind in (
-        *(AdamW, SGD, Adafactor, Lion, Lamb, EightBit, Shampoo),
-        *(ScheduleFree, Prodigy, Clipping, Counting),
-    )
+adamw, sgd, adafactor, eight_bit, schedule_free, prodigy, clipping, counting = map(
+    _plain, (AdamW, SGD, Adafactor, EightBit, ScheduleFree, Prodigy, Clipping, Counting)
 )
 muon = MatricesAndOthers

@@ -46,9 +46,9 @@ class RunFiles:
         (self.folder / f"{name}.toml").write_text(f"{head}{text}\n{table}")
         (self.folder / f"{name}.run").write_text(json.dumps(run))
 
-    def launch(self, ranks: int) -> None:
+    def launch(self, ranks: int, *folders: Path) -> None:
         worker = str(HERE / "runs_worker.py")
-        done = forked(ranks, worker, str(self.folder), env=environment(HERE))
+        done = forked(ranks, worker, str(self.folder), env=environment(HERE, *folders))
         assert done.returncode == 0, done.stderr[-4000:]
 
     def checkpoints(self, name: str) -> Path:

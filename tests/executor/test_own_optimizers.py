@@ -1,4 +1,4 @@
-"""Optimizers of twelve kinds train as on one process and resume bit by bit, or are refused."""
+"""Optimizers of several kinds train as on one process and resume bit by bit, or are refused."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from planner.tracing.trace import trace
 STEPS, RATE = 4, 0.02
 ALL = ("prodigy", "clipping")
 """Their step on a parameter depends on all parameters."""
-BY_TENSOR = ("adamw", "sgd", "adafactor", "muon", "lion", "schedule_free", "lamb")
-BY_TENSOR = (*BY_TENSOR, "eight_bit", "shampoo", "groups")
-BY_ELEMENT = ("adamw", "sgd", "lion", "schedule_free")
+BY_TENSOR = ("adamw", "sgd", "adafactor", "muon", "schedule_free", "eight_bit", "groups")
+BY_ELEMENT = ("adamw", "sgd", "schedule_free")
 
 
 def plan_of(devices: str) -> Plan:

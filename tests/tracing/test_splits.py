@@ -11,18 +11,10 @@ import pytest
 import torch
 from shards import run_on_shards
 from torch import Tensor, nn
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    PrepareModuleInput,
-    RowwiseParallel,
-    SequenceParallel,
-)
 from torch.nn import functional
 from torch.utils._pytree import tree_leaves
 from transformer_sizes import TINY
 
-from planner.errors import PipeplanError
 from planner.job import Job
 from planner.model.split_record import SplitRecord
 from planner.tracing.export import ExportedStep, export_step
@@ -220,7 +212,7 @@ def kinds(record: SplitRecord, layer: str, phase: str) -> list[str]:
 def test_a_block_has_the_collectives_of_megatron(
     name: str, layer: str, forward: int, backward: int
 ) -> None:
-    record = record_of(traced(name))
+    record = record_of(traced(name), 2)
     assert kinds(record, layer, "forward") == ["all_reduce"] * forward
     assert kinds(record, layer, "input_gradient") == ["all_reduce"] * backward
     assert kinds(record, layer, "weight_gradient") == []
@@ -230,7 +222,7 @@ def test_a_block_has_the_collectives_of_megatron(
 def test_bytes_of_collectives_are_those_of_the_paper(name: str) -> None:
     step = traced(name)
     tokens, width = 2 * 64, 64
-    (block,) = (row for row in record_of(step).layers if row.name.endswith(".1"))
+    (block,) = (row for row in record_of(step, 2).layers if row.name.endswith(".1"))
     for phase in ("forward", "input_gradient"):
         sent = sum(row.bytes for row in block.collectives if row.phase == phase)
         assert sent == 2 * tokens * width * 4
@@ -238,7 +230,7 @@ def test_bytes_of_collectives_are_those_of_the_paper(name: str) -> None:
 
 def test_sequence_parallelism_scatters_and_gathers_the_same_bytes() -> None:
     # Korthikanti et al., 2022, section 4.2.2; the gather for the weights is in their footnote 3.
-    record = record_of(traced("models.gpt:gpt_tiny"), sequence=True)
+    record = record_of(traced("models.gpt:gpt_tiny"), 2, sequence=True)
     assert Counter(kinds(record, "h.1", "forward")) == {"all_gather": 2, "reduce_scatter": 2}
     assert Counter(kinds(record, "h.1", "input_gradient")) == {"reduce_scatter": 2, "all_gather": 2}
     assert kinds(record, "h.1", "weight_gradient") == ["all_gather"] * 2
@@ -250,7 +242,7 @@ def test_stash_follows_the_formulas_of_korthikanti(sequence: bool) -> None:
     # Section 4.2, without dropout and scores, in float32 instead of 16 bit: 4sbh of 13 stay whole
     # (inputs of the norms and their results); with sequence parallelism none does.
     step = traced("models.gpt:gpt_tiny")
-    record = record_of(step, sequence=sequence)
+    record = record_of(step, 2, sequence=sequence)
     (layer,) = (row for row in step.graph.layers if row.name == "h.1")
     (row,) = (row for row in record.layers if row.name == "h.1")
     whole = layer.stash_bytes - row.stash_bytes
@@ -261,7 +253,7 @@ def test_stash_follows_the_formulas_of_korthikanti(sequence: bool) -> None:
 @pytest.mark.parametrize("name", ["models.gpt:gpt_tiny", "models.llama:llama_tiny"])
 def test_all_parameters_of_a_block_split_but_norms_and_biases_of_rows(name: str) -> None:
     step = traced(name)
-    split = {p.name for region in record_of(step).regions for p in region.parameters}
+    split = {p.name for region in record_of(step, 2).regions for p in region.parameters}
     for layer in step.graph.layers:
         for parameter in layer.parameters if ".1" in layer.name else ():
             stays = "ln_" in parameter or "norm" in parameter or parameter.endswith("c_proj.bias")
@@ -269,7 +261,7 @@ def test_all_parameters_of_a_block_split_but_norms_and_biases_of_rows(name: str)
 
 
 def test_embedding_head_and_loss_are_split_by_vocabulary() -> None:
-    record = record_of(traced("models.llama:llama_tiny"))
+    record = record_of(traced("models.llama:llama_tiny"), 2)
     regions = [region for region in record.regions if region.kind == "vocabulary"]
     assert [region.layers for region in regions] == [("embed_tokens",), ("lm_head", "loss")]
     assert kinds(record, "loss", "forward") == ["all_reduce"] * 3
@@ -280,7 +272,7 @@ def test_embedding_head_and_loss_are_split_by_vocabulary() -> None:
 def test_heads_that_a_degree_does_not_divide_are_not_split_and_say_why() -> None:
     job = Job(samples_per_microbatch=2, model_arguments={"layers": 1})
     step = trace_step("models.llama:llama_tiny", job)
-    (heads,) = (region for region in record_of(step).regions if region.kind == "heads")
+    (heads,) = (region for region in record_of(step, 2).regions if region.kind == "heads")
     assert heads.sizes[0] == 2  # Heads of keys and values.
     assert any(size % 4 for size in heads.sizes)
     record = record_of(step, 4)
@@ -302,54 +294,19 @@ def test_an_operation_without_a_rule_is_named() -> None:
         def example_batch(self, samples: int) -> dict[str, Tensor]:
             return {"x": torch.randn(samples, 8), "target": torch.randn(samples, 8)}
 
-    record = record_of(trace_step(Turned, Job(loss="mse")))
+    record = record_of(trace_step(Turned, Job(loss="mse")), 2)
     first, second = (row for row in record.layers if row.unsplit)
     assert "aten.roll.default has no rule" in first.unsplit["first.weight"]
     assert "aten.roll.default has no rule" in second.unsplit["second.weight"]
 
 
 def test_shapes_of_products_are_recorded_with_what_is_split() -> None:
-    (row,) = (row for row in record_of(traced("models.gpt:gpt_tiny")).layers if row.name == "h.0")
+    (row,) = (
+        row for row in record_of(traced("models.gpt:gpt_tiny"), 2).layers if row.name == "h.0"
+    )
     assert [(p.rows, p.inner, p.columns, p.split) for p in row.products] == [
         (128, 64, 192, "columns"),
         (128, 64, 64, "inner"),
         (128, 64, 256, "columns"),
         (128, 256, 64, "inner"),
     ]
-
-
-PLAN: dict[str, ParallelStyle] = {
-    "layers.*.mlp.gate_proj": ColwiseParallel(),
-    "layers.*.mlp.up_proj": ColwiseParallel(),
-    "layers.*.mlp.down_proj": RowwiseParallel(),
-}
-
-
-def test_a_users_plan_is_followed_and_nothing_else_is_split() -> None:
-    record = record_of(traced("models.llama:llama_tiny"), 2, plan=PLAN)
-    assert [region.kind for region in record.regions] == ["columns"] * 2
-    assert kinds(record, "layers.1", "forward") == ["all_reduce"]
-    norm = {"layers.*.input_layernorm": SequenceParallel(), "layers.*.mlp": PrepareModuleInput()}
-    assert record_of(traced("models.llama:llama_tiny"), 2, plan={**PLAN, **norm}).sequence
-
-
-def test_a_plan_for_a_degree_that_does_not_divide_is_refused() -> None:
-    with pytest.raises(PipeplanError, match="size 176 is not divisible by 3; leave its module out"):
-        record_of(traced("models.llama:llama_tiny"), 3, plan=PLAN)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"layers.*.mlp.wrong": ColwiseParallel()}, "no module 'layers.*.mlp.wrong' in Llama"),
-        ({"layers.0.self_attn.q_proj": RowwiseParallel()}, "aten.rms_norm.default needs it whole"),
-        ({"layers.0.self_attn.q_proj": ColwiseParallel()}, "'layers.0.self_attn.k_proj.weight'"),
-        ({"layers.0.self_attn.*_proj": ColwiseParallel()}, "dimension 1 of 'layers.0.self_attn.o_"),
-        ({"norm": ColwiseParallel()}, "'norm' is a RMSNorm"),
-        ({"norm": object()}, "style object is not one of"),
-    ],
-)
-def test_a_plan_that_cannot_be_followed_is_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(PipeplanError, match="plan: ") as refusal:
-        record_of(traced("models.llama:llama_tiny"), 2, plan={**PLAN, **change})
-    assert message in str(refusal.value)

@@ -86,10 +86,9 @@ class DimensionClass:
         rows = ((shape_of(node)[own], parts) for (node, own), parts in self.parts.items())
         return tuple(sorted({int(size * part) for size, parts in rows for part in parts}))
 
-    def fits(self, degree: int | None) -> bool:
-        """Return whether a degree, or if None any above 1, divides all sizes."""
-        divisor = gcd(*self.sizes)
-        return divisor > 1 if degree is None else divisor % degree == 0
+    def fits(self, degree: int) -> bool:
+        """Return whether a degree divides all sizes."""
+        return gcd(*self.sizes) % degree == 0
 
 
 class Dimensions:

@@ -95,7 +95,7 @@ class LocalStep:
         self.group = self.graph.placeholder("group")
         self.communicated: list[tuple[str, fx.Node, str]] = []
         self.made: dict[fx.Node, tuple[fx.Node, str]] = {}
-        self._split, self.placed, self._degree = split, split.placements, split.degree or 1
+        self._split, self.placed, self._degree = split, split.placements, split.degree
         self._local: dict[fx.Node, fx.Node] = {}  # Values in the form in which they are made …
         self._once: dict[Any, fx.Node] = {}  # … and in others.
         for node in exported.graph.nodes:

@@ -18,7 +18,7 @@ from planner.tracing.sharding.placements import Placements, Share
 from planner.tracing.sharing import operator_name, shape_of
 
 
-def with_positions(exported: ExportedStep, found: Placements, degree: int | None) -> Placements:
+def with_positions(exported: ExportedStep, found: Placements, degree: int) -> Placements:
     """Return placements with shares of positions between regions.
 
     The positions are the last dimension but one of what regions reduce, if it is not the first.

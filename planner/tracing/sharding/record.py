@@ -10,7 +10,6 @@ from math import ceil
 from typing import Any
 
 from torch import Tensor, fx
-from torch.distributed.tensor.parallel import SequenceParallel
 
 from planner.model.figures import PHASES, Collective, CollectiveKind, Product
 from planner.model.graph_record import GraphRecord, Layer
@@ -21,7 +20,7 @@ from planner.tracing.sharding.local import LocalStep
 from planner.tracing.sharding.notation import OFFSETS
 from planner.tracing.sharding.placements import bytes_of
 from planner.tracing.sharding.routing import ExpertRouting
-from planner.tracing.sharding.split import Split, split_step, wanted_by
+from planner.tracing.sharding.split import Split, split_step
 from planner.tracing.sharing import operator_name, shape_of
 from planner.tracing.trace import TracedStep, gradient_sum, work_of
 
@@ -44,32 +43,25 @@ _WORK = tuple(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traff
 
 def record_of(
     step: TracedStep,
-    degree: int | None = None,
+    degree: int,
     *,
     sequence: bool = False,
     experts: ExpertRouting | None = None,
-    plan: Mapping[str, object] | None = None,
 ) -> SplitRecord:
     """Find how a traced step splits, and add it up layer by layer.
 
     Args:
         step: the step.
-        degree: number of members; None: whatever some degree divides.
+        degree: number of members.
         sequence: whether values between regions are shared by positions.
         experts: how tokens are routed to experts, of which members have whole ones; None: they
             have a share of each.
-        plan: the user's own split: a plan of ``parallelize_module`` for the model; see
-            :func:`~planner.tracing.sharding.split.wanted_by`.
 
     Raises:
-        PipeplanError: if the plan cannot be followed, or whole experts cannot be given out.
+        PipeplanError: if whole experts cannot be given out.
     """
-    wanted = None if plan is None else wanted_by(plan, step.module)
-    sequence = sequence or any(isinstance(x, SequenceParallel) for x in (plan or {}).values())
     is_whole = experts is not None
-    split = split_step(
-        step.exported, step.layers, degree, sequence=sequence, experts=is_whole, wanted=wanted
-    )
+    split = split_step(step.exported, step.layers, degree, sequence=sequence, experts=is_whole)
     if experts is not None:
         experts.require_whole(split.dimensions.classes, step.layers, degree)
     shares = _Shares(step, split, experts or ExpertRouting())
@@ -106,7 +98,7 @@ class _Shares:
     """
 
     def __init__(self, step: TracedStep, split: Split, routing: ExpertRouting) -> None:
-        self.step, self.split, self.degree = step, split, split.degree or 1
+        self.step, self.split, self.degree = step, split, split.degree
         self.placed, self.measured = split.placements, step.measured
         self.found = {**self.placed.positions, **self.placed.shares}
         regions = [region for region in split.regions if region.kind == "experts"]
@@ -164,7 +156,7 @@ class _Shares:
                 **{figure: sum(getattr(cost, figure) for cost in of_one) for figure in _WORK},
                 stash_bytes=stash[name],
                 weight_stash_bytes=late[name],
-                work=() if self.split.degree is None else work_of(of_all),
+                work=work_of(of_all),
                 parameter_bytes=sum(sizes[own] for own in held),
                 collectives=tuple(collectives[name]),
                 products=tuple(self._product(*row) for row in products_of(nodes)),
@@ -174,7 +166,7 @@ class _Shares:
 
     def _of(self, node: fx.Node, figure: int, held: int = 0) -> int:
         """Return how much of a figure is shared, given what of it does not depend on rows."""
-        if node not in self.most or self.degree == 1:
+        if node not in self.most:
             return figure
         held = min(held, figure)
         even = Fraction(self.degree - self.most[node], self.degree - 1)

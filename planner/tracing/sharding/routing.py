@@ -33,7 +33,7 @@ class ExpertRouting:
         return self.loads[layer if len(self.loads) > 1 else 0]
 
     def require_whole(
-        self, classes: Sequence[DimensionClass], layers: LayerAssignment, degree: int | None
+        self, classes: Sequence[DimensionClass], layers: LayerAssignment, degree: int
     ) -> None:
         """Refuse to give out experts that are not there, or not over so many members.
 
@@ -55,7 +55,7 @@ class ExpertRouting:
             raise PipeplanError(dict.fromkeys(problems))
 
     def _problems(
-        self, experts: Sequence[tuple[str, DimensionClass]], degree: int | None
+        self, experts: Sequence[tuple[str, DimensionClass]], degree: int
     ) -> Iterator[str]:
         fits = len(self.loads) in (0, 1, len(experts))
         if not fits:
@@ -74,7 +74,7 @@ class ExpertRouting:
                     f"expert_parallel = true: the experts of layer {layer!r} cannot be given out "
                     f"whole: {row.obstacles[0]}; leave expert_parallel out"
                 )
-            if degree is not None and row.experts % degree:
+            if row.experts % degree:
                 yield (
                     f"tensor_parallel = {degree}: does not divide the {row.experts} experts of "
                     f"layer {layer!r}; choose a divisor of them, or leave expert_parallel out"
