@@ -21,6 +21,7 @@ from planner.lengths import Lengths, with_trace_file
 from planner.records.document import MOST_ENTRIES, Count, Record, problem_lines, without_defaults
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import read_formatted
+from planner.rules import Rules
 from planner.space import Space
 
 FORMAT = "pipeplan-job/1"
@@ -100,6 +101,7 @@ class Job(Space):
         expert_load: Relative number of tokens that each expert of a layer gets, in the order of the
             experts, or a list of such lists, one for each layer with experts: the device with the
             most decides how long a group takes. Null: equally many.
+        rules: What plans must keep to beyond these freedoms (:mod:`planner.rules`).
     """
 
     NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {
@@ -135,6 +137,16 @@ class Job(Space):
         | Annotated[tuple[ExpertLoad, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
         | None
     ) = None
+    rules: Rules = Rules()
+
+    @model_validator(mode="after")
+    def _rules_name_nodes_of_groups(self) -> Job:
+        if self.rules.apart and self.tensor_parallel != 1:
+            raise ValueError(
+                "rules.apart names single devices, but tensor-parallel groups of devices hold the "
+                "stages; set tensor_parallel = 1, or leave apart out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _experts_have_groups(self) -> Job:
@@ -156,7 +168,7 @@ class Job(Space):
 
     @model_serializer(mode="wrap")
     def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        names = ("lengths", "recompute_attention", "expert_parallel", "expert_load")
+        names = ("lengths", "recompute_attention", "expert_parallel", "expert_load", "rules")
         return without_defaults(self, dump(self), *names)
 
     def __new__(cls, *arguments: Any, **fields: Any) -> Self:

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from planner.costs.optimizer import static_bytes, step_traffic_bytes
@@ -27,6 +26,7 @@ from planner.model.blocks import block_name
 from planner.model.graph_record import Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
+from planner.program.compiled import compiled, entry
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -124,8 +124,18 @@ group sums before it; ``gradient_bytes`` that replicas of the stage reduce, thos
 that later or earlier layers use as well included; ``may_run``, whether the type may run it."""
 
 
-@njit(cache=True, nogil=True)
-def stage_figures(t, kind, first, last, rerun, offload, holders, out, at):  # type: ignore[no-untyped-def]
+@entry
+def stage_figures(
+    t: TableArrays,
+    kind: int,
+    first: int,
+    last: int,
+    rerun: int,
+    offload: int,
+    holders: int,
+    out: Any,
+    at: int,
+) -> None:
     """Write the figures of the layers [first, last) on a type.
 
     Args:
@@ -202,21 +212,23 @@ def stage_figures(t, kind, first, last, rerun, offload, holders, out, at):  # ty
     row.may_run = may_run
 
 
-@njit(nogil=True)
-def _is_again(t, first, layer, rerun):  # type: ignore[no-untyped-def]
+@compiled
+def _is_again(t: TableArrays, first: int, layer: int, rerun: int) -> bool:
     """Return whether a stage that begins at a layer recomputes another."""
     if not t.in_blocks:
-        return t.rerun_rank[layer] < rerun
+        return bool(t.rerun_rank[layer] < rerun)
     if t.block[layer] < 0:
         return False
     begin = first
     while t.block[begin] < 0:
         begin += 1
-    return t.block[layer] - t.block[begin] < rerun
+    return bool(t.block[layer] - t.block[begin] < rerun)
 
 
-@njit(nogil=True)
-def _is_shared(t, tensor, first, last, rerun, offload):  # type: ignore[no-untyped-def]
+@compiled
+def _is_shared(
+    t: TableArrays, tensor: int, first: int, last: int, rerun: int, offload: int
+) -> bool:
     """Return whether something else than offloaded layers of a stage holds a tensor too."""
     maker = t.producer[tensor]
     if maker < first or not _moves(t, first, maker, rerun, offload):
@@ -228,13 +240,13 @@ def _is_shared(t, tensor, first, last, rerun, offload):  # type: ignore[no-untyp
     return False
 
 
-@njit(nogil=True)
-def _moves(t, first, layer, rerun, offload):  # type: ignore[no-untyped-def]
+@compiled
+def _moves(t: TableArrays, first: int, layer: int, rerun: int, offload: int) -> bool:
     return t.offload_rank[layer] < offload and not _is_again(t, first, layer, rerun)
 
 
-@njit(nogil=True)
-def _is_kept_for_rerun(t, tensor, first, last, rerun):  # type: ignore[no-untyped-def]
+@compiled
+def _is_kept_for_rerun(t: TableArrays, tensor: int, first: int, last: int, rerun: int) -> bool:
     """Return whether a tensor of a stage is kept only because a recomputed layer reads it."""
     saver = t.saver[tensor]
     if first <= saver < last and not _is_again(t, first, saver, rerun):
@@ -244,6 +256,16 @@ def _is_kept_for_rerun(t, tensor, first, last, rerun):  # type: ignore[no-untype
         if user < last and _is_again(t, first, user, rerun):
             return True
     return False
+
+
+@entry
+def fill_intervals(t: TableArrays, rerun: int, offload: int, holders: int, out: Any) -> None:
+    """Write the figures of all stages: an array of :data:`FIGURES`, K x N x (N + 1)."""
+    kinds, layers = t.stash.shape
+    for kind in range(kinds):
+        for first in range(layers):
+            for last in range(first + 1, layers + 1):
+                stage_figures(t, kind, first, last, rerun, offload, holders, out[kind, first], last)
 
 
 @dataclass(frozen=True)
@@ -288,6 +310,15 @@ class StageTable:
         )
         found: np.record = rows.view(np.recarray)[0]
         return found
+
+    def all_figures(
+        self, *, rerun: int = 0, offload: int = 0, holders: int = 1
+    ) -> NDArray[np.void]:
+        """Return the figures of all stages: K x N x (N + 1), by type, first layer and end."""
+        kinds, layers = self.arrays.stash.shape
+        rows = np.zeros((kinds, layers, layers + 1), FIGURES)
+        fill_intervals(self.arrays, rerun, offload, holders, rows)
+        return rows
 
     def recomputed(self, first: int, last: int, rerun: int) -> tuple[str, ...]:
         """Return the names of the layers that a stage recomputes."""

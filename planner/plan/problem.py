@@ -10,6 +10,7 @@ from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError, near, require_kind
 from planner.job import Job, JsonValue
 from planner.model.layer_graph import LayerGraph, require_samples
+from planner.plan.kept_rules import unknown_names
 from planner.plan.runtime_rules import PIPEPLAN, RuntimeRules
 from planner.records.document import digest_of_data
 from planner.space import Space
@@ -76,6 +77,14 @@ class Problem:
         _require_known_cuts(self.graph, self.job)
         _require_lengths(self.graph, self.job)
         _require_attention(self.graph, self.job)
+        of_groups = self.job.tensor_parallel != 1
+        wrong = [
+            *unknown_names(
+                self.job.rules, list(self.graph.layers), self.cluster, of_groups=of_groups
+            )
+        ]
+        if wrong:
+            raise PipeplanError(wrong)
         types = {device.type for device in self.cluster.devices}
         homeless = [
             layer for layer in self.graph.record.layers if not any(map(layer.may_run_on, types))

@@ -11,7 +11,9 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from planner.costs.network_table import NetworkTable
 from planner.costs.placed_pipeline import StageSpec
+from planner.costs.stage_table import StageTable
 from planner.errors import InfeasibleError, PipeplanError, require_kind, shorten
 from planner.lengths import Lengths
 from planner.plan.membership import outside
@@ -20,6 +22,9 @@ from planner.plan.problem import Problem
 from planner.plan.runtimes import for_runtime
 from planner.plan.unsupported import require_without
 from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, TimeShare, TimeSlice
+from planner.search.cp_sat.conflicts import conflict
+from planner.search.cp_sat.decisions import rule_constraints
+from planner.search.cp_sat.plan_model import Effort
 from planner.search.feasibility import explain_infeasible, form_problem
 from planner.search.finished import (
     OPTIMALITY_TOLERANCE,
@@ -357,7 +362,7 @@ def solve(
         gap_limit=gap_limit,
         progress=progress or (lambda row: None),
         warm_starts=warm_starts,
-        constrain=constrain,
+        constrain=_with_rules(problem, constrain),
         noise=Noise(seed=seed) if robust is True else robust,
         prefer=prefer,
         prefer_within=prefer_within,
@@ -446,6 +451,20 @@ class _OneCall:
         return search
 
 
+def _with_rules(problem: Problem, constrain: Constrain | None) -> Constrain | None:
+    """Return the constraints of the job's rules and of the caller; None if there are none."""
+    rules = rule_constraints(problem.job.rules, problem.cluster)
+    rows: list[Any] = [*rules.values(), *([constrain] if constrain else [])]
+    if not rows:
+        return None
+
+    def add_all(decisions: Any) -> None:
+        for row in rows:
+            row(decisions)
+
+    return add_all
+
+
 def _decided(problem: Problem) -> list[Problem]:
     """Return the problem with each choice that its job makes only if it is needed, in order."""
     open_ = [name for name in _IF_NEEDED if getattr(problem.job, name) == "if_needed"]
@@ -456,6 +475,8 @@ def _decided(problem: Problem) -> list[Problem]:
     return [with_job(problem, **_with_what_it_takes(row)) if row else problem for row in rows]
 
 
+CONFLICT_S = 5.0
+"""Deterministic seconds of each solve that looks for rules in conflict."""
 _IF_NEEDED = ("offload", "shard_parameters", "shard_optimizer")
 """Choices of a job, those that cost more time first."""
 
@@ -600,12 +621,28 @@ def best_of(search: Search) -> Candidate:
     if search.clock.is_stopped:
         raise KeyboardInterrupt("before any plan was found")
     if search.task.constrain is not None:
+        blamed = _conflict(search.problem)
+        if blamed:
+            raise InfeasibleError(
+                "no plan keeps these rules of the job together: "
+                f"{', '.join(blamed)}; drop or relax "
+                "one of them",
+                is_proved=True,
+            )
         verdict = "no plan keeps" if search.found.is_infeasible else "no plan was found that keeps"
         raise InfeasibleError(
             f"{verdict} the constraints added by constrain=; solve without them, or one by "
             "one, to see which of them, or the memory, is in the way"
         )
     raise _infeasible(search)
+
+
+def _conflict(problem: Problem) -> tuple[str, ...]:
+    """Return rules of the job that no plan keeps together; empty if none are known to be."""
+    if problem.job.rules.is_empty:
+        return ()
+    effort = Effort(CONFLICT_S, deterministic=True)
+    return conflict(StageTable(problem), NetworkTable.of(problem.cluster), effort)
 
 
 def _infeasible(search: Search) -> InfeasibleError:

@@ -8,6 +8,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from planner.errors import PipeplanError, first_problems
+from planner.plan.kept_rules import broken
 from planner.plan.membership import outside_bound, outside_packing, outside_state
 from planner.plan.operations import Orders
 from planner.plan.plan import COST_MODEL, Plan
@@ -79,6 +80,9 @@ def _replay_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
     costs = PlanCosts(seen)
     _require_paths(seen, costs)
     yield from _runtime(problem)
+    stages = [(stage.layers, stage.devices) for stage in seen.stages]
+    rules = broken(problem.job.rules, stages, problem.cluster)
+    yield from (f"job.rules: {text}; plan again" for text in rules)
     found = replay(seen, orders, costs)
     yield from plan_problems(plan, found.operations, costs.reductions)
     yield from _memory(seen, costs, found)
