@@ -133,15 +133,17 @@ _TABLES: list[_Table] = []
 """Tables and headers by their numbers, which compiled code knows as constants."""
 
 
-def block(numbers: str, **tables: np.dtype[Any]) -> tuple[int, ...]:
+def block(numbers: str, reals: str = "", **tables: np.dtype[Any]) -> tuple[int, ...]:
     """Declare a kind of block; return the number of its header, then those of its tables.
 
     Args:
         numbers: names of the whole numbers in its header.
+        reals: names of those that are not whole.
         tables: the kinds of rows of its tables, by their names.
     """
-    places = [(f"{name}_{what}", np.int64) for name in tables for what in ("at", "rows")]
-    kind = np.dtype(places + [(name, np.int64) for name in numbers.split()])
+    fields = [(f"{name}_{what}", np.dtype("i8")) for name in tables for what in ("at", "rows")]
+    fields += [(name, np.dtype("i8")) for name in numbers.split()]
+    kind = np.dtype(fields + [(name, np.dtype("f8")) for name in reals.split()])
     first = len(_TABLES)
     _TABLES.append(_Table(first, -1, kind))
     _TABLES.extend(_Table(first, 2 * n, row) for n, row in enumerate(tables.values()))

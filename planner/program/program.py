@@ -31,12 +31,14 @@ all-gathers.
 tasks; every replica has three queues (``slot``: 0 forward, 1 backward or input gradient, 2 weight
 gradient) of tasks that wait for nothing, and the device takes the head with the lowest
 ``priority`` (of equal ones that of the lower microbatch, then the lower number) that ``limit``,
-``most_owed`` and memory allow. Priorities of a queue must not fall from task to task.
+``most_owed`` and memory allow. Priorities of a queue must not fall from task to task. A message
+with ``slot == 1`` holds its sender (``end_device`` of its effect) until it has arrived; in a given
+order the next task waits for that by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +51,8 @@ KINDS = "BFIW"
 """The kinds of operations as they are numbered: 0 to 3."""
 
 
-def _record(**fields: str) -> np.dtype[Any]:
+def record(**fields: str) -> np.dtype[Any]:
+    """Return the kind of a record of a table, by the kinds of numbers of its fields."""
     kinds = {
         "f8": np.float64, "i8": np.int64, "i4": np.int32, "i2": np.int16, "i1": np.int8,
     }  # fmt: skip
@@ -57,7 +60,7 @@ def _record(**fields: str) -> np.dtype[Any]:
     return np.dtype(names, align=True)
 
 
-TASK = _record(
+TASK = record(
     f8="seconds",  # alone, at the full rate
     i8="priority",  # BY_PRIORITY: the lowest runs first
     i4="""resource effect successor successor_end waits at_start group replica microbatch""",
@@ -72,10 +75,10 @@ weight gradient), else -1; ``kind`` the number of its letter in KINDS (a message
 that needs it, F or B).
 """
 
-EFFECT = _record(i8="start_bytes end_bytes", i4="start_device end_device")
+EFFECT = record(i8="start_bytes end_bytes", i4="start_device end_device")
 """Bytes that a device holds more (less: negative) when a task starts, and when it ends."""
 
-DEVICE = _record(
+DEVICE = record(
     i8="static_bytes capacity_bytes reserve_bytes",
     # Times as long: while it communicates; its messages while it computes (1: no matter).
     f8="compute_slowdown message_slowdown",
@@ -84,7 +87,7 @@ DEVICE = _record(
     i1="is_slowed",  # whether any of the three can differ from 1
 )
 
-REPLICA = _record(
+REPLICA = record(
     i8="""stash_bytes weight_stash_bytes input_bytes output_bytes input_gradient_bytes
         output_gradient_bytes share_bytes""",
     f8="most_owed",
@@ -95,7 +98,7 @@ REPLICA = _record(
 """A stage on one of its devices. What only BY_PRIORITY reads may be left out IN_ORDER: all but
 ``device``, ``microbatches``, ``maker`` and ``maker_end``."""
 
-WAY = _record(
+WAY = record(
     f8="latency_s gb_per_s",  # before the first byte; alone
     i4="link link_end once once_end line line_end device device_end",
 )
@@ -103,18 +106,18 @@ WAY = _record(
 each of these once; WAY_LINES it stands in; WAY_DEVICES that communicate meanwhile (only those that
 are slowed or slow it need be named)."""
 
-GROUP = _record(i4="device device_end")
+GROUP = record(i4="device device_end")
 """Devices that start a stage's operations of one kind together, in GROUP_DEVICES."""
 
-HOST = _record(i4="slowdown")
+HOST = record(i4="slowdown")
 """First place in SLOWDOWNS: how many times as long each takes while 1, 2, ... devices compute."""
 
 INT, REAL = np.dtype(np.int32), np.dtype(np.float64)
 
 (
     PROGRAM, TASKS, SUCCESSORS, DEVICES, ORDER, DEVICE_REPLICAS, REPLICAS, MAKERS, AHEAD, EFFECTS,
-    WAYS, WAY_LINKS, WAY_ONCE, WAY_LINES, WAY_DEVICES, LINK_GB_PER_S, GROUPS, GROUP_DEVICES, HOSTS,
-    SLOWDOWNS,
+    WAYS, WAY_LINKS, WAY_ONCE, WAY_LINES, WAY_DEVICES, LINK_GB_PER_S, LINK_NUMBERS, GROUPS,
+    GROUP_DEVICES, HOSTS, SLOWDOWNS,
 ) = block(
     # How many rows of each table count; `makers` is the length of a row of AHEAD. `line_nodes`
     # and `link_nodes` are the sums over all flows of the lengths of their lines and WAY_ONCE,
@@ -127,6 +130,8 @@ INT, REAL = np.dtype(np.int32), np.dtype(np.float64)
     # seconds before its end at which a task has made it, if it is the last of its replica.
     makers=INT, ahead=REAL, effects=EFFECT,
     ways=WAY, way_links=INT, way_once=INT, way_lines=INT, way_devices=INT, link_gb_per_s=REAL,
+    # LINK_NUMBERS: what each link is in the network's table.
+    link_numbers=INT,
     groups=GROUP, group_devices=INT, hosts=HOST, slowdowns=REAL,
 )  # fmt: skip
 
@@ -137,10 +142,12 @@ class Program(Block):
     Args:
         rows: room of each table, by its number; tables that are not named have none. A program
             may be filled in again and again: ``numbers`` say how many rows count.
+        names: of the devices, for people.
     """
 
-    def __init__(self, rows: Mapping[int, int]) -> None:
+    def __init__(self, rows: Mapping[int, int], names: Sequence[str] = ()) -> None:
         super().__init__(PROGRAM, rows)
+        self.names = names
 
     @property
     def tasks(self) -> np.ndarray[Any, Any]:

@@ -1,0 +1,119 @@
+"""The moments that a replay has still to come to: a binary heap, and moments that are rounded."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.program.compiled import compiled, header, inlined, row
+from planner.program.program import PROGRAM
+from planner.program.work import EVENTS, HEAP_FULL, WORK
+
+# An event's code tells what happens, and in which order events of one moment are handled: tasks
+# below `first_late` end, or their first bytes set off; gradients are made; later tasks end; flows
+# are ready that wait for optimizer steps.
+
+
+@inlined
+def end_code(p: int, n: int) -> int:
+    """Return the code of the end of a task."""
+    h = header(p, PROGRAM)
+    return n + (h.makers if n >= h.first_late else 0)
+
+
+@inlined
+def ready_code(p: int, n: int) -> int:
+    """Return the code of a task that waited for optimizer steps."""
+    h = header(p, PROGRAM)
+    return n + h.makers + h.tasks
+
+
+@inlined
+def push(w: int, time_s: float, code: int) -> None:
+    """Announce an event."""
+    state = header(w, WORK)
+    n = state.n_events
+    if n >= state.events_rows:
+        state.status = HEAP_FULL
+        return
+    state.n_events = n + 1
+    while n > 0:
+        up = (n - 1) >> 1
+        above = row(w, EVENTS, up)
+        if above.time_s < time_s or (above.time_s == time_s and above.code <= code):
+            break
+        hole = row(w, EVENTS, n)
+        hole.time_s = above.time_s
+        hole.code = above.code
+        n = up
+    hole = row(w, EVENTS, n)
+    hole.time_s = time_s
+    hole.code = code
+
+
+@compiled
+def pop(w: int) -> int:
+    """Take the first event out; return its code."""
+    state = header(w, WORK)
+    top = row(w, EVENTS, 0).code
+    n = state.n_events - 1
+    state.n_events = n
+    moved = row(w, EVENTS, n)
+    time_s, code = moved.time_s, moved.code
+    at = 0
+    while True:
+        child = 2 * at + 1
+        if child >= n:
+            break
+        x = row(w, EVENTS, child)
+        if child + 1 < n:
+            y = row(w, EVENTS, child + 1)
+            is_second = (y.time_s < x.time_s) | ((y.time_s == x.time_s) & (y.code < x.code))
+            child += is_second
+            x = row(w, EVENTS, child)
+        if time_s < x.time_s or (time_s == x.time_s and code <= x.code):
+            break
+        hole = row(w, EVENTS, at)
+        hole.time_s = x.time_s
+        hole.code = x.code
+        at = child
+    hole = row(w, EVENTS, at)
+    hole.time_s = time_s
+    hole.code = code
+    return top
+
+
+_LEAST, _MOST = -11, 22
+_TEN = np.array([float(f"1e{k}") for k in range(_LEAST, _MOST + 1)])
+
+
+@compiled
+def twelve_digits(x: float) -> float:
+    """Return ``float(f"{x:.12g}")`` for 1e-11 < x < 1e11, else ``x``.
+
+    What ends at one moment but for rounding errors does so once it is rounded.
+    """
+    if not (1e-11 < x < 1e11):
+        return x
+    e = 0
+    while x >= _TEN[e + 1 - _LEAST]:
+        e += 1
+    while x < _TEN[e - _LEAST]:
+        e -= 1
+    scale = _TEN[11 - e - _LEAST]  # 10 ** (11 - e), which is exact up to 10 ** 22
+    product = x * scale
+    # The exact product is product + error (Dekker 1971, A floating-point technique for extending
+    # the available precision).
+    high = 134217729.0 * x
+    x_high = high - (high - x)
+    x_low = x - x_high
+    high = 134217729.0 * scale
+    s_high = high - (high - scale)
+    s_low = scale - s_high
+    error = ((x_high * s_high - product) + x_high * s_low + x_low * s_high) + x_low * s_low
+    rounded = np.rint(product)
+    rest = (product - rounded) + error
+    if rest > 0.5 or (rest == 0.5 and rounded % 2 == 1):
+        rounded += 1.0
+    elif rest < -0.5 or (rest == -0.5 and rounded % 2 == 1):
+        rounded -= 1.0
+    return rounded / scale
