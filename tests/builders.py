@@ -15,8 +15,14 @@ from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation, parse_order
+from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import PIPEPLAN, RuntimeRules
+from planner.verification.claims import claimed_times
+from planner.verification.costs import PlanCosts
+from planner.verification.memory import held_bytes
+from planner.verification.tasks import PlanTasks
+from planner.verification.times import CheckedTimes
 
 ROOT = Path(__file__).resolve().parent.parent
 TERA = 10**12
@@ -161,6 +167,26 @@ def by_older_rule(placed: PlacedPipeline) -> PlacedPipeline:
     """The same stages where messages wait for each other on links."""
     rules = placed.problem.runtime.model_copy(update={"links": "in_turn"})
     return replace(placed, problem=replace(placed.problem, runtime=rules))
+
+
+def checked(plan: Plan, seen: Plan | None = None) -> CheckedTimes:
+    """The simulation's times of a plan, which the verifier finds right.
+
+    Args:
+        plan: what is simulated.
+        seen: the same as the verifier sees it, with groups as devices; None: without groups.
+    """
+    seen = seen or plan
+    tasks = PlanTasks(seen, seen.parsed_orders(), PlanCosts(seen))
+    found = CheckedTimes(tasks, claimed_times(plan))
+    assert list(found.problems()) == []
+    return found
+
+
+def peaks(found: CheckedTimes) -> dict[str, int]:
+    """The most bytes that each device holds at those times."""
+    held = held_bytes(found.plan_tasks, found.times)
+    return {device: max(bytes_ for _, bytes_ in rows) for device, rows in held.items()}
 
 
 def orders(**texts: str) -> dict[str, tuple[Operation, ...]]:

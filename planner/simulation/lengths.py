@@ -7,18 +7,18 @@ What is run are iterations whose microbatches have the lengths that the job says
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import place
+from planner.costs.placement import place, place_plan
 from planner.lengths import Lengths
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at
-from planner.plan.plan import LengthPrediction
+from planner.plan.plan import LengthPrediction, Plan
 from planner.simulation.noise import replay_times_s
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import (
@@ -42,6 +42,19 @@ def placed_by_length(pipeline: PlacedPipeline) -> tuple[PlacedPipeline, ...]:
         place(replace(problem, graph=graph, job=job), specs, pipeline.sync, pipeline.groups)
         for graph in graphs
     )
+
+
+def simulated_by_length(plan: Plan, iterations: Iterable[Sequence[int]]) -> Iterator[Timeline]:
+    """Replay iterations with the times and messages of their microbatches' lengths.
+
+    Args:
+        plan: whose job has lengths.
+        iterations: of each the number of each microbatch's length among them.
+    """
+    pipeline, orders = place_plan(plan), plan.parsed_orders()
+    placed = placed_by_length(pipeline)
+    for row in iterations:
+        yield simulate(pipeline, orders, [placed[number] for number in row])
 
 
 def predicted_by_length(timeline: Timeline) -> LengthPrediction | None:

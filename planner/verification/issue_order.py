@@ -8,9 +8,8 @@ wait in a circle, nor computations, messages and reductions. gloo asks for less.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from typing import Literal, NamedTuple
@@ -27,8 +26,6 @@ from planner.plan.programs import (
     message_of,
     needed_by,
 )
-from planner.verification.reductions import Reduction
-from planner.verification.steps import Step
 
 
 class Communicator(NamedTuple):
@@ -288,28 +285,6 @@ def _described(node: _Node) -> str:
     return f"{what} in {place}"
 
 
-# --- from the plan alone -------------------------------------------------------------------------
-
-
-def plan_problems(
-    plan: Plan, operations: Sequence[Step], reductions: Iterable[Reduction]
-) -> Iterator[str]:
-    """Yield what keeps the ranks of a plan from issuing it, all communicators being open.
-
-    Args:
-        plan: whose orders do not deadlock.
-        operations: of its replay, in the order of their starts.
-        reductions: of its gradients.
-    """
-    programs = _Programs(plan, operations).of_all_ranks(reductions)
-    replicas = replicas_together(plan)
-    talk = partial(communicator_of, replicas=replicas)
-    used = {talk(a, rank) for rank, program in enumerate(programs) for a in program}
-    opened = sorted(communicator for communicator in used if communicator is not None)
-    for problem in issue_problems(programs, len(plan.stages), opened, replicas=replicas):
-        yield f"orders: {problem}"
-
-
 def replicas_together(plan: Plan) -> Replicas:
     """Return the ranks of the stages whose replicas put layers together."""
     if not plan.job.shards_parameters:
@@ -317,56 +292,3 @@ def replicas_together(plan: Plan) -> Replicas:
     rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
     rows = {s.index: tuple(sorted(rank_of[d] for d in s.devices)) for s in plan.stages}
     return {stage: ranks for stage, ranks in rows.items() if len(ranks) > 1}
-
-
-class _Programs:
-    """Each message is issued on both ends once the operation that makes it has ended."""
-
-    def __init__(self, plan: Plan, operations: Sequence[Step]) -> None:
-        self._rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
-        # Rank, operation, start and end.
-        self._rows = [
-            (self._rank_of[step.devices[0]], step.operation, step.start_s, step.end_s)
-            for step in operations
-            if step.operation is not None
-        ]
-        self._runs_on = {(o.stage, o.microbatch): rank for rank, o, _, _ in self._rows}
-        self._actions: list[list[Action]] = [[] for _ in plan.ranks]
-
-    def of_all_ranks(self, reductions: Iterable[Reduction]) -> list[list[Action]]:
-        under_way: list[tuple[float, int, Operation]] = []
-        for rank, operation, start_s, end_s in self._rows:
-            self._issue_until(start_s, under_way)
-            self._actions[rank].append(Compute(operation))
-            under_way.append((end_s, rank, operation))
-        self._issue_until(math.inf, under_way)
-        for reduce in self._reductions(reductions):
-            for rank in reduce.ranks:
-                self._actions[rank].append(reduce)
-        return self._actions
-
-    def _issue_until(self, moment_s: float, under_way: list[tuple[float, int, Operation]]) -> None:
-        for row in sorted(row for row in under_way if row[0] <= moment_s):
-            under_way.remove(row)
-            _, rank, operation = row
-            step = {"F": 1, "B": -1, "I": -1}.get(operation.kind, 0)
-            there = self._runs_on.get((operation.stage + step, operation.microbatch))
-            if there is not None and there != rank:
-                message = message_of(operation)
-                self._actions[rank].append(Message("send", message, there))
-                self._actions[there].append(Message("receive", message, rank))
-
-    def _reductions(self, reductions: Iterable[Reduction]) -> list[Reduce]:
-        """The reductions in the order in which their last gradients are there."""
-        ends_s: dict[tuple[int, int], float] = {}
-        for rank, operation, _, end_s in self._rows:
-            if operation.kind in "BW":
-                ends_s[operation.stage, rank] = end_s
-        found = {
-            Reduce(row.stages, tuple(sorted(self._rank_of[d] for d in row.devices))): None
-            for row in reductions
-        }
-        return sorted(
-            found,
-            key=lambda r: max(ends_s.get((s, rank), 0.0) for s in r.stages for rank in r.ranks),
-        )

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from planner.plan.operations import Orders
 from planner.plan.plan import LengthPrediction, Plan
+from planner.verification.claims import claimed_by_length
 from planner.verification.costs import PlanCosts
 from planner.verification.layer_costs import at_lengths
-from planner.verification.replay import replay
+from planner.verification.tasks import PlanTasks
+from planner.verification.times import CheckedTimes
 
 _REMEDY = "run `pipeplan simulate PLAN -o PLAN` to write fresh figures"
 _TOLERANCE = 1e-6
@@ -31,10 +33,14 @@ def length_problems(plan: Plan, orders: Orders, costs: PlanCosts) -> Iterator[st
         return
     by_length = [PlanCosts(_of_length(plan, k)) for k in range(len(lengths.tokens))]
     rows = list(lengths.of_iterations(plan.microbatches))
-    time_of = {
-        row: replay(plan, orders, costs, [by_length[k] for k in row]).iteration_time_s
-        for row in dict.fromkeys(rows)  # Iterations of sorted microbatches are often equal.
-    }
+    time_of = {}
+    different = list(dict.fromkeys(rows))  # Iterations of sorted microbatches are often equal.
+    for row, times in zip(different, claimed_by_length(plan, different), strict=True):
+        tasks = PlanTasks(plan, orders, costs, [by_length[k] for k in row])
+        checked = CheckedTimes(tasks, times)
+        for problem in checked.problems():
+            yield f"times of an iteration of lengths {row}: {problem}"
+        time_of[row] = checked.iteration_time_s
     times_s = [time_of[row] for row in rows]
     found = LengthPrediction(
         iterations=len(times_s),

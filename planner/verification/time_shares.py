@@ -1,16 +1,16 @@
-"""The shares of a replay's critical path by what its times come from (docs/cost_model.md)."""
+"""The shares of the critical path of checked times by what they come from (docs/replay.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
 
 from planner.cluster.hardware import Source
 from planner.model.graph_record import Layer
-from planner.plan.plan import Plan
-from planner.verification.costs import PlanCosts
 from planner.verification.layer_costs import at_lengths, exchanging_s
-from planner.verification.steps import Step
+from planner.verification.tasks import Key, Task, Wait, message_needed_by
+from planner.verification.times import CheckedTimes
 
 _WEAKEST_FIRST: tuple[Source, ...] = ("assumed", "datasheet", "measured")
 _PHASES_OF = {
@@ -21,80 +21,171 @@ _PHASES_OF = {
 }
 
 
-def time_shares(plan: Plan, costs: PlanCosts, last: Step) -> dict[str, float] | None:
-    """Return the shares of the critical path by what its times come from; None if it takes none.
+def time_shares(checked: CheckedTimes) -> dict[str, float] | None:
+    """Return the shares of the critical path by the source of their figures; None if it takes none.
 
     Args:
-        plan: that was replayed.
-        costs: of the plan.
-        last: the step that ends the iteration.
+        checked: times that hold.
     """
     found: dict[str, float] = dict.fromkeys(_WEAKEST_FIRST, 0.0)
-    step: Step | None = last
-    while step is not None:
-        if step.seconds:
-            parts = list(_parts(plan, costs, step))
-            whole = sum(seconds for _, seconds in parts)
-            if not whole:  # Host time alone.
-                parts, whole = [("measured", 1.0)], 1.0
-            for source, seconds in parts:
-                found[source] += seconds / whole * step.seconds
-        step = step.cause
-    total = sum(found.values())
-    return {name: seconds / total for name, seconds in found.items()} if total else None
+    sources = _Sources(checked)
+    for task, seconds in _Path(checked).back_from_the_end():
+        parts = list(sources.of(task))
+        whole_s = sum(part_s for _, part_s in parts)
+        if not whole_s:  # Host time alone.
+            parts, whole_s = [("measured", 1.0)], 1.0
+        for source, part_s in parts:
+            found[source] += part_s / whole_s * seconds
+    total_s = sum(found.values())
+    return {name: row_s / total_s for name, row_s in found.items()} if total_s else None
 
 
-def _parts(plan: Plan, costs: PlanCosts, step: Step) -> Iterator[tuple[Source, float]]:
-    """The seconds of a step, or a share of them, by their source."""
-    if step.operation is not None:
-        stage, kind, _ = step.operation
-        yield from _operation_parts(plan, costs, stage, kind, step.devices[0])
-    elif len(step.devices) == 1:  # An optimizer step.
-        yield plan.cluster.device_type(step.devices[0]).source, 1.0
-    else:
-        yield _weakest_link(plan, costs, step.devices), 1.0
+class _Path:
+    """The critical path: what each task waited for last, in the order that docs/replay.md has."""
+
+    def __init__(self, checked: CheckedTimes) -> None:
+        self._tasks, self._times, self._moment_s = checked.tasks, checked.times, checked.moment_s
+        self._checked = checked
+        rules = checked.plan_tasks.plan.behaviour
+        self._blocks = "blocking" in (rules.send, rules.receive)
+        # By device and moment: what ran until then, and what was sent or received until then.
+        self._ran: dict[tuple[str, float], Key] = {}
+        self._met: defaultdict[tuple[str, float], list[Key]] = defaultdict(list)
+        self._before: dict[tuple[Key, object], Key] = {}
+        for key, task in self._tasks.items():
+            for device in task.devices:
+                if key.what == "operation":
+                    self._ran[device, self._times[key].end_s] = key
+                elif key.what == "message":
+                    self._met[device, self._times[key].end_s].append(key)
+        for line, rows in checked.lines.items():
+            for before, after in pairwise(rows):
+                self._before[after.key, line] = before.key
+
+    def back_from_the_end(self) -> Iterator[tuple[Task, float]]:
+        """Yield the tasks of the path, each with the seconds that it is on it."""
+        key, seen = self._last(), set[Key]()
+        until_s = self._times[key].end_s
+        while key not in seen:
+            seen.add(key)
+            start_s = self._times[key].start_s
+            if until_s > start_s:
+                yield self._tasks[key], until_s - start_s
+            causes = (wait for wait in self._causes(self._tasks[key]) if wait.key not in seen)
+            nearest = min(
+                causes, key=lambda wait: abs(self._moment_s(wait) - start_s), default=None
+            )
+            if nearest is None or not start_s:
+                return
+            key, until_s = nearest.key, start_s
+
+    def _last(self) -> Key:
+        """Return the step that ends last, or the first of the gathers that end later still."""
+        ends = [key for key in self._tasks if key.what in ("step", "gather")]
+        return max(ends, key=lambda key: self._times[key].end_s)
+
+    def _causes(self, task: Task) -> Iterator[Wait]:
+        """Yield what may have been last, what the path prefers first."""
+        match task.key.what:
+            case "operation":
+                for key in (task.key, *task.together):
+                    yield from self._of_operation(self._tasks[key], self._times[task.key].start_s)
+            case "copy":
+                yield from self._in_line(task)
+                for wait in task.waits:
+                    asking = self._tasks[wait.key]
+                    yield from self._causes(asking) if wait.ahead_s else [wait]
+            case "message":
+                yield task.waits[0]
+                yield from self._in_line(task)
+                yield from self._of_ends(task)
+            case _:
+                yield from self._sorted(task.waits)
+                yield from self._in_line(task)
+
+    def _of_operation(self, task: Task, start_s: float) -> Iterator[Wait]:
+        needed = Key("message", message_needed_by(task.key.operation))
+        yield from (w for w in task.waits if w.key.what != "message" or w.key == needed)
+        yield from self._meeting(start_s, task.devices)
+
+    def _of_ends(self, task: Task) -> Iterator[Wait]:
+        start_s = self._times[task.key].start_s
+        ran = (self._ran.get((device, start_s)) for device in task.devices if self._blocks)
+        yield from (Wait(key) for key in ran if key is not None)
+        yield from self._meeting(start_s, task.devices)
+
+    def _meeting(self, moment_s: float, devices: Sequence[str]) -> Iterator[Wait]:
+        """Yield the messages of devices that ended at a moment, where devices wait for any."""
+        found = {key for device in devices for key in self._met[device, moment_s] if self._blocks}
+        yield from self._sorted(map(Wait, found))
+
+    def _sorted(self, waits: Iterable[Wait]) -> Iterator[Wait]:
+        """Yield waits in order, of several messages in a row the first by start and name."""
+        for are_messages, rows in groupby(waits, key=lambda wait: wait.key.what == "message"):
+            if are_messages:
+                rows = iter(sorted(rows, key=lambda wait: (self._times[wait.key].start_s, wait)))
+            yield from rows
+
+    def _in_line(self, task: Task) -> Iterator[Wait]:
+        for line in task.lines:
+            if (task.key, line) in self._before:
+                yield Wait(self._before[task.key, line])
 
 
-def _weakest_link(plan: Plan, costs: PlanCosts, devices: Sequence[str]) -> Source:
-    """Return the weakest source of the links on a message's path or an all-reduce's ring."""
-    links = plan.cluster.links
-    paths = (costs.routes.path(*ends) for ends in pairwise(devices))
-    sources = {links[number].source for path in paths for number in path.links}
-    return next(source for source in _WEAKEST_FIRST if source in sources)
+class _Sources:
+    """The seconds of a task, or a share of them, by the source of the figures behind them."""
 
+    def __init__(self, checked: CheckedTimes) -> None:
+        self._plan, self._costs = checked.plan_tasks.plan, checked.plan_tasks.costs
+        self._cluster = self._plan.cluster
 
-def _operation_parts(
-    plan: Plan, costs: PlanCosts, stage: int, kind: str, device: str
-) -> Iterator[tuple[Source, float]]:
-    """Each layer by its time: measured, or phase by phase of its roofline."""
-    type_name, rerun = plan.cluster.type_of(device), set(plan.stages[stage].recompute)
-    for whole in costs.layers(stage):
-        shares = [row.share for row in whole.lengths] or [1.0]
-        for layer, share in zip(at_lengths(whole) or [whole], shares, strict=True):
-            found = _layer_parts(plan, costs, layer, kind, type_name, again=whole.name in rerun)
-            yield from ((source, share * seconds) for source, seconds in found)
-    together_s = sum(costs.collective_s(stage).values())
-    if together_s:
-        ring = costs.ring(stage)
-        source = _weakest_link(plan, costs, (*ring, ring[0]))
-        yield source, together_s * (2 if kind == "B" else 1)
+    def of(self, task: Task) -> Iterator[tuple[Source, float]]:
+        """Yield the parts of a task."""
+        match task.key.what:
+            case "operation":
+                stage, kind, _ = task.key.operation
+                yield from self._of_operation(stage, kind, task.devices[0])
+            case "step" | "copy":
+                yield self._cluster.device_type(task.devices[0]).source, 1.0
+            case "message":
+                yield self._weakest_link(task.devices), 1.0
+            case _:
+                yield self._weakest_link((*task.devices, task.devices[0])), 1.0
 
+    def _weakest_link(self, devices: Sequence[str]) -> Source:
+        """Return the weakest source of the links on a message's path or a collective's ring."""
+        paths = (self._costs.routes.path(*ends) for ends in pairwise(devices))
+        sources = {self._cluster.links[number].source for path in paths for number in path.links}
+        return next(source for source in _WEAKEST_FIRST if source in sources)
 
-def _layer_parts(
-    plan: Plan, costs: PlanCosts, layer: Layer, kind: str, type_name: str, *, again: bool
-) -> Iterator[tuple[Source, float]]:
-    kind_of_device = plan.cluster.device_types[type_name]
-    phases = (*_PHASES_OF[kind], *(_PHASES_OF["F"] if again and kind in "BI" else ()))
-    if type_name in layer.measured:
-        sent_s = sum(exchanging_s(layer, phase, kind_of_device) for phase in phases)
-        yield "measured", costs.layer_seconds(layer, type_name)["FIWB".index(kind)] - sent_s
-        yield kind_of_device.source, sent_s
-        return
-    if kind == "F":
-        loaded = costs.problem.loaded(layer, type_name)[0]
-        yield kind_of_device.source, costs.problem.seconds(layer, type_name)[0] - loaded
-    for phase in phases:
-        seconds, by_throughput = costs.problem.roofline(layer, phase, kind_of_device)
-        is_guess = kind_of_device.source == "datasheet" and by_throughput
-        yield "assumed" if is_guess else kind_of_device.source, seconds
-        yield kind_of_device.source, exchanging_s(layer, phase, kind_of_device)
+    def _of_operation(self, stage: int, kind: str, device: str) -> Iterator[tuple[Source, float]]:
+        """Each layer by its time: measured, or phase by phase of its roofline."""
+        rerun = set(self._plan.stages[stage].recompute)
+        for whole in self._costs.layers(stage):
+            shares = [row.share for row in whole.lengths] or [1.0]
+            for layer, share in zip(at_lengths(whole) or [whole], shares, strict=True):
+                parts = self._of_layer(layer, kind, device, again=whole.name in rerun)
+                yield from ((source, share * seconds) for source, seconds in parts)
+        together_s = sum(self._costs.collective_s(stage).values())
+        if together_s:
+            ring = self._costs.ring(stage)
+            yield self._weakest_link((*ring, ring[0])), together_s * (2 if kind == "B" else 1)
+
+    def _of_layer(
+        self, layer: Layer, kind: str, device: str, *, again: bool
+    ) -> Iterator[tuple[Source, float]]:
+        name, figures = self._cluster.type_of(device), self._cluster.device_type(device)
+        phases = (*_PHASES_OF[kind], *(_PHASES_OF["F"] if again and kind in "BI" else ()))
+        if name in layer.measured:
+            sent_s = sum(exchanging_s(layer, phase, figures) for phase in phases)
+            yield "measured", self._costs.layer_seconds(layer, name)["FIWB".index(kind)] - sent_s
+            yield figures.source, sent_s
+            return
+        if kind == "F":
+            loaded_s = self._costs.problem.loaded(layer, name)[0]
+            yield figures.source, self._costs.problem.seconds(layer, name)[0] - loaded_s
+        for phase in phases:
+            seconds, by_throughput = self._costs.problem.roofline(layer, phase, figures)
+            is_guess = figures.source == "datasheet" and by_throughput
+            yield "assumed" if is_guess else figures.source, seconds
+            yield figures.source, exchanging_s(layer, phase, figures)

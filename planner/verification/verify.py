@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -18,14 +18,16 @@ from planner.space import Space
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.strategies import SYNCHRONOUS
 from planner.units import format_bytes
+from planner.verification.claims import claimed_times
 from planner.verification.costs import PlanCosts
 from planner.verification.form import form_problems, model_problems
-from planner.verification.issue_order import plan_problems
 from planner.verification.lengths import length_problems
+from planner.verification.memory import HeldBytes, held_bytes
 from planner.verification.proof.prove import proof_problems
-from planner.verification.replay import Replayed, replay
+from planner.verification.tasks import PlanTasks
 from planner.verification.tensor_groups import contracted, divided_regions, group_problems
 from planner.verification.time_shares import time_shares
+from planner.verification.times import CheckedTimes
 
 RELATIVE_TOLERANCE = 1e-6
 DROP = "run `pipeplan simulate PLAN -o PLAN`, which drops the bound, or plan again"
@@ -35,11 +37,22 @@ REMEDY = "run `pipeplan simulate PLAN -o PLAN` to write fresh figures"
 def verify(plan: Plan) -> list[str]:
     """Check a plan.
 
+    Args:
+        plan: read from its file, or made by a search.
+
     Returns:
         One line a problem, each naming the field, and the rest counted where they are many; empty
         if the plan holds: stages, devices, orders, written buffers, memory and messages are those
         that the job, the cluster and the runtime allow, and predictions and bound are right.
+
+    Raises:
+        PipeplanError: if it is given something else than a plan, such as the path of one.
     """
+    if not isinstance(plan, Plan):
+        raise PipeplanError(
+            f"verify(plan): {plan!r} is no plan; read the file first: "
+            'verify(planner.load_plan("plan.json"))'
+        )
     try:
         orders = plan.parsed_orders()
         problems = [*model_problems(plan), *group_problems(plan)]
@@ -83,14 +96,19 @@ def _replay_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
     stages = [(stage.layers, stage.devices) for stage in seen.stages]
     rules = broken(problem.job.rules, stages, problem.cluster)
     yield from (f"job.rules: {text}; plan again" for text in rules)
-    found = replay(seen, orders, costs)
-    yield from plan_problems(plan, found.operations, costs.reductions)
-    yield from _memory(seen, costs, found)
+    tasks = PlanTasks(seen, orders, costs)
+    checked = CheckedTimes(tasks, claimed_times(plan))
+    wrong = [f"times: {problem}" for problem in checked.problems()]
+    if wrong:
+        yield from wrong
+        return
+    held = held_bytes(tasks, checked.times)
+    yield from _memory(seen, costs, held)
     yield from _pipelines(seen)
     yield from _bound(plan, orders)
     yield from proof_problems(plan)
-    yield from _predicted(seen, found)
-    yield from _time_shares(seen, costs, found)
+    yield from _predicted(seen, checked, held)
+    yield from _time_shares(plan, checked)
     yield from length_problems(seen, orders, costs)
 
 
@@ -116,15 +134,15 @@ def _require_paths(plan: Plan, costs: PlanCosts) -> None:
             costs.routes.require_path(source, target)
 
 
-def _memory(plan: Plan, costs: PlanCosts, found: Replayed) -> Iterator[str]:
-    for device, steps in found.memory.items():
+def _memory(plan: Plan, costs: PlanCosts, held_on: HeldBytes) -> Iterator[str]:
+    for device, steps in held_on.items():
         capacity = costs.capacity_bytes(device)
         over = next(((time, held) for time, held in steps if held > capacity), None)
         if over:
             kind = plan.cluster.device_type(device)
             yield (
                 f"memory of {device!r}: {format_bytes(over[1])} at {over[0]:.6f} s (peak "
-                f"{format_bytes(found.peak_bytes(device))}), but it has {format_bytes(capacity)} "
+                f"{format_bytes(_peak(steps))}), but it has {format_bytes(capacity)} "
                 f"(memory_gib {kind.memory_gib:g} less reserved_gib {kind.reserved_gib:g}); "
                 "give it fewer layers or fewer microbatches in flight"
             )
@@ -176,7 +194,11 @@ def _bound(plan: Plan, orders: Orders) -> Iterator[str]:
         yield from (freedom.in_bound() for freedom in beyond)
 
 
-def _predicted(plan: Plan, found: Replayed) -> Iterator[str]:
+def _peak(steps: Sequence[tuple[float, int]]) -> int:
+    return max(held for _, held in steps)
+
+
+def _predicted(plan: Plan, found: CheckedTimes, held_on: HeldBytes) -> Iterator[str]:
     said, time_s = plan.predicted, found.iteration_time_s
     bound_s = min(said.lower_bound_s, time_s)
     if not _close(said.lower_bound_s, bound_s):
@@ -193,14 +215,15 @@ def _predicted(plan: Plan, found: Replayed) -> Iterator[str]:
         told = getattr(said, name)
         if not _close(told, value):
             yield f"predicted.{name}: the plan says {told}, a simulation gives {value}; {REMEDY}"
-    if set(said.devices) != set(found.busy_s):
+    busy_s_on = found.busy_s
+    if set(said.devices) != set(busy_s_on):
         yield f"predicted.devices: they are not the devices that hold a stage; {REMEDY}"
         return
-    for device, busy_s in found.busy_s.items():
+    for device, busy_s in busy_s_on.items():
         row = said.devices[device]
         pairs = {
             "busy_s": (row.busy_s, busy_s),
-            "peak_memory_bytes": (row.peak_memory_bytes, found.peak_bytes(device)),
+            "peak_memory_bytes": (row.peak_memory_bytes, _peak(held_on[device])),
         }
         for name, (told, value) in pairs.items():
             if not _close(told, value):
@@ -210,9 +233,9 @@ def _predicted(plan: Plan, found: Replayed) -> Iterator[str]:
                 )
 
 
-def _time_shares(plan: Plan, costs: PlanCosts, found: Replayed) -> Iterator[str]:
+def _time_shares(plan: Plan, found: CheckedTimes) -> Iterator[str]:
     """Plans of older versions do not say what their time comes from."""
-    shares = time_shares(plan, costs, found.last) or {}
+    shares = time_shares(found) or {}
     for name, told in plan.predicted.time_provenance or ():
         share = shares.get(name)
         if not _close(told, share):

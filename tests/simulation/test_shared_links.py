@@ -10,6 +10,7 @@ from builders import (
     GIGA,
     boundary,
     by_older_rule,
+    checked,
     cluster,
     graph,
     layer,
@@ -30,8 +31,6 @@ from planner.simulation.network import Link, Way, fair_rates, limiting_links
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.verification import verify
-from planner.verification.costs import PlanCosts
-from planner.verification.replay import replay
 
 CLOSE = 1e-9
 
@@ -192,12 +191,12 @@ def test_bounds_on_schedules_hold_where_links_are_shared(case: Scheduled) -> Non
 def test_verify_shares_links_too() -> None:
     """Two messages on one uplink: 10 s by shares, 9 s in turn, and verify says which is wrong."""
     plan = plan_by_hand(two_pairs(1), BOTH)
-    assert replay(plan, plan.parsed_orders(), PlanCosts(plan)).iteration_time_s == 10
+    assert checked(plan).iteration_time_s == 10
     assert verify(plan) == []
     older = plan.model_copy(
         update={"runtime": plan.runtime.model_copy(update={"links": "in_turn"})}
     )
-    assert replay(older, older.parsed_orders(), PlanCosts(older)).iteration_time_s == 9
+    assert checked(older).iteration_time_s == 9
     assert any("iteration_time_s" in problem for problem in verify(older))
 
 

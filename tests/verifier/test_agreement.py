@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from builders import checked, peaks
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Scheduled, plans, runtimes, scheduled
@@ -19,22 +20,19 @@ from planner.plan.runtime_rules import RuntimeRules
 from planner.simulation.simulator import simulate_plan
 from planner.verification import verify
 from planner.verification.costs import PlanCosts
-from planner.verification.replay import replay
+from planner.verification.tasks import PlanTasks
 from planner.verification.time_shares import time_shares
 
 RELATIVE = 1e-9
 
 
 def assert_they_agree(plan: Plan) -> None:
-    timeline, costs = simulate_plan(plan), PlanCosts(plan)
-    found = replay(plan, plan.parsed_orders(), costs)
-    assert found.iteration_time_s == pytest.approx(timeline.iteration_time_s, rel=RELATIVE)
+    timeline, found = simulate_plan(plan), checked(plan)
+    assert found.iteration_time_s == timeline.iteration_time_s
     assert found.bubble == pytest.approx(timeline.bubble, rel=RELATIVE, abs=RELATIVE)
     assert found.busy_s == pytest.approx(timeline.busy_s, rel=RELATIVE)
-    assert {device: found.peak_bytes(device) for device in found.memory} == (
-        timeline.peak_memory_bytes
-    )
-    said, shares = plan.predicted.time_provenance, time_shares(plan, costs, found.last)
+    assert peaks(found) == timeline.peak_memory_bytes
+    said, shares = plan.predicted.time_provenance, time_shares(found)
     assert shares == (None if said is None else pytest.approx(said.model_dump(), abs=RELATIVE))
 
 
@@ -53,7 +51,7 @@ def test_both_replays_run_any_runtime_alike(case: Scheduled, rules: RuntimeRules
         plan = plan_by_hand(place(problem, specs, case.pipeline.sync), case.orders)
     except DeadlockError:
         with pytest.raises(DeadlockError):
-            replay(plan, plan.parsed_orders(), PlanCosts(plan))
+            PlanTasks(plan, plan.parsed_orders(), PlanCosts(plan))
     else:
         assert_they_agree(plan)
 
