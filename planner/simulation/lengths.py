@@ -14,11 +14,11 @@ import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import place, place_plan
+from planner.costs.placement import place
 from planner.lengths import Lengths
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at
-from planner.plan.plan import LengthPrediction, Plan
+from planner.plan.plan import LengthPrediction
 from planner.simulation.noise import replay_times_s
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import (
@@ -44,40 +44,25 @@ def placed_by_length(pipeline: PlacedPipeline) -> tuple[PlacedPipeline, ...]:
     )
 
 
-def simulated_by_length(plan: Plan, iterations: Iterable[Sequence[int]]) -> Iterator[Timeline]:
-    """Replay iterations with the times and messages of their microbatches' lengths.
-
-    Args:
-        plan: whose job has lengths.
-        iterations: of each the number of each microbatch's length among them.
-    """
-    pipeline, orders = place_plan(plan), plan.parsed_orders()
-    placed = placed_by_length(pipeline)
+def simulated_by_length(
+    timeline: Timeline, iterations: Iterable[Sequence[int]]
+) -> Iterator[Timeline]:
+    """Replay iterations, each told by the number of each microbatch's length."""
+    placed, orders = placed_by_length(timeline.pipeline), timeline.orders
     for row in iterations:
-        yield simulate(pipeline, orders, [placed[number] for number in row])
+        yield simulate(timeline.pipeline, orders, [placed[number] for number in row])
 
 
 def predicted_by_length(timeline: Timeline) -> LengthPrediction | None:
-    """Return the times of a job's first iterations; None if all microbatches have one length.
-
-    Every iteration is replayed with the times and messages of its own microbatches; what shares
-    links does so anew in each.
-
-    Args:
-        timeline: of the mean iteration, whose orders count.
-    """
+    """Return the times of a job's first iterations; None if all microbatches have one length."""
     lengths = timeline.pipeline.problem.job.lengths
     if lengths is None:
         return None
-    placed, orders = placed_by_length(timeline.pipeline), timeline.orders
-    # Iterations of sorted microbatches are often equal.
-    known: dict[tuple[int, ...], float] = {}
-    times_s = []
-    for row in lengths.of_iterations(timeline.pipeline.microbatches):
-        if row not in known:
-            by_microbatch = [placed[number] for number in row]
-            known[row] = simulate(timeline.pipeline, orders, by_microbatch).iteration_time_s
-        times_s.append(known[row])
+    rows = list(lengths.of_iterations(timeline.pipeline.microbatches))
+    different = list(dict.fromkeys(rows))  # Iterations of sorted microbatches are often equal.
+    found = simulated_by_length(timeline, different)
+    known = dict(zip(different, (row.iteration_time_s for row in found), strict=True))
+    times_s = [known[row] for row in rows]
     return LengthPrediction(
         iterations=len(times_s),
         expected_s=float(np.mean(times_s)),

@@ -35,7 +35,7 @@ def claimed_by_length(plan: Plan, iterations: Iterable[Sequence[int]]) -> Iterat
         plan: whose job has lengths.
         iterations: of each the number of each microbatch's length among them.
     """
-    return map(spans_of, simulated_by_length(plan, iterations))
+    return map(spans_of, simulated_by_length(simulate_plan(plan), iterations))
 
 
 def spans_of(timeline: Timeline) -> Times:

@@ -1,7 +1,10 @@
-"""A replay keeps every rule of the machine, starts nothing late and counts every byte."""
+"""A replay keeps every rule of the machine, starts nothing late and counts every byte.
+
+``verify`` checks each time of a replay; ``tests/verifier/test_agreement.py`` has it do so.
+"""
 
 from bisect import bisect_right
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import pairwise
 
 import networkx as nx
@@ -38,45 +41,6 @@ def starts(timeline: Timeline) -> dict[Operation, float]:
 def test_every_operation_runs_once_on_the_device_that_lists_it(case: Scheduled) -> None:
     listed = Counter((device, op) for device, order in case.orders.items() for op in order)
     assert Counter((e.device, e.operation) for e in replay(case).operations) == listed
-
-
-@given(scheduled())
-def test_operations_take_their_time(case: Scheduled) -> None:
-    for event in replay(case).operations:
-        duration = seconds(case.pipeline, event.operation, event.device)
-        assert event.end_s == event.start_s + duration
-
-
-@given(scheduled())
-def test_a_device_runs_its_order_one_operation_at_a_time(case: Scheduled) -> None:
-    timeline = replay(case)
-    begin, end = starts(timeline), ends(timeline)
-    for order in case.orders.values():
-        for first, second in pairwise(order):
-            assert begin[second] >= end[first]
-
-
-@given(scheduled())
-def test_no_two_transfers_overlap_in_what_serves_one_at_a_time(case: Scheduled) -> None:
-    """Links, by the older rule; the messages of a pair of devices where links are shared."""
-    in_line = defaultdict(list)
-    for move in replay(case).transfers:
-        is_fair = case.pipeline.problem.runtime.links == "fair"
-        pair = [(move.source, move.target)] if move.links else []
-        for resource in pair if is_fair else move.links:
-            in_line[resource].append((move.start_s, move.end_s))
-    for rows in in_line.values():
-        for (_, end), (start, _) in pairwise(sorted(rows)):
-            assert start >= end
-
-
-@given(scheduled(links="in_turn"))
-def test_a_transfer_takes_latency_and_bytes_over_the_narrowest_link(case: Scheduled) -> None:
-    for move in replay(case).transfers:
-        stage = case.pipeline.stages[move.operation.stage]
-        forward = move.operation.kind == "F"
-        size = stage.output_bytes if forward else stage.input_gradient_bytes
-        assert move.end_s == move.start_s + lag_s(case.pipeline, size, move.source, move.target)
 
 
 @given(scheduled())
@@ -120,47 +84,6 @@ def test_events_are_listed_in_order_of_start(case: Scheduled) -> None:
 
 
 # --- nothing late ---------------------------------------------------------------------------------
-
-
-@given(scheduled())
-def test_an_operation_starts_as_soon_as_it_can(case: Scheduled) -> None:
-    timeline = replay(case)
-    begin, end = starts(timeline), ends(timeline)
-    arrival = {}
-    for move in timeline.transfers:
-        stage, kind, microbatch = move.operation
-        arrival[stage + (1 if kind == "F" else -1), kind, microbatch] = move.end_s
-    for order in case.orders.values():
-        free = 0.0
-        for operation in order:
-            stage, kind, microbatch = operation
-            if kind == "W":
-                ready = end[Operation(stage, "I", microbatch)]
-            elif kind == "F":
-                ready = arrival.get((stage, "F", microbatch), 0.0)
-            else:
-                own = end[Operation(stage, "F", microbatch)]
-                ready = max(own, arrival.get((stage, "B", microbatch), 0.0))
-            assert begin[operation] == max(free, ready)
-            free = end[operation]
-
-
-@given(scheduled(links="in_turn"))
-def test_a_link_serves_requests_in_their_order_and_without_rest(case: Scheduled) -> None:
-    timeline = replay(case)
-    end = ends(timeline)
-
-    def requested(move: object) -> float:
-        whole, split = (move.operation._replace(kind=kind) for kind in "BI")
-        return end.get(move.operation, end.get(whole if whole in end else split))
-
-    for move in timeline.transfers:
-        rivals = [u for u in timeline.transfers if u is not move and {*u.links} & {*move.links}]
-        before = [u.end_s for u in rivals if u.end_s <= move.start_s]
-        assert move.start_s == max([requested(move), *before])
-        for other in rivals:
-            if requested(other) < requested(move):
-                assert other.end_s <= move.start_s
 
 
 @given(scheduled(shared=True, replicas=False))
