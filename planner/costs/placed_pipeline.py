@@ -274,11 +274,11 @@ class PlacedPipeline:
         host_s = self.behaviour.message_s(bytes_) * is_sent
         gathered = here.gathered_bytes if forward else there.returned_gathered_bytes
         receivers = (there if forward else here).spec.devices
-        gather_s = np.array([self._gather_s(gathered, device) for device in receivers])
+        gather_s = np.array([self.gather_s(gathered, device) for device in receivers])
         gather_s = (gather_s[None, :] if forward else gather_s[:, None]) * is_sent
         return np.asarray((seconds if forward else seconds.T) + host_s + gather_s)
 
-    def _gather_s(self, bytes_: int, device: str) -> float:
+    def gather_s(self, bytes_: int, device: str) -> float:
         """Return the seconds in which a tensor-parallel group gathers what it got in parts."""
         group = self.problem.cluster.device_type(device).group if bytes_ else None
         return 0.0 if group is None else group.seconds("all_gather", bytes_)
@@ -288,7 +288,7 @@ class PlacedPipeline:
         if source == target or bytes_ == 0:
             return Transfer(0.0)
         host_s = self.behaviour.message_s(bytes_)
-        more_s = host_s + self._gather_s(gathered_bytes, target)
+        more_s = host_s + self.gather_s(gathered_bytes, target)
         return Transfer(
             route.seconds(bytes_) + more_s,
             route.links,

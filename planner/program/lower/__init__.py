@@ -1,0 +1,1 @@
+"""Passes that make a program of placed stages, one for each feature, and only it knows that."""

@@ -1,0 +1,85 @@
+"""The part of a network that compiled code reads: latencies, bandwidths, routes, slowdowns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.costs.network_table import NetworkTable
+from planner.program.compiled import Block, block, compiled, header, inlined, items
+
+_INT, _REAL = np.dtype(np.int32), np.dtype(np.float64)
+_TABLES: dict[str, np.dtype[Any]] = {
+    "latency_s": _REAL,
+    "gb_per_s": _REAL,
+    "middle": _INT,
+    "middle_start": _INT,
+    "middle_links": _INT,
+    "first_link": _INT,
+    "last_link": _INT,
+    "link_gb_per_s": _REAL,
+    "type_of": _INT,
+    "host_of": _INT,
+    "slowdown": _REAL,
+    "compute_slowdown": _REAL,
+    "message_slowdown": _REAL,
+}
+"""Tables of :class:`planner.costs.network_table.NetworkTable`, by its names."""
+(
+    WIRES,
+    LATENCY_S,
+    GB_PER_S,
+    MIDDLE,
+    MIDDLE_START,
+    MIDDLE_LINKS,
+    FIRST_LINK,
+    LAST_LINK,
+    LINK_GB_PER_S,
+    TYPE_OF,
+    HOST_OF,
+    SLOWDOWN,
+    COMPUTE_SLOWDOWN,
+    MESSAGE_SLOWDOWN,
+) = block("devices links hosts most_of_host is_slowed longest_route", "", **_TABLES)
+
+
+def wires_of(network: NetworkTable) -> Block:
+    """Return the tables of a network."""
+    rows = [np.ravel(getattr(network, name)) for name in _TABLES]
+    found = Block(WIRES, {LATENCY_S + n: len(row) for n, row in enumerate(rows)})
+    for n, row in enumerate(rows):
+        found[LATENCY_S + n][:] = row
+    numbers = found.numbers
+    numbers["devices"], numbers["links"] = len(network.devices), len(network.links)
+    numbers["hosts"], numbers["most_of_host"] = network.slowdown.shape
+    slowed = network.host_of >= 0
+    slowed |= (network.compute_slowdown > 1) | (network.message_slowdown > 1)
+    numbers["is_slowed"] = bool(slowed.any())
+    numbers["longest_route"] = int(np.diff(network.middle_start).max(initial=0)) + 2
+    return found
+
+
+@inlined
+def pair_of(wires: Any, source: int, target: int) -> int:
+    """Return the place of a pair of devices in tables of pairs."""
+    return int(source * header(wires, WIRES).devices + target)
+
+
+@compiled
+def route_end(wires: Any, source: int, target: int) -> int:
+    """Return how many places :func:`route_link` has for a route."""
+    middle, start = items(wires, MIDDLE), items(wires, MIDDLE_START)
+    place = middle[pair_of(wires, source, target)]
+    return int(start[place + 1] - start[place] + 2)
+
+
+@compiled
+def route_link(wires: Any, source: int, target: int, place: int, end: int) -> int:
+    """Return the directed link at a place of a route; -1: there is none at this place."""
+    if place == 0:
+        return int(items(wires, FIRST_LINK)[source])
+    if place == end - 1:
+        return int(items(wires, LAST_LINK)[target])
+    first = items(wires, MIDDLE_START)[items(wires, MIDDLE)[pair_of(wires, source, target)]]
+    return int(items(wires, MIDDLE_LINKS)[first + place - 1])

@@ -1,0 +1,104 @@
+"""Who runs what, and in which order, in tables for compiled code.
+
+Operations are written as ``(stage * 4 + kind) * M + microbatch`` (:func:`operation_code`), kinds
+numbered as in :mod:`planner.program.program`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.plan.operations import Operation, Orders
+from planner.program.compiled import Block, block
+from planner.program.program import KINDS
+
+FIXED, BACKWARD_FIRST, FORWARD_FIRST, RHYTHM = range(4)
+"""Rules of order: the given orders, or list scheduling by one of three priorities."""
+_INT, _LONG, _REAL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float64)
+(
+    SCHEDULE,
+    OWNER,
+    ORDER_START,
+    ORDER_CODES,
+    IS_SPLIT,
+    LIMIT,
+    MOST_OWED,
+    SHARE_BYTES,
+    RESERVE_BYTES,
+    DUE_S,
+    PERIOD_S,
+) = block(
+    "rule has_shares",
+    owner=_INT,
+    order_start=_INT,
+    order_codes=_INT,
+    is_split=_INT,
+    limit=_INT,
+    most_owed=_REAL,
+    share_bytes=_LONG,
+    reserve_bytes=_LONG,
+    due_s=_REAL,
+    period_s=_REAL,
+)
+"""A schedule of S stages with R replicas on D devices, M microbatches.
+
+OWNER: S x M, the replica that runs each stage's microbatch, -1 for none. With the rule FIXED: the
+codes of the operations of each device, from ORDER_START of it up to that of the next. Else IS_SPLIT
+says by stage whether backwards run as input and weight gradients. LIMIT: by replica, microbatches
+in flight; MOST_OWED: by replica, weight gradients that wait; SHARE_BYTES: by replica, what its
+stashes may take, where ``has_shares``; RESERVE_BYTES: by device, kept free. RHYTHM: 4 x S seconds
+after which a kind of a stage is due, and the seconds from one microbatch to the next.
+"""
+
+
+def schedule_for(stages: int, replicas: int, devices: int, microbatches: int) -> Block:
+    """Return an empty schedule with room for so much."""
+    each = stages * microbatches
+    sizes = {OWNER: each, ORDER_START: devices + 1, ORDER_CODES: 3 * each, IS_SPLIT: stages}
+    sizes |= {LIMIT: replicas, MOST_OWED: replicas, SHARE_BYTES: replicas, RESERVE_BYTES: devices}
+    return Block(SCHEDULE, {**sizes, DUE_S: 4 * stages, PERIOD_S: 1})
+
+
+def operation_code(operation: Operation, microbatches: int) -> int:
+    """Return the number that an operation is written as."""
+    stage, kind, microbatch = operation
+    return (stage * 4 + KINDS.index(kind)) * microbatches + microbatch
+
+
+def fixed_orders(
+    orders: Orders, stages: Sequence[Sequence[str]], devices: Sequence[str], microbatches: int
+) -> Block:
+    """Return the schedule of given orders.
+
+    Args:
+        orders: operations by device.
+        stages: the devices of each stage.
+        devices: all, in the order of the stages' tables.
+        microbatches: of an iteration.
+    """
+    pairs = [(stage, name) for stage, names in enumerate(stages) for name in names]
+    replicas = {pair: number for number, pair in enumerate(pairs)}
+    codes = [[operation_code(row, microbatches) for row in orders.get(d, ())] for d in devices]
+    found = schedule_for(len(stages), len(pairs), len(devices), microbatches)
+    found[ORDER_START][:] = np.cumsum([0, *map(len, codes)])
+    flat = [code for row in codes for code in row]
+    found[ORDER_CODES][: len(flat)] = flat
+    owner = {(r.stage, r.microbatch): name for name, row in orders.items() for r in row}
+    set_owner(found, owner, replicas, microbatches)
+    return found
+
+
+def set_owner(
+    schedule: Block,
+    owner: Mapping[tuple[int, int], str],
+    replicas: Mapping[tuple[int, str], int],
+    microbatches: int,
+) -> None:
+    """Write which device runs each (stage, microbatch)."""
+    rows: Any = schedule[OWNER]
+    rows[:] = -1
+    for (stage, microbatch), name in owner.items():
+        rows[stage * microbatches + microbatch] = replicas[stage, name]
