@@ -34,13 +34,6 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark(
-        "partition",
-        "How near the best are stages and devices?",
-        "benchmarks.partition",
-        "benchmarks.partition --short",
-        "PARTITION.md",
-    ),
-    Benchmark(
         "schedule",
         "How near the best are microbatch orders, and how much faster than published ones?",
         "benchmarks.schedule --data DATA",

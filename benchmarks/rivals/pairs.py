@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from benchmarks import SAMPLE_CLUSTERS
-from benchmarks.partition.instances import random_cluster
+from benchmarks.plans.drawn import random_cluster
 from planner import Cluster, PipeplanError, Problem
 from planner.analysis.comparison import OURS, ComparisonRow, compare
 from planner.interop.importing.formats import import_file
@@ -49,7 +49,11 @@ class Pair:
     def problem(self) -> Problem:
         """Return the problem, with every freedom that a published schedule needs."""
         cluster = self.cluster
-        machines = random_cluster(cluster) if isinstance(cluster, int) else Cluster.load(cluster)
+        machines = (
+            Cluster.from_data(random_cluster(cluster))
+            if isinstance(cluster, int)
+            else Cluster.load(cluster)
+        )
         _, imported = import_file(self.profile, options=ImportOptions(free_inputs=True))
         job = imported.job.model_copy(update={"microbatches": MICROBATCHES, **FREEDOMS})
         return Problem(imported.graph, machines, job)

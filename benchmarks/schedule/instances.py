@@ -49,12 +49,22 @@ class Instance:
 
     def pipeline(self) -> PlacedPipeline:
         """The stages, placed."""
-        stages = range(len(self.forward_s))
-        specs = [StageSpec((f"s{s}",), (f"d{self.device[s]}",)) for s in stages]
-        job = Job(microbatches=self.microbatches, optimizer="sgd", max_stages_per_device=16)
-        return place(Problem(self._graph(), self._cluster(), job), specs)
+        data = self.data()
+        graph, cluster = LayerGraph.parse(data["graph"]), Cluster.from_data(data["cluster"])
+        specs = [StageSpec(*map(tuple, row)) for row in data["stages"]]
+        return place(Problem(graph, cluster, Job.parse(data["job"], self.name)), specs)
 
-    def _graph(self) -> LayerGraph:
+    def data(self) -> dict[str, Any]:
+        """The problem as plain data of files, and the layers and devices of each stage."""
+        job = {"microbatches": self.microbatches, "optimizer": "sgd", "max_stages_per_device": 16}
+        return {
+            "graph": self._graph(),
+            "cluster": self._cluster(),
+            "job": {"format": "pipeplan-job/1", **job},
+            "stages": [[[f"s{s}"], [f"d{device}"]] for s, device in enumerate(self.device)],
+        }
+
+    def _graph(self) -> dict[str, Any]:
         work = ("flops", "traffic_bytes")
         kinds = ("forward", "input_gradient", "weight_gradient")
         layers = [
@@ -85,19 +95,17 @@ class Instance:
             }
             for s in range(len(layers) - 1)
         ]
-        return LayerGraph.parse(
-            {
-                "format": "pipeplan-graph/2",
-                "name": self.name,
-                "samples_per_microbatch": 1,
-                "precision": "float32",
-                "layers": layers,
-                "boundaries": boundaries,
-                "parameters": [],
-            }
-        )
+        return {
+            "format": "pipeplan-graph/2",
+            "name": self.name,
+            "samples_per_microbatch": 1,
+            "precision": "float32",
+            "layers": layers,
+            "boundaries": boundaries,
+            "parameters": [],
+        }
 
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> dict[str, Any]:
         types = {
             f"type{d}": {
                 "memory_gib": (cap * UNIT_BYTES + BUFFER_BYTES) / GIB,
@@ -108,15 +116,13 @@ class Instance:
             }
             for d, cap in enumerate(self.caps)
         }
-        return Cluster.from_data(
-            {
-                "format": "pipeplan-cluster/1",
-                "name": self.name,
-                "device_types": types,
-                "devices": [{"name": f"d{d}", "type": f"type{d}"} for d in range(len(self.caps))],
-                "links": [*self._links().values()],
-            }
-        )
+        return {
+            "format": "pipeplan-cluster/1",
+            "name": self.name,
+            "device_types": types,
+            "devices": [{"name": f"d{d}", "type": f"type{d}"} for d in range(len(self.caps))],
+            "links": [*self._links().values()],
+        }
 
     def _links(self) -> dict[tuple[int, int], dict[str, Any]]:
         """One for each pair of neighbours; where several pairs of stages use it, times agree."""

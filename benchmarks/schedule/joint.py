@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks import SAMPLE_CLUSTERS
-from benchmarks.partition.instances import layers, random_cluster, random_matrix
-from planner import Cluster, Job, Problem, solve, trace
+from benchmarks.plans.drawn import chain, random_cluster, random_matrix
+from planner import Cluster, Job, LayerGraph, Problem, solve, trace
 from planner.search.budget import Settings
 from planner.units import plural
 
@@ -111,11 +111,12 @@ def mixed_rows(settings: Settings, limit_s: float = LIMIT_S) -> Iterator[JointRo
     job = Job(microbatches=32, samples_per_microbatch=16, precision="float32")
     resnet = trace("models.resnet:resnet101", job)
     for seed in MIXED_CLUSTERS:
-        cluster = random_cluster(seed)
+        cluster = Cluster.from_data(random_cluster(seed))
         problem = Problem(resnet, cluster, job)
         yield _planned("resnet101", cluster.name, problem, settings, limit_s, MIXED_GAP)
     for seed in MIXED_CLUSTERS:
-        graph, cluster = layers(60, "cnn", 2, seed), random_matrix(8, 2, seed)
+        graph = LayerGraph.parse(chain(60, "cnn", 2, seed))
+        cluster = Cluster.from_data(random_matrix(8, 2, seed))
         problem = Problem(graph, cluster, Job(microbatches=32))
         title = f"60 uneven layers, seed {seed}"
         yield _planned(title, cluster.name, problem, settings, limit_s, MIXED_GAP)

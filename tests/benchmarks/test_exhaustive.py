@@ -2,9 +2,8 @@
 
 import pytest
 
-from benchmarks.exhaustive import oracle
-from benchmarks.exhaustive.instances import tiny_problems
-from benchmarks.exhaustive.oracle import faster_plan, optimum_below
+from benchmarks.plans import oracle
+from benchmarks.plans.oracle import faster_plan, optimum_below, tiny_problems
 from planner import Problem, solve
 
 PROBLEMS = list(tiny_problems(40, seed=1))

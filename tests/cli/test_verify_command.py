@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from commands import pipeplan
 
-from benchmarks.exhaustive.instances import tiny_problems
+from benchmarks.plans.oracle import tiny_problems
 from planner import solve
 
 

@@ -100,19 +100,6 @@ def gaps_by_cluster() -> list[float]:
     return [*gaps("single_node|two_nodes"), *irregular, gpus("eight_nodes"), *gaps("dapple.*")]
 
 
-RANDOM, THOUSAND = "Random clusters: the partition", "1,024 GPUs: the partition"
-
-
-def partitions() -> list[float]:
-    """Return sizes and gaps of random clusters, then those of 1,024 GPUs and their time limit."""
-    found = report("PARTITION")
-    devices = found.column(RANDOM, "instance", part=r"^(\d+) devices")
-    large = found.said(r"^## ([\d,]+) GPUs: the partition")
-    limit = found.said(r"^[\d,]+ microbatches; (\d+) s and \d+ GB")
-    random = extremes(found.column(RANDOM, "gap"))
-    return [*extremes(devices), *random, *large, *extremes(found.column(THOUSAND, "gap")), *limit]
-
-
 def rivals() -> list[float | bool]:
     """Return pairs, mean and extremes of the best rival's time, then the same without its stages.
 

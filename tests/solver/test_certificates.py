@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from tiny_problems import seeds, tiny_problem
 
-from benchmarks.exhaustive.instances import tiny_problems
-from benchmarks.exhaustive.oracle import optimum_below
+from benchmarks.plans.oracle import optimum_below, tiny_problems
 from planner import Problem, solve
 from planner.costs.collectives import all_reduce_s
 from planner.costs.placed_pipeline import StageSpec

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_problems import tiny_problem
 
-from benchmarks.exhaustive.oracle import optimum_below
+from benchmarks.plans.oracle import optimum_below
 from planner import Problem
 from planner.search.budget import Clock
 from planner.search.partition.bounds.partition import work_bound_s

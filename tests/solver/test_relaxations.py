@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_problems import tiny_problem
 
-from benchmarks.exhaustive.oracle import optimum_below
+from benchmarks.plans.oracle import optimum_below
 from planner import Cluster, Job, Problem
 from planner.costs.placement import is_connected, place
 from planner.search.partition.bounds.partition import work_bound_s

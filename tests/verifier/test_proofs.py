@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.exhaustive.instances import tiny_problems
+from benchmarks.plans.oracle import tiny_problems
 from planner import PipeplanError, solve
 from planner.model.graph_record import graph_digest
 from planner.plan.certificate import (

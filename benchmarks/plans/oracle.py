@@ -23,7 +23,8 @@ from typing import NamedTuple
 
 from ortools.sat.python import cp_model
 
-from planner import Problem
+from benchmarks.plans import drawn
+from planner import Cluster, Job, LayerGraph, Problem, solve
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec, Transfer, static_with_workspace
 from planner.costs.placement import is_connected, place
 from planner.costs.reductions import GradientReduction
@@ -33,6 +34,8 @@ from planner.simulation.simulator import simulate
 
 TICK_S = 1e-9
 """Durations are rounded down to it, so that the optimum is not above the real one."""
+FOUND = 1e-4
+"""A plan within this of the optimum counts as the best one: rounding to ticks costs as much."""
 MOST_REPLAYS = 100
 """Schedules that are replayed to find out whether one is faster than a plan."""
 LIMITS = (4.0, 40.0, 400.0, math.inf)
@@ -44,6 +47,17 @@ WHOLE: dict[str, Kind] = {"F": "F", "I": "B"}
 SPLIT: dict[str, Kind] = {"F": "F", "I": "I", "W": "W"}
 """Kinds of the operations of a microbatch, by their names in the model."""
 _Held = tuple[cp_model.IntervalVar, int]
+
+
+def problem_of(data: drawn.Data) -> Problem:
+    """Return a problem of its graph, cluster and job as plain data."""
+    graph, cluster = LayerGraph.parse(data["graph"]), Cluster.from_data(data["cluster"])
+    return Problem(graph, cluster, Job.parse(data["job"], "job"))
+
+
+def tiny_problems(count: int, seed: int = 0) -> Iterator[Problem]:
+    """Yield random problems that are small enough for every plan to be tried."""
+    return map(problem_of, drawn.tiny_problems(count, seed))
 
 
 @dataclass(frozen=True)
@@ -80,6 +94,25 @@ def optimum_below(problem: Problem, known_s: float) -> Optimum:
             if found is not None:
                 least, best = found.ticks, specs
     return Optimum(least * TICK_S, tried, best)
+
+
+def optima() -> drawn.Data:
+    """Return the best times of the tiny problems of the corpus.
+
+    A search gives a first plan, the enumeration what no plan is below, and replays of all schedules
+    that may be faster the fastest of them. Where these are too many, the time is what no plan is
+    below, and the problem is one of ``relaxed``.
+    """
+    optima_s, relaxed = [], []
+    for number, problem in enumerate(tiny_problems(200)):
+        known_s = solve(problem, time_limit_s=0.5, deterministic=True).iteration_time_s
+        least_s, faster = optimum_below(problem, known_s).time_s, Faster(None, is_certain=True)
+        if known_s > (1 + FOUND) * least_s:
+            faster = faster_plan(problem, known_s)
+        if not faster.is_certain:
+            relaxed.append(number)
+        optima_s.append((faster.time_s or known_s) if faster.is_certain else least_s)
+    return {"relaxed": relaxed, "optima_s": optima_s}
 
 
 class TooManyError(Exception):

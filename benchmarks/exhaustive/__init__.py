@@ -1,1 +1,0 @@
-"""Tiny problems whose best plan is found by trying every partition, against ``solve``."""

@@ -1,0 +1,241 @@
+"""One run in a process of its own, started with the Python of the build that is measured.
+
+``PYTHON -P worker.py TASK.json`` prints a JSON object. It imports only ``planner``'s public names,
+so the same file runs with an earlier build. The clocks that a search reads count CPU seconds of the
+process, all threads together: a limit of 20 s is 20 CPU seconds, whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+import time
+from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
+
+WALL_S = time.monotonic
+"""The clock on the wall, for the row alone."""
+MOST_WALL = 50.0
+"""CP-SAT may take so many times its CPU seconds on the wall."""
+
+
+def main() -> None:
+    """Run the task of a file and print what it came to."""
+    task = json.loads(Path(sys.argv[1]).read_text())
+    if task["clock"] == "cpu":
+        time.monotonic = time.perf_counter = time.process_time
+        _limit_cp_sat_by_cpu()
+    action = {"solve": _solved, "schedule": _scheduled, "check": _checked}[task["action"]]
+    try:
+        found = action(task)
+    except Exception as error:  # every failure of a build is a row of the table
+        found = {"error": f"{type(error).__name__}: {error}"[:300]}
+    print(json.dumps(found))
+
+
+def _limit_cp_sat_by_cpu() -> None:
+    """Let CP-SAT's limit count CPU seconds too, for which it only knows the wall clock."""
+    from ortools.sat.python.cp_model import CpSolver
+
+    solve = CpSolver.solve
+
+    def solve_within(solver: Any, *arguments: Any) -> Any:
+        limit_s, begin, done = solver.parameters.max_time_in_seconds, time.process_time(), Event()
+
+        def watch() -> None:
+            while not done.wait(0.02):
+                if time.process_time() - begin >= limit_s:
+                    solver.stop_search()
+
+        watcher = Thread(target=watch)
+        watcher.start()
+        solver.parameters.max_time_in_seconds = MOST_WALL * limit_s
+        try:
+            return solve(solver, *arguments)
+        finally:
+            done.set()
+            watcher.join()
+            solver.parameters.max_time_in_seconds = limit_s
+
+    CpSolver.solve = solve_within
+
+
+def _problem(data: dict[str, Any]) -> Any:
+    from planner import Cluster, Job, LayerGraph, Problem
+
+    problem = Problem(
+        LayerGraph.parse(data["graph"]),
+        Cluster.from_data(data["cluster"]),
+        Job.parse(data["job"], "job"),
+    )
+    if data.get("runtime"):
+        rules = type(problem.runtime).parse(data["runtime"], "runtime")
+        problem = Problem(problem.graph, problem.cluster, problem.job, runtime=rules)
+    return problem
+
+
+def _solved(task: dict[str, Any]) -> dict[str, Any]:
+    """Return the plan's figures and the incumbents, each with the CPU seconds it took."""
+    from planner import PipeplanError, solve
+
+    problem, curve = _problem(task["problem"]), []
+
+    def progress(row: Any) -> None:
+        curve.append([time.process_time() - begin, row.iteration_time_s, row.lower_bound_s])
+
+    options = {"time_limit_s": task["seconds"], "seed": task["seed"], "workers": task["workers"]}
+    options |= {"progress": progress, "deterministic": task["clock"] == "work"}
+    options |= _without(solve, task["without"])
+    if task["problem"].get("rules"):
+        options["constrain"] = _constraints(task["problem"])
+    begin, wall = time.process_time(), WALL_S()
+    try:
+        result, error = solve(problem, **options), None
+    except PipeplanError as found:
+        result, error = None, f"{type(found).__name__}: {found}"[:300]
+    row = {"cpu_s": time.process_time() - begin, "wall_s": WALL_S() - wall, "curve": curve}
+    if result is None:
+        return {**row, "error": error}
+    return row | _figures(result, task)
+
+
+def _figures(result: Any, task: dict[str, Any]) -> dict[str, Any]:
+    from planner import verify
+
+    plan = result.plan
+    plan.save(task["plan"])
+    broken = _broken(plan, task["problem"])
+    return _proof(plan) | {
+        "time_s": result.iteration_time_s,
+        "bound_s": result.lower_bound_s,
+        "status": result.status,
+        "ended": result.ended,
+        "tried": result.tried,
+        "stages": [len(stage.devices) for stage in plan.stages],
+        "problems": [*list(verify(plan))[:3], *broken],
+    }
+
+
+def _proof(plan: Any) -> dict[str, Any]:
+    """Return whether the certificate of the bound is accepted; nothing if only the command knows.
+
+    `pipeplan verify --prove` says the same, in a process more.
+    """
+    try:
+        from planner.verification.proof import prove
+    except ImportError:
+        return {}
+    return {"is_proved": not prove(plan).problems}
+
+
+def _without(solve: Any, parts: list[str]) -> dict[str, Any]:
+    """Return the argument that leaves parts of the search out.
+
+    Raises:
+        ValueError: if this build's search has none.
+    """
+    known = inspect.signature(solve).parameters
+    for name in ("without", "without_steps"):
+        if parts and name in known:
+            return {name: tuple(parts)}
+    if parts:
+        raise ValueError("--without: solve() of this build takes neither without= nor steps")
+    return {}
+
+
+def _scheduled(task: dict[str, Any]) -> dict[str, Any]:
+    """Return the best schedule of given stages."""
+    from planner import search_schedule
+
+    problem = _problem(task["problem"])
+    names = ("layers", "devices", "recompute", "offload")
+    rows = [(*row, (), ()) for row in task["problem"]["stages"]]
+    stages = [SimpleNamespace(**dict(zip(names, map(tuple, row), strict=True))) for row in rows]
+    options = {"time_limit_s": task["seconds"], "seed": task["seed"], "workers": task["workers"]}
+    options |= _without(search_schedule, task["without"])
+    begin, wall = time.process_time(), WALL_S()
+    found = search_schedule(problem, stages, split=task["problem"]["split"], **options)
+    return {
+        "cpu_s": time.process_time() - begin,
+        "wall_s": WALL_S() - wall,
+        "curve": [],
+        "time_s": found.iteration_time_s,
+        "bound_s": found.lower_bound_s,
+        "problems": [],
+    }
+
+
+def _checked(task: dict[str, Any]) -> dict[str, Any]:
+    """Return what this build's simulator and verifier say of a plan that any build saved."""
+    from planner import Plan, simulate, verify
+
+    plan = Plan.load(task["plan"])
+    return {"judged_s": simulate(plan).iteration_time_s, "problems": list(verify(plan))[:3]}
+
+
+def _price_of(data: dict[str, Any], cluster: Any) -> dict[str, int]:
+    """Return the price of each device in hundredths."""
+    return {row.name: round(100 * data["prices"][row.type]) for row in cluster.devices}
+
+
+def _constraints(data: dict[str, Any]) -> Any:
+    """Return the problem's rules as constraints on the model's decisions."""
+    rules, problem = data["rules"], _problem(data)
+    layers, devices = list(problem.graph.layers), problem.cluster.device_names
+    host = {name: name.split("/")[0] for name in devices}
+
+    def constrain(decisions: Any) -> None:
+        model = decisions.model
+        if "most_cost" in rules:
+            price = _price_of(data, problem.cluster)
+            total = sum(price[name] * decisions.is_used(name) for name in devices)
+            model.add(total <= round(100 * rules["most_cost"]))
+        if "most_hosts" in rules:
+            used = {name: model.new_bool_var(name) for name in set(host.values())}
+            for name in devices:
+                model.add(decisions.is_used(name) <= used[host[name]])
+            model.add(sum(used.values()) <= rules["most_hosts"])
+        for where, layer in (("first", layers[0]), ("last", layers[-1])):
+            for name in devices:
+                if where in rules and host[name] not in rules[where]:
+                    model.add(decisions.runs_on(layer, name) == 0)
+        for one, other in rules.get("apart", ()):
+            for stage in range(len(decisions.active)):
+                model.add(decisions.uses(stage, one) + decisions.uses(stage, other) <= 1)
+        for first, last in rules.get("together", ()):
+            for one, other in zip(range(first, last), range(first + 1, last + 1), strict=True):
+                model.add(decisions.same_stage(layers[one], layers[other]) == 1)
+
+    return constrain
+
+
+def _broken(plan: Any, data: dict[str, Any]) -> list[str]:
+    """Return the rules that a plan breaks, read from its stages alone."""
+    rules, stages = data.get("rules") or {}, plan.stages
+    used = {name for stage in stages for name in stage.devices}
+    hosts = [{name.split("/")[0] for name in stage.devices} for stage in stages]
+    layers = [row["name"] for row in data["graph"]["layers"]]
+    stage_of = {name: number for number, row in enumerate(stages) for name in row.layers}
+    price = _price_of(data, plan.cluster) if "most_cost" in rules else {}
+    kept = {
+        "most_hosts": len(set().union(*hosts)) <= rules.get("most_hosts", len(used)),
+        "most_cost": sum(price.get(name, 0) for name in used) <= 100 * rules.get("most_cost", 0)
+        or not price,
+        "first": hosts[0] <= set(rules.get("first", hosts[0])),
+        "last": hosts[-1] <= set(rules.get("last", hosts[-1])),
+        "apart": not any(
+            set(pair) <= set(s.devices) for pair in rules.get("apart", ()) for s in stages
+        ),
+        "together": all(
+            len({stage_of[name] for name in layers[first : last + 1]}) == 1
+            for first, last in rules.get("together", ())
+        ),
+    }
+    return [f"the rule {name} is broken" for name, is_kept in kept.items() if not is_kept]
+
+
+if __name__ == "__main__":
+    main()
