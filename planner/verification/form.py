@@ -1,18 +1,25 @@
 """What can be seen of a plan without a simulation; the verifier's first half."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 from planner.errors import PipeplanError, near
-from planner.model.graph_record import graph_digest
+from planner.model.graph_record import Layer, graph_digest
 from planner.plan.membership import outside
 from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
 from planner.sync.pipeline_replicas import pipeline_count
 from planner.sync.strategies import require_fit
 from planner.units import listed, plural
+
+_OPEN = {
+    "shard_optimizer": "replicas share the optimizer's state",
+    "shard_parameters": "replicas divide weights and gradients",
+    "offload": "stashes go to the host",
+}
+"""Freedoms that a plan has taken or not."""
 
 
 def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
@@ -41,21 +48,9 @@ def model_problems(plan: Plan) -> Iterator[str]:
             f"microbatches: {plan.microbatches}, but job.microbatches is {plan.job.microbatches}; "
             "make them equal"
         )
-    if plan.job.shard_optimizer == "if_needed":
-        yield (
-            'job.shard_optimizer: "if_needed", but in a plan replicas share the optimizer\'s '
-            "state or do not; set it to true or false"
-        )
-    if plan.job.shard_parameters == "if_needed":
-        yield (
-            'job.shard_parameters: "if_needed", but in a plan replicas divide weights and '
-            "gradients or do not; set it to true or false"
-        )
-    if plan.job.offload == "if_needed":
-        yield (
-            'job.offload: "if_needed", but in a plan stashes may go to the host or may not; set it '
-            "to true or false"
-        )
+    for field, what in _OPEN.items():
+        if getattr(plan.job, field) == "if_needed":
+            yield f'job.{field}: "if_needed", but in a plan {what} or not; set it to true or false'
     field = plan.job.sharing_field
     if plan.job.shards_state and plan.sync.strategy != "all_reduce":
         yield (
@@ -71,53 +66,65 @@ def model_problems(plan: Plan) -> Iterator[str]:
 def stage_problems(plan: Plan) -> Iterator[str]:
     """Every layer in exactly one stage, no edge backwards, devices as the job allows."""
     stage_of: dict[str, int] = {}
-    known = {layer.name for layer in plan.model.graph.layers}
+    layers = {layer.name: layer for layer in plan.model.graph.layers}
     for position, stage in enumerate(plan.stages):
         field = f"stages[{position}]"
         if stage.index != position:
             yield f"{field}.index: {stage.index}, expected {position}; stages are listed in order"
-        for layer in stage.layers:
-            if layer not in known:
-                yield f"{field}.layers: unknown layer {layer!r}; the model has no such layer"
-            elif layer in stage_of:
-                yield f"{field}.layers: layer {layer!r} is already in stage {stage_of[layer]}"
-            stage_of.setdefault(layer, position)
-        for name, again in (("recompute", stage.recompute), ("offload", stage.offload)):
-            for layer in sorted(set(again) - set(stage.layers)):
-                yield f"{field}.{name}: layer {layer!r} is not in this stage"
-        for layer in sorted(set(stage.offload) & set(stage.recompute)):
+        for name in stage.layers:
+            if name not in layers:
+                yield f"{field}.layers: unknown layer {name!r}; the model has no such layer"
+            elif name in stage_of:
+                yield f"{field}.layers: layer {name!r} is already in stage {stage_of[name]}"
+            stage_of.setdefault(name, position)
+        for what, again in (("recompute", stage.recompute), ("offload", stage.offload)):
+            for name in sorted(set(again) - set(stage.layers)):
+                yield f"{field}.{what}: layer {name!r} is not in this stage"
+        for name in sorted(set(stage.offload) & set(stage.recompute)):
             yield (
-                f"{field}.offload: layer {layer!r} is recomputed too; do one of them, what runs "
+                f"{field}.offload: layer {name!r} is recomputed too; do one of them, what runs "
                 "again has no stash"
             )
-    for name in (layer.name for layer in plan.model.graph.layers):
-        if name not in stage_of:
-            yield f"stages: layer {name!r} is in no stage; every layer must be in exactly one"
-    yield from _stage_devices(plan)
+        bound = [layers[name] for name in stage.layers if name in layers]
+        yield from _devices(plan, position, [layer for layer in bound if layer.device_types])
+    for name in (name for name in layers if name not in stage_of):
+        yield f"stages: layer {name!r} is in no stage; every layer must be in exactly one"
     yield from _group_sizes(plan)
-    yield from _layer_rules(plan)
-    yield from _edges_backwards(plan, stage_of)
-
-
-def _stage_devices(plan: Plan) -> Iterator[str]:
-    """The devices exist and are listed once each."""
-    known = set(plan.cluster.device_names)
-    for position, stage in enumerate(plan.stages):
-        field = f"stages[{position}].devices"
-        for device, count in Counter(stage.devices).items():
-            if device not in known:
+    for tensor in plan.model.graph.boundaries:
+        first = stage_of.get(tensor.producer, -1)
+        for user in tensor.users:
+            if stage_of.get(user, first) < first:
                 yield (
-                    f"{field}: unknown device {device!r}; the cluster has no such device, "
-                    f"{near(device, sorted(known))}"
+                    f"stages: {tensor.producer!r} (stage {first}) feeds {user!r} (stage "
+                    f"{stage_of[user]}), an edge backwards; move one of them"
                 )
-            if count > 1:
-                yield f"{field}: device {device!r} is listed {count} times; list it once"
-        for device in stage.devices if stage.offload else ():
-            if device in known and plan.cluster.device_type(device).host_link_gb_per_s is None:
-                kind = plan.cluster.type_of(device)
+
+
+def _devices(plan: Plan, position: int, bound: Sequence[Layer]) -> Iterator[str]:
+    """A stage's devices exist, are listed once and may run its layers and take its stashes."""
+    stage, field = plan.stages[position], f"stages[{position}]"
+    known = set(plan.cluster.device_names)
+    for device, count in Counter(stage.devices).items():
+        if device not in known:
+            yield (
+                f"{field}.devices: unknown device {device!r}; the cluster has no such device, "
+                f"{near(device, sorted(known))}"
+            )
+            continue
+        if count > 1:
+            yield f"{field}.devices: device {device!r} is listed {count} times; list it once"
+        kind = plan.cluster.type_of(device)
+        if stage.offload and plan.cluster.device_type(device).host_link_gb_per_s is None:
+            yield (
+                f"{field}.offload: device {device!r} is of type {kind!r}, which has "
+                "no host_link_gb_per_s; set it, or keep the stashes"
+            )
+        for layer in bound:
+            if not layer.may_run_on(kind):
                 yield (
-                    f"stages[{position}].offload: device {device!r} is of type {kind!r}, which has "
-                    "no host_link_gb_per_s; set it, or keep the stashes"
+                    f"{field}.devices: device {device!r} is of type {kind!r}, but layer "
+                    f"{layer.name!r} runs on {', '.join(layer.device_types)} only; move the layer "
+                    "or the stage"
                 )
 
 
@@ -141,32 +148,6 @@ def _group_sizes(plan: Plan) -> Iterator[str]:
                 f"stages: {listed(holders)} share parameter {name!r} on groups of "
                 f"{listed(sorted(different))} devices; give these stages groups of one size"
             )
-
-
-def _layer_rules(plan: Plan) -> Iterator[str]:
-    """A layer that only some device types can run is on no other."""
-    bound = {layer.name: layer for layer in plan.model.graph.layers if layer.device_types}
-    known = set(plan.cluster.device_names)
-    for position, stage in enumerate(plan.stages):
-        for name in bound.keys() & set(stage.layers):
-            for device in known & set(stage.devices):
-                kind = plan.cluster.type_of(device)
-                if not bound[name].may_run_on(kind):
-                    yield (
-                        f"stages[{position}].devices: device {device!r} is of type {kind!r}, but "
-                        f"layer {name!r} runs on {', '.join(bound[name].device_types)} only; move "
-                        "the layer or the stage"
-                    )
-
-
-def _edges_backwards(plan: Plan, stage_of: dict[str, int]) -> Iterator[str]:
-    for tensor in plan.model.graph.boundaries:
-        for user in tensor.users:
-            if stage_of.get(user, len(plan.stages)) < stage_of.get(tensor.producer, -1):
-                yield (
-                    f"stages: {tensor.producer!r} (stage {stage_of[tensor.producer]}) feeds "
-                    f"{user!r} (stage {stage_of[user]}), an edge backwards; move one of them"
-                )
 
 
 def _users(plan: Plan) -> dict[str, list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
@@ -32,6 +32,11 @@ def held_bytes(tasks: PlanTasks, times: Times) -> HeldBytes:
             held += sum(more for _, more in rows)
             found[device].append((at_s, held))
     return found
+
+
+def peak_bytes(steps: Sequence[tuple[float, int]]) -> int:
+    """Return the most that a device holds at any moment."""
+    return max(held for _, held in steps)
 
 
 def _changes(tasks: PlanTasks, times: Times) -> Iterator[_Change]:

@@ -15,6 +15,8 @@ import networkx as nx
 from planner.cluster.cluster import Cluster, Link
 from planner.errors import PipeplanError
 
+Edge = tuple[str, str]
+"""Two devices of which the first sends something to the other."""
 Lane = tuple[int, str]
 """What one message holds at a time: a link, and the vertex it is entered at, "" of half duplex."""
 
@@ -131,7 +133,7 @@ class Routes:
         ring, _ = ring_and_tree(devices)
         return self._in_steps(len(devices) - 1, ring, bytes_ / len(devices))
 
-    def _in_steps(self, steps: int, edges: Sequence[tuple[str, str]], bytes_: float) -> AllReduce:
+    def _in_steps(self, steps: int, edges: Sequence[Edge], bytes_: float) -> AllReduce:
         """Simultaneous messages that share links, in equal steps; the slowest counts."""
         rows = self.step_figures(edges)
         seconds = steps * max(latency_s + bytes_ / width for latency_s, width in rows)
@@ -139,7 +141,7 @@ class Routes:
         crossings = Counter(lane for edge in edges for lane in self.path(*edge).lanes)
         return AllReduce(seconds, max(0.0, seconds - steps * bytes_ / width), width, crossings)
 
-    def step_figures(self, edges: Sequence[tuple[str, str]]) -> list[tuple[float, float]]:
+    def step_figures(self, edges: Sequence[Edge]) -> list[tuple[float, float]]:
         """Return latency and bytes a second of simultaneous messages that share links."""
         paths = [self.path(*edge) for edge in edges]
         crossing = Counter(lane for path in paths for lane in path.lanes)
@@ -242,9 +244,7 @@ class Routes:
         return sum(link.latency_us * 1e-6 for link in links)
 
 
-def ring_and_tree(
-    devices: Sequence[str],
-) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+def ring_and_tree(devices: Sequence[str]) -> tuple[list[Edge], list[Edge]]:
     """Return the edges of the two ways to reduce over devices in this order."""
     ring = [*pairwise(devices), (devices[-1], devices[0])]
     tree = [(devices[(child - 1) // 2], devices[child]) for child in range(1, len(devices))]

@@ -1,13 +1,15 @@
 """A plan of tensor-parallel groups as the checker sees it: each group is one device.
 
-Written from docs/cost_model.md; shares nothing with the planner's own contraction of a cluster.
+Written from docs/group_costs.md; shares nothing with the planner's own contraction of a cluster.
+That the groups are some of the cluster's, and the model has such a split, is for the problem to say
+(:attr:`planner.plan.plan.Plan.problem`).
 """
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import permutations
 from math import ceil, log2
 
 from planner.cluster.cluster import Cluster, Device, Link
@@ -19,11 +21,9 @@ from planner.model.figures import PHASES, CollectiveKind, Product
 from planner.model.graph_record import GraphRecord, Layer, graph_digest
 from planner.model.split_record import LayerSplit, SplitRecord
 from planner.plan.plan import Plan
-from planner.plan.tensor_parallel import TensorParallel
 from planner.units import listed
-from planner.verification.routes import Routes
+from planner.verification.routes import Edge, Routes, ring_and_tree
 
-_Edge = tuple[str, str]
 _SUMS = (
     *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
     "stash_bytes",
@@ -32,8 +32,8 @@ _SUMS = (
 
 
 def group_problems(plan: Plan) -> Iterator[str]:
-    """Yield why a plan's groups are none that its job, its cluster and its model allow."""
-    parallel, allowed = plan.tensor_parallel, plan.job.tensor_parallel
+    """Yield why a plan's groups are none that its job, its runtime and its splits allow."""
+    parallel, allowed, degrees = plan.tensor_parallel, plan.job.tensor_parallel, plan.degrees
     for name, kind in plan.cluster.device_types.items():
         if kind.group is not None:
             yield (
@@ -45,129 +45,71 @@ def group_problems(plan: Plan) -> Iterator[str]:
             "model.graph.on_types: a plan has the figures of single devices; name the groups in "
             "tensor_parallel"
         )
-    if allowed != "any" and plan.degrees != (allowed,):
-        sizes = listed(plan.degrees)
-        remedy = sizes if len(plan.degrees) == 1 else '"any"'
+    if allowed != "any" and degrees != (allowed,):
+        sizes = listed(degrees)
+        remedy = sizes if len(degrees) == 1 else '"any"'
         yield (
             f"tensor_parallel: a replica of a stage is {sizes} devices, but job.tensor_parallel is "
             f"{allowed}; plan again, or set the job's to {remedy}"
         )
     if parallel is None:
         return
-    if plan.degrees == (1,):
+    if degrees == (1,):
         yield "tensor_parallel.groups: each has one device; remove tensor_parallel"
+    if parallel.degree is not None and degrees != (parallel.degree,):
+        sizes = listed(degrees)
+        yield f"tensor_parallel.degree: {parallel.degree}, but groups have {sizes} devices"
+    if len({group.name for group in parallel.groups}) < len(parallel.groups):
+        yield "tensor_parallel.groups: several have the same name; give each its own"
     if parallel.sequence != plan.job.sequence_parallel:
         yield (
             f"tensor_parallel.sequence: {str(parallel.sequence).lower()}, but "
             f"job.sequence_parallel is {str(plan.job.sequence_parallel).lower()}; make them equal"
         )
-    if plan.job.runtime not in (None, "pipeplan") and len(plan.degrees) > 1:
+    if plan.job.runtime not in (None, "pipeplan") and len(degrees) > 1:
         yield (
-            f"tensor_parallel.groups: they have {listed(plan.degrees)} devices, "
+            f"tensor_parallel.groups: they have {listed(degrees)} devices, "
             f"but {plan.job.runtime} has groups of one size; set job.runtime to null"
         )
-    for degree in plan.degrees:
-        if degree > 1 and _split(plan.model.graph, degree, parallel.sequence) is None:
-            yield (
-                f"tensor_parallel: model.graph.splits has none of degree {degree} with sequence "
-                f"{str(parallel.sequence).lower()}; plan again from the model"
-            )
-    yield from _experts(plan, parallel)
-    yield from _names(parallel)
-    for index, group in enumerate(parallel.groups):
-        yield from _devices(plan.cluster, f"tensor_parallel.groups[{index}]", group, parallel)
-    for host in plan.cluster.hosts:
-        held = [row for row in parallel.groups if not set(host.devices).isdisjoint(row.devices)]
-        if len({len(row.devices) for row in held}) > 1:
-            yield (
-                f"tensor_parallel.groups: {', '.join(row.name for row in held)} are in one host "
-                "that slows its devices and have several numbers of them; give them equally many"
-            )
+    for split in _splits(plan).values():
+        yield from _experts(split)
+    try:
+        _ = plan.problem
+    except PipeplanError as error:
+        yield from error.problems
 
 
-def _experts(plan: Plan, parallel: TensorParallel) -> Iterator[str]:
-    """Yield how the groups' experts are not those of the job."""
-    sizes = {len(group.devices) for group in parallel.groups}
-    for split in plan.model.graph.splits:
-        if split.degree in sizes and split.sequence == parallel.sequence:
-            yield from _experts_of(plan, split)
-
-
-def _experts_of(plan: Plan, split: SplitRecord) -> Iterator[str]:
-    for name, told, found in (
-        ("expert_parallel", plan.job.expert_parallel, split.experts),
-        ("expert_load", plan.job.expert_loads, split.expert_load),
-    ):
-        if told != found:
-            yield (
-                f"job.{name}: {json.dumps(told)}, but the split of degree {split.degree} in "
-                f"model.graph.splits is for {json.dumps(found)}; plan again from the model"
-            )
+def _experts(split: SplitRecord) -> Iterator[str]:
+    """Yield how a split's regions are not those that it says of experts."""
     regions = [region for region in split.regions if region.kind == "experts"]
+    field, loads = f"model.graph.splits: of degree {split.degree},", split.expert_load
     if split.experts != bool(regions):
-        yield (
-            f"model.graph.splits: experts of the split of degree {split.degree} is "
-            f"{json.dumps(split.experts)}, but {len(regions)} of its regions are of that kind; "
-            "plan again from the model"
-        )
-    loads = split.expert_load
+        said = str(split.experts).lower()
+        yield f"{field} experts is {said}, but {len(regions)} regions are experts; plan again"
     if len(loads) not in (0, 1, len(regions)):
         yield (
-            f"model.graph.splits: {len(loads)} lists of expert_load for {len(regions)} layers with "
-            "experts; plan again from the model"
+            f"{field} {len(loads)} lists of expert_load for {len(regions)} layers with experts; "
+            "plan again"
         )
         return
     for number, region in enumerate(regions):
         count = region.sizes[0] if len(region.sizes) == 1 else 0
-        known = len(loads[number if len(loads) > 1 else 0]) if loads else count
+        known = len(loads[number % len(loads)]) if loads else count
         if count < 1 or count % (split.degree or 1) or known != count:
             yield (
-                f"model.graph.splits: {list(region.sizes)} experts of {', '.join(region.layers)} "
-                f"do not fit {split.degree} devices and {known} loads; plan again from the model"
+                f"{field} {list(region.sizes)} experts of {', '.join(region.layers)} do not fit "
+                f"{split.degree} devices and {known} loads; plan again"
             )
 
 
-def _split(graph: GraphRecord, degree: int, sequence: bool) -> SplitRecord | None:
-    wanted = (degree, sequence)
-    return next((row for row in graph.splits if (row.degree, row.sequence) == wanted), None)
-
-
 def _splits(plan: Plan) -> dict[int, SplitRecord]:
-    """Return how the model splits over groups, by their size; single devices split nothing."""
+    """Return how the model splits over the plan's groups, by their size."""
     parallel = plan.tensor_parallel
-    found = {}
-    for degree in () if parallel is None else plan.degrees:
-        split = _split(plan.model.graph, degree, parallel is not None and parallel.sequence)
-        if split is not None:
-            found[degree] = split
-    return found
-
-
-def _names(parallel: TensorParallel) -> Iterator[str]:
-    for name, count in Counter(group.name for group in parallel.groups).items():
-        if count > 1:
-            yield f"tensor_parallel.groups: {count} have the name {name!r}; give each its own"
-    held = Counter(device for group in parallel.groups for device in group.devices)
-    for device, count in held.items():
-        if count > 1:
-            yield f"tensor_parallel.groups: {device!r} is listed {count} times; list it once"
-
-
-def _devices(
-    cluster: Cluster, field: str, group: TensorGroup, parallel: TensorParallel
-) -> Iterator[str]:
-    if parallel.degree is not None and len(group.devices) != parallel.degree:
-        yield f"{field}.devices: {len(group.devices)} devices, expected {parallel.degree}"
-    known = {device.name: device.type for device in cluster.devices}
-    unknown = [name for name in group.devices if name not in known]
-    for name in unknown:
-        yield f"{field}.devices: the cluster has no device {name!r}; correct the name"
-    if unknown:
-        return
-    if len({known[name] for name in group.devices}) > 1:
-        yield f"{field}.devices: they are of several types; group devices of one type"
-    if len({cluster.host_of.get(name) for name in group.devices}) > 1:
-        yield f"{field}.devices: they share no host; group devices of one host"
+    return {
+        row.degree: row
+        for row in (plan.model.graph.splits if parallel else ())
+        if row.degree in plan.degrees and parallel and row.sequence == parallel.sequence
+    }
 
 
 def divided_regions(plan: Plan) -> Iterator[str]:
@@ -193,10 +135,7 @@ def contracted(plan: Plan) -> Plan:
     """Return the plan on a cluster of its groups; itself if it has none.
 
     Args:
-        plan: without :func:`group_problems`.
-
-    Raises:
-        PipeplanError: if devices of a group have no path to each other.
+        plan: of groups that its problem has.
     """
     if plan.tensor_parallel is None:
         return plan
@@ -224,7 +163,7 @@ def contracted(plan: Plan) -> Plan:
 
 def _cluster(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> Cluster:
     """Return the cluster of groups."""
-    inside = _inside(cluster, tuple(row for row in groups if len(row.devices) > 1))
+    inside = _inside(cluster, [row for row in groups if len(row.devices) > 1])
     single = [cluster.type_of(row.devices[0]) for row in groups if len(row.devices) == 1]
     kinds = {name: cluster.device_types[name] for name in single}
     devices = []
@@ -248,55 +187,38 @@ def _cluster(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> Cluster:
     )
 
 
-def _ways(devices: tuple[str, ...]) -> dict[CollectiveKind, list[tuple[int, float, list[_Edge]]]]:
+def _ways(devices: tuple[str, ...]) -> dict[CollectiveKind, list[tuple[int, float, list[Edge]]]]:
     """Return each collective's algorithms: steps, share of the tensor an edge carries, edges."""
-    size = len(devices)
-    ring = [(devices[i], devices[(i + 1) % size]) for i in range(size)]
-    tree = [
-        (devices[parent], devices[child])
-        for parent in range(size)
-        for child in (2 * parent + 1, 2 * parent + 2)
-        if child < size
-    ]
-    pairs = [(a, b) for a in devices for b in devices if a != b]
+    size, (ring, tree) = len(devices), ring_and_tree(devices)
     half = (size - 1, 1 / size, ring)
     return {
         "all_reduce": [(2 * (size - 1), 1 / size, ring), (2 * ceil(log2(size)), 1.0, tree)],
         "all_gather": [half],
         "reduce_scatter": [half],
-        "all_to_all": [(1, 1 / size, pairs)],
+        "all_to_all": [(1, 1 / size, list(permutations(devices, 2)))],
     }
 
 
-def _inside(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> dict[str, GroupFigures]:
+def _inside(cluster: Cluster, groups: Sequence[TensorGroup]) -> dict[str, GroupFigures]:
     """Return the collectives of every group, as if all groups ran the same one at a time."""
-    routes = Routes(cluster)
-    for group in groups:
-        for first in group.devices:
-            for second in group.devices:
-                routes.require_path(first, second)
-    ways = {group.name: _ways(group.devices) for group in groups}
-    found: dict[str, dict[CollectiveKind, list[CollectiveFigures]]] = {
-        group.name: defaultdict(list) for group in groups
-    }
+    routes, ways = Routes(cluster), {group.name: _ways(group.devices) for group in groups}
+    found: dict[str, dict[CollectiveKind, tuple[CollectiveFigures, ...]]]
+    found = {group.name: {} for group in groups}
     for kind, algorithms in ways[groups[0].name].items() if groups else ():
         for number in range(len(algorithms)):
             everyone = [edge for rows in ways.values() for edge in rows[kind][number][2]]
             figures = iter(routes.step_figures(everyone))
             for name, rows in ways.items():
                 steps, share, edges = rows[kind][number]
-                mine = [next(figures) for _ in edges]
-                slowest_s, width = max(s for s, _ in mine), min(w for _, w in mine)
+                latencies, widths = zip(*(next(figures) for _ in edges), strict=True)
                 row = CollectiveFigures(
-                    latency_us=steps * slowest_s * 1e6, gb_per_s=width / (steps * share) / 1e9
+                    latency_us=steps * max(latencies) * 1e6,
+                    gb_per_s=min(widths) / (steps * share) / 1e9,
                 )
-                found[name][kind].append(row)
+                found[name][kind] = (*found[name].get(kind, ()), row)
     return {
-        name: GroupFigures(
-            devices=len(ways[name]["all_gather"][0][2]),
-            collectives={kind: tuple(rows) for kind, rows in by_kind.items()},
-        )
-        for name, by_kind in found.items()
+        group.name: GroupFigures(devices=len(group.devices), collectives=found[group.name])
+        for group in groups
     }
 
 
@@ -414,10 +336,6 @@ def _graph(
             continue
         shared, timed = split.layers[number], {}
         for one, kinds in grouped.items():
-            if kinds and one in layer.measured and one not in shared.measured:
-                raise PipeplanError(
-                    f"model.graph: layer {layer.name!r} was measured whole, on no share of it"
-                )
             if one in shared.measured:
                 timed.update(dict.fromkeys(kinds, shared.measured[one]))
         of_group = _layer(mine, shared, degree - 1)

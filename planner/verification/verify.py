@@ -1,9 +1,8 @@
-"""Whether a plan holds: its form, its memory and what it predicts, by a replay of its own."""
+"""Whether a plan holds: its form, the times claimed for it, its memory and what it predicts."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -21,17 +20,14 @@ from planner.units import format_bytes
 from planner.verification.claims import claimed_times
 from planner.verification.costs import PlanCosts
 from planner.verification.form import form_problems, model_problems
-from planner.verification.lengths import length_problems
-from planner.verification.memory import HeldBytes, held_bytes
+from planner.verification.memory import HeldBytes, held_bytes, peak_bytes
+from planner.verification.predicted import predicted_problems
 from planner.verification.proof.prove import proof_problems
 from planner.verification.tasks import PlanTasks
 from planner.verification.tensor_groups import contracted, divided_regions, group_problems
-from planner.verification.time_shares import time_shares
 from planner.verification.times import CheckedTimes
 
-RELATIVE_TOLERANCE = 1e-6
 DROP = "run `pipeplan simulate PLAN -o PLAN`, which drops the bound, or plan again"
-REMEDY = "run `pipeplan simulate PLAN -o PLAN` to write fresh figures"
 
 
 def verify(plan: Plan) -> list[str]:
@@ -60,7 +56,7 @@ def verify(plan: Plan) -> list[str]:
             seen = contracted(plan)
             problems = [*form_problems(seen, orders), *divided_regions(plan)]
         if not problems:
-            problems = list(_replay_problems(plan, seen, orders))
+            problems = list(_running_problems(plan, seen, orders))
     except PipeplanError as error:
         return list(error.problems)
     return list(first_problems(problems))
@@ -87,9 +83,9 @@ def save_valid(plan: Plan, path: str | Path) -> None:
     plan.save(path)
 
 
-def _replay_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
-    """Every problem that a replay shows; ``seen`` is the plan with groups as devices."""
-    problem = seen.problem  # Refuses a graph, a cluster and a job that do not fit.
+def _running_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
+    """Every problem that shows in costs and times; ``seen`` is the plan with groups as devices."""
+    problem = plan.problem  # Refuses a graph, a cluster and a job that do not fit.
     costs = PlanCosts(seen)
     _require_paths(seen, costs)
     yield from _runtime(problem)
@@ -107,9 +103,7 @@ def _replay_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
     yield from _pipelines(seen)
     yield from _bound(plan, orders)
     yield from proof_problems(plan)
-    yield from _predicted(seen, checked, held)
-    yield from _time_shares(plan, checked)
-    yield from length_problems(seen, orders, costs)
+    yield from predicted_problems(seen, checked, held)
 
 
 def _runtime(problem: Problem) -> Iterator[str]:
@@ -142,7 +136,7 @@ def _memory(plan: Plan, costs: PlanCosts, held_on: HeldBytes) -> Iterator[str]:
             kind = plan.cluster.device_type(device)
             yield (
                 f"memory of {device!r}: {format_bytes(over[1])} at {over[0]:.6f} s (peak "
-                f"{format_bytes(_peak(steps))}), but it has {format_bytes(capacity)} "
+                f"{format_bytes(peak_bytes(steps))}), but it has {format_bytes(capacity)} "
                 f"(memory_gib {kind.memory_gib:g} less reserved_gib {kind.reserved_gib:g}); "
                 "give it fewer layers or fewer microbatches in flight"
             )
@@ -192,62 +186,3 @@ def _bound(plan: Plan, orders: Orders) -> Iterator[str]:
             *outside_state(space, plan),
         ]
         yield from (freedom.in_bound() for freedom in beyond)
-
-
-def _peak(steps: Sequence[tuple[float, int]]) -> int:
-    return max(held for _, held in steps)
-
-
-def _predicted(plan: Plan, found: CheckedTimes, held_on: HeldBytes) -> Iterator[str]:
-    said, time_s = plan.predicted, found.iteration_time_s
-    bound_s = min(said.lower_bound_s, time_s)
-    if not _close(said.lower_bound_s, bound_s):
-        yield (
-            f"predicted.lower_bound_s: {said.lower_bound_s} s cannot be a bound, this "
-            f"plan itself takes {time_s} s; plan again to have one proved"
-        )
-    fresh = {
-        "iteration_time_s": time_s,
-        "gap": _gap(time_s, bound_s),
-        "bubble": found.bubble,
-    }
-    for name, value in fresh.items():
-        told = getattr(said, name)
-        if not _close(told, value):
-            yield f"predicted.{name}: the plan says {told}, a simulation gives {value}; {REMEDY}"
-    busy_s_on = found.busy_s
-    if set(said.devices) != set(busy_s_on):
-        yield f"predicted.devices: they are not the devices that hold a stage; {REMEDY}"
-        return
-    for device, busy_s in busy_s_on.items():
-        row = said.devices[device]
-        pairs = {
-            "busy_s": (row.busy_s, busy_s),
-            "peak_memory_bytes": (row.peak_memory_bytes, _peak(held_on[device])),
-        }
-        for name, (told, value) in pairs.items():
-            if not _close(told, value):
-                yield (
-                    f"predicted.devices[{device!r}].{name}: the plan says {told:.9g}, "
-                    f"a simulation gives {value:.9g}; {REMEDY}"
-                )
-
-
-def _time_shares(plan: Plan, found: CheckedTimes) -> Iterator[str]:
-    """Plans of older versions do not say what their time comes from."""
-    shares = time_shares(found) or {}
-    for name, told in plan.predicted.time_provenance or ():
-        share = shares.get(name)
-        if not _close(told, share):
-            yield f"predicted.time_provenance.{name}: the plan says {told}, it is {share}; {REMEDY}"
-
-
-def _gap(time_s: float, bound_s: float) -> float | None:
-    quotient = time_s / bound_s if bound_s > 0 else math.inf
-    return max(0.0, quotient - 1) if math.isfinite(quotient) else None
-
-
-def _close(said: float | None, found: float | None) -> bool:
-    if said is None or found is None:
-        return said is found
-    return abs(said - found) <= RELATIVE_TOLERANCE * max(abs(said), abs(found)) + 1e-12

@@ -52,4 +52,7 @@ def test_a_plan_without_the_shares_still_holds(plan_path: Path) -> None:
     plan_path.write_text(json.dumps(data))
     refused = pipeplan("verify", plan_path)
     assert refused.exit_code == 1
-    assert "predicted.time_provenance.measured: the plan says 1.0, it is 0.625" in refused.stderr
+    assert (
+        "predicted.time_provenance.measured: the plan says 1.0, a simulation gives 0.625"
+        in refused.stderr
+    )

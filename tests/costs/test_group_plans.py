@@ -227,17 +227,19 @@ def with_experts(kind: str = "columns", **fields: Any) -> Callable[[Plan], Plan]
 
 
 WRONG: Mapping[str, Callable[[Plan], Plan]] = {
-    "'d1' is listed 2 times": with_groups(("d0", "d1"), ("d1", "d2")),
+    "'d1' is named twice": with_groups(("d0", "d1"), ("d1", "d2")),
     "the cluster has no device 'd9'": with_groups(("d0", "d9"), ("d2", "d3")),
-    "3 devices, expected 2": with_groups(("d0", "d1", "d2"), ("d2", "d3")),
+    "2, but groups have 2 and 3": with_groups(("d0", "d1", "d2"), ("d2", "d3")),
     "unknown device 'g1'": with_groups(("d0", "d1")),
     "job.tensor_parallel is 4": with_job(tensor_parallel=4),
     "job.sequence_parallel is false": with_groups(sequence=True),
-    "has none of degree 3": with_groups(("d0", "d1", "d2"), degree=3),
-    "job.expert_parallel: true, but the split of degree 2": with_job(expert_parallel=True),
-    "job.expert_load: [[1.0, 1.0]], but the split": with_job(expert_load=(1.0, 1.0)),
-    "is for [[3.0]]": with_experts(expert_load=((3.0,),)),
-    "experts of the split of degree 2 is true, but 0 of its regions": with_experts(experts=True),
+    "no split over groups of 3": with_groups(("d0", "d1", "d2"), degree=3),
+    "expert_parallel = true: the layer graph's split over groups of 2": with_job(
+        expert_parallel=True
+    ),
+    "expert_load = [1.0, 1.0]: the layer graph's split": with_job(expert_load=(1.0, 1.0)),
+    "of 2 is for ((3.0,),)": with_experts(expert_load=((3.0,),)),
+    "of degree 2, experts is true, but 0 regions": with_experts(experts=True),
     "2 lists of expert_load for 1 layers": with_experts("experts", expert_load=((1.0,), (1.0,))),
     "[2] experts of a, b do not fit 2 devices and 1 loads": with_experts(
         "experts", expert_load=((1.0,),)

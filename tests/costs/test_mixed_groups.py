@@ -196,7 +196,7 @@ def with_job(**fields: object) -> Callable[[Plan], Plan]:
 
 WRONG: Mapping[str, Callable[[Plan], Plan]] = {
     "groups of 1 and 2 devices, which have different shares": on_stages(("g0", "g1"), ("g1",)),
-    "devices: 1 devices, expected 2": with_groups(degree=2),
+    "tensor_parallel.degree: 2, but groups have 1 and 2": with_groups(degree=2),
     "a replica of a stage is 1 and 2 devices, but job.tensor_parallel is 2": with_job(
         tensor_parallel=2
     ),
