@@ -135,7 +135,7 @@ def test_wrong_shares_are_named_and_missing_ones_are_not() -> None:
         "predicted.time_provenance.measured",
         "predicted.time_provenance.assumed",
     ]
-    assert "the plan says 1.0, it is 0.375" in problems[0]
+    assert "the plan says 1.0, a simulation gives 0.375" in problems[0]
     del data["predicted"]["time_provenance"]
     old = Plan.parse(data)
     assert verify(old) == []
