@@ -50,6 +50,7 @@ class TableArrays(NamedTuple):
         in_blocks: whether the first limit counts blocks.
         tensor_bytes: K x B.
         producer: B; layer that makes a tensor.
+        last_user: B; last layer that uses it.
         saver: B; layer that keeps it in its stash; -1: none.
         made_start, made: tensors that each layer makes, one layer after the other.
         kept_start, kept: tensors that each layer saves.
@@ -82,6 +83,7 @@ class TableArrays(NamedTuple):
     in_blocks: bool
     tensor_bytes: Ints
     producer: Ints
+    last_user: Ints
     saver: Ints
     made_start: Ints
     made: Ints
@@ -178,7 +180,7 @@ def stage_figures(
             host += t.host_stash[kind, layer]
         for i in range(t.kept_start[layer], t.kept_start[layer + 1]):
             tensor = t.kept[i]
-            if not again and t.producer[tensor] < first:
+            if not again and t.producer[tensor] < first <= t.last_user[tensor]:
                 stash -= t.tensor_bytes[kind, tensor]
                 weight_stash -= t.tensor_bytes[kind, tensor]
             if moves and _is_shared(t, tensor, first, last, rerun, offload):
@@ -417,6 +419,7 @@ class _Times(NamedTuple):
 
 class _Tensors(NamedTuple):
     producer: Ints
+    last_user: Ints
     saver: Ints
     made_start: Ints
     made: Ints
@@ -438,7 +441,7 @@ class _Tensors(NamedTuple):
             made[producer[-1]].append(n)
             if saver[-1] >= 0:
                 kept[saver[-1]].append(n)
-        ends = np.array(producer, dtype=np.int64), np.array(saver, dtype=np.int64)
+        ends = [np.array(row, dtype=np.int64) for row in (producer, [*map(max, users)], saver)]
         return cls(*ends, *_rows(made), *_rows(kept), *_rows(users))
 
 

@@ -22,7 +22,7 @@ def drawn_graph(rng: random.Random) -> LayerGraph:
     tensors = []
     for n, name in enumerate(names[:-1]):
         users = [names[n + 1], *(row for row in names[n + 2 :] if rng.random() < 0.15)]
-        saver = rng.choice([None, *users])
+        saver = rng.choice([None, *users, rng.choice(names[n + 1 :])])
         tensors.append(
             boundary(name, *users, bytes_=rng.randrange(10**6), saved_by=saver)
             | {"requires_grad": rng.random() < 0.8}
