@@ -441,7 +441,8 @@ class _Tensors(NamedTuple):
             made[producer[-1]].append(n)
             if saver[-1] >= 0:
                 kept[saver[-1]].append(n)
-        ends = [np.array(row, dtype=np.int64) for row in (producer, [*map(max, users)], saver)]
+        last = [max(row) for row in users]
+        ends = (np.array(producer, np.int64), np.array(last, np.int64), np.array(saver, np.int64))
         return cls(*ends, *_rows(made), *_rows(kept), *_rows(users))
 
 
