@@ -6,17 +6,15 @@ from query, key and value to their mixture, which are kept, are many bytes and f
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from torch import fx
 
 from planner.errors import PipeplanError
-from planner.tracing.measure import ATTENTION, Measurement, OperationCost
-from planner.tracing.operators import MATRIX_PRODUCTS
-from planner.tracing.products import is_batched
-from planner.tracing.sharing import operator_name
+from planner.model.figures import Work
+from planner.tracing.measure import ATTENTION, MATRIX_PRODUCTS, Measurement, Saved, is_batched
+from planner.tracing.sharing import bytes_of, operator_name
 
 _SOFTMAX = frozenset(("softmax", "_softmax", "_safe_softmax"))
 
@@ -42,53 +40,31 @@ def with_attention_again(measured: Measurement) -> Measurement:
             "known, scaled_dot_product_attention or a softmax between two batched products; set it "
             "to false"
         )
-    again = {key: measured.saved[key] for key in _made_again(measured, inside)}
-    kept = {key: row for key, row in measured.saved.items() if key not in again}
-    return replace(
-        measured,
-        cost={n: _twice(cost) if n in inside else cost for n, cost in measured.cost.items()},
-        saved=_inputs(measured, inside) | kept,
-        again=again,
-    )
-
-
-def _inputs(measured: Measurement, inside: frozenset[fx.Node]) -> dict[int, tuple[fx.Node, int]]:
-    """Return the storages that recomputed operations start from, each with the first of them."""
-    makers = _makers(measured)
-    found: dict[int, tuple[fx.Node, int]] = {}
-    for user in (node for node in measured.storage if node in inside):
-        for node in user.all_input_nodes:
-            key = measured.storage.get(node)
-            if node not in inside and key is not None:
-                value = makers[key].meta["val"]
-                found.setdefault(key, (user, value.numel() * value.element_size()))
-    return found
-
-
-def _makers(measured: Measurement) -> dict[int, fx.Node]:
-    """Return the first operation whose value has each storage."""
-    found: dict[int, fx.Node] = {}
+    maker: dict[int, fx.Node] = {}
     for node, key in measured.storage.items():
-        found.setdefault(key, node)
-    return found
+        maker.setdefault(key, node)
+    saved, again, inputs = dict[int, Saved](), dict[int, Saved](), dict[int, Saved]()
+    for key, row in measured.saved.items():
+        is_inner = (key not in maker or maker[key] in inside) and inside.issuperset(row.nodes)
+        (again if is_inner else saved)[key] = row
+    for user in (node for node in measured.storage if node in inside):
+        for node in set(user.all_input_nodes) & measured.storage.keys() - inside:
+            key = measured.storage[node]
+            inputs.setdefault(key, Saved(bytes_of(maker[key]), [user]))
+    work = {n: _twice(rows) if n in inside else rows for n, rows in measured.work.items()}
+    return replace(measured, work=work, saved=inputs | saved, again=again)
 
 
-def _made_again(measured: Measurement, inside: frozenset[fx.Node]) -> Iterator[int]:
-    """Yield the storages that only recomputed operations make and save."""
-    makers = _makers(measured)
-    for key in measured.saved:
-        is_inner = key not in makers or makers[key] in inside
-        if is_inner and measured.savers[key] <= inside:
-            yield key
-
-
-def _twice(cost: OperationCost) -> OperationCost:
-    return replace(
-        cost,
-        input_gradient_flops=cost.input_gradient_flops + cost.forward_flops,
-        input_gradient_traffic_bytes=cost.input_gradient_traffic_bytes + cost.forward_traffic_bytes,
-        gradients=cost.gradients + 1,
-    )
+def _twice(rows: tuple[Work, ...]) -> tuple[Work, ...]:
+    """Return an operation's work with its forward also in the backward."""
+    forward = next((row for row in rows if row.phase == "forward"), None)
+    gradient = next((row for row in rows if row.phase == "input_gradient"), None)
+    if forward is None:
+        return rows
+    figures = ("operations", "flops", "traffic_bytes")
+    sums = {name: getattr(forward, name) + getattr(gradient, name, 0) for name in figures}
+    again = forward.model_copy(update={"phase": "input_gradient", **sums})
+    return (forward, again, *(row for row in rows if row not in (forward, gradient)))
 
 
 def attention_cores(nodes: Iterable[fx.Node]) -> Iterator[frozenset[fx.Node]]:
@@ -104,34 +80,33 @@ def attention_cores(nodes: Iterable[fx.Node]) -> Iterator[frozenset[fx.Node]]:
         if node.target is ATTENTION:
             yield frozenset((node,))
         elif node.op == "call_function" and operator_name(node) in _SOFTMAX:
-            yield from _unfused(node)
+            (_, before), (_, behind) = _reached(node, _operands), _reached(node, _users)
+            if len(before) == len(behind) == 1 and all(map(is_batched, before | behind)):
+                (scores,), (mixture,) = before, behind
+                between = _reached(scores, _users)[0] & _reached(mixture, _operands)[0]
+                yield between | {scores, mixture}
 
 
-def _unfused(softmax: fx.Node) -> Iterator[frozenset[fx.Node]]:
-    _, before = _reached(softmax, lambda node: node.all_input_nodes)
-    _, behind = _reached(softmax, lambda node: list(node.users))
-    if len(before) != 1 or len(behind) != 1 or not all(map(is_batched, (*before, *behind))):
-        return
-    (scores,), (mixture,) = before, behind
-    made, _ = _reached(scores, lambda node: list(node.users))
-    needed, _ = _reached(mixture, lambda node: node.all_input_nodes)
-    yield frozenset((scores, mixture, *(made & needed)))
+def _operands(node: fx.Node) -> list[fx.Node]:
+    return node.all_input_nodes
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    return list(node.users)
 
 
 def _reached(
     start: fx.Node, following: Callable[[fx.Node], list[fx.Node]]
-) -> tuple[set[fx.Node], set[fx.Node]]:
+) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
     """Return the operations on all ways from one up to matrix products, and these products."""
-    between: set[fx.Node] = set()
-    products: set[fx.Node] = set()
-    waiting = deque(following(start))
-    while waiting:
-        node = waiting.popleft()
+    between, products, ahead = set[fx.Node](), set[fx.Node](), following(start)[:]
+    while ahead:
+        node = ahead.pop()
         if node.op != "call_function" or node in between:
             continue
         if operator_name(node) in MATRIX_PRODUCTS:
             products.add(node)
         else:
             between.add(node)
-            waiting.extend(following(node))
-    return between, products
+            ahead += following(node)
+    return frozenset(between), frozenset(products)

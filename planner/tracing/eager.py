@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from planner.tracing.functions import (
     require_operator,
     without_checkpoint,
 )
+from planner.tracing.gradients import backward_from
 from planner.tracing.torch_private import (
     FakeTensorMode,
     HigherOrderOperator,
@@ -44,12 +44,10 @@ from planner.tracing.user_code import is_users_own, shown_place
 RECOMPUTATION = (
     "activation checkpoints in the model are left out: the plan decides what is recomputed"
 )
-_NUMBERS = (bool, int, float, str)
-_GENERATORS: Mapping[type, Callable[[Any], object]] = {
-    random.Random: lambda generator: generator.getstate(),
-    np.random.Generator: lambda generator: repr(generator.bit_generator.state),
-    np.random.RandomState: lambda generator: repr(generator.get_state()),
-}
+_INSTEAD_OF_HOOKS = (
+    "stages run without it: change gradients by an autograd Function in forward, which is kept, or "
+    "by a hook on a parameter"
+)
 
 
 @dataclass
@@ -76,27 +74,6 @@ def observe(step: nn.Module, batch: Mapping[str, Tensor]) -> Observation:
         PipeplanError: naming the module and what to do instead.
         Exception: what the model raises, or torch where a value depends on data.
     """
-    _require_no_hooks(step)
-    watch = _Watch(step)
-    with watch.active():
-        states, operations = [_state(step)], []
-        for _ in range(2):
-            loss = watch.call(batch)
-            operations.append(watch.operations)
-            states.append(_state(step))
-        _require_equal(operations[0], operations[1], _changed(states[1], states[2]))
-        return Observation(watch.trained(loss), tuple(dict.fromkeys(watch.notes)))
-
-
-# --- hooks ----------------------------------------------------------------------------------------
-
-_INSTEAD_OF_HOOKS = (
-    "stages run without it: change gradients by an autograd Function in forward, which is kept, or "
-    "by a hook on a parameter"
-)
-
-
-def _require_no_hooks(step: nn.Module) -> None:
     for name, module in step.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
             raise PipeplanError(
@@ -105,13 +82,34 @@ def _require_no_hooks(step: nn.Module) -> None:
             )
     if hooks_of_all._global_backward_hooks or hooks_of_all._global_backward_pre_hooks:
         raise PipeplanError(f"all modules have a backward hook; {_INSTEAD_OF_HOOKS}")
+    watch = _Watch(step)
+    with watch.active():
+        watch.call(batch)
+        first, before = watch.operations, _state(step)
+        loss, after = watch.call(batch), _state(step)
+    changed = sorted(name for name in after if before.get(name) != after[name])
+    _require_equal(first, watch.operations, changed)
+    names = {id(watch.fakes[id(value)]): _shown(n) for n, value in step.named_parameters()}
+    reached = backward_from({loss.grad_fn} if loss.grad_fn else set())
+    trained = {names.get(id(getattr(node, "variable", None)), "") for node in reached} - {""}
+    return Observation(frozenset(trained), tuple(dict.fromkeys(watch.notes)))
+
+
+def _shown(name: str) -> str:
+    """Return a name as the model has it, without the step around it."""
+    return name.removeprefix("model.") if name != "model" else "the model"
 
 
 # --- what a call does -----------------------------------------------------------------------------
 
 
 class _Watch(TorchDispatchMode):
-    """Watches calls of a training step on fake tensors."""
+    """Watches calls of a training step on fake tensors.
+
+    Attributes:
+        operations: what the last call dispatched, in order.
+        notes: what is left out.
+    """
 
     supports_higher_order_operators = True
 
@@ -120,69 +118,54 @@ class _Watch(TorchDispatchMode):
         self.step = step
         self.notes: list[str] = []
         self.operations: list[tuple[str, object]] = []
-        self.inside = ""
+        self.function = ""  # The autograd Function whose forward runs.
         self.plain: dict[int, str] = {}
         self.names = {id(module): _shown(name) for name, module in step.named_modules()}
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         held = [*step.parameters(), *step.buffers()]
         self.fakes: dict[int, Tensor] = {id(value): self.fake.from_tensor(value) for value in held}
         self.parameters = {
-            storage_key(self.fakes[id(value)]): _shown(name)
-            for name, value in step.named_parameters()
+            storage_key(self.fakes[id(p)]): _shown(name) for name, p in step.named_parameters()
         }
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Let torch tell of what it does besides operations."""
+        replaced: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
+            (torch.autocast, "__enter__", self._refuse_autocast),
+            (nn.Module, "to", self._refuse_conversion),
+            (Tensor, "register_hook", self._refuse_hook),
+            (Tensor, "register_post_accumulate_grad_hook", self._refuse_hook),
+            (checkpoint, "_checkpoint_without_reentrant_generator", self._without_checkpoint),
+        )
         with ExitStack() as stack:
             stack.enter_context(applied_by(self._apply))
-            replaced = stack.enter_context
-            replaced(autocast_on_any_device())
-            replaced(_replaced(torch.autocast, "__enter__", self._autocast))
-            replaced(_replaced(nn.Module, "to", self._refuse_conversion))
-            for name in ("register_hook", "register_post_accumulate_grad_hook"):
-                replaced(_replaced(Tensor, name, self._refuse_tensor_hook))
-            replaced(
-                _replaced(checkpoint, "_checkpoint_without_reentrant_generator", self._checkpointed)
-            )
+            stack.enter_context(autocast_on_any_device())
+            for row in replaced:
+                stack.enter_context(_replaced(*row))
             yield
 
     def call(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Call the step; what it did is in ``operations`` afterwards."""
-        self.operations = []
-        self.plain = dict(_plain_tensors(self.step, self.fakes.values()))
-        drawn = random.getstate(), repr(np.random.get_state())
+        self.operations, drawn = [], _drawn()
+        held = (*self.step.parameters(), *self.step.buffers(), *self.fakes.values())
+        registered = {id(value) for value in held}
+        self.plain = {
+            id(value): name
+            for name, value in _attributes(self.step)
+            if isinstance(value, Tensor) and id(value) not in registered
+        }
         entries = {name: self.fake.from_tensor(value) for name, value in batch.items()}
         with _with_tensors(self.step, self.fakes), self.fake, torch.enable_grad(), self:
             loss: Tensor = self.step(**entries)
-        for library, before, after in zip(
-            ("random", "numpy.random"),
-            drawn,
-            (random.getstate(), repr(np.random.get_state())),
-            strict=True,
-        ):
-            if before != after:
+        for library, after in _drawn().items():
+            if drawn[library] != after:
                 raise PipeplanError(
                     f"forward draws with Python's {library}, whose numbers stay "
                     "those of the trace; draw with torch, such as "
                     "torch.rand((), device=x.device), and multiply instead of branching"
                 )
         return loss
-
-    def trained(self, loss: Tensor) -> frozenset[str]:
-        """Return the names of the parameters that the backward reaches."""
-        names = {id(self.fakes[id(value)]): n for n, value in self.step.named_parameters()}
-        seen: set[Any] = set()
-        ahead, found = [loss.grad_fn], set()
-        while ahead:
-            node = ahead.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            ahead += [after for after, _ in node.next_functions]
-            if name := names.get(id(getattr(node, "variable", None))):
-                found.add(_shown(name))
-        return frozenset(found)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -204,9 +187,9 @@ class _Watch(TorchDispatchMode):
                 )
         if isinstance(func, OpOverload):
             self._require_no_write(func, args, kwargs or {})
-            if self.inside and torch.Tag.nondeterministic_seeded in func.tags:
+            if self.function and torch.Tag.nondeterministic_seeded in func.tags:
                 raise PipeplanError(
-                    f"autograd Function {self.inside} draws random numbers ({func}); draw them "
+                    f"autograd Function {self.function} draws random numbers ({func}); draw them "
                     "before and give them to it as an argument"
                 )
         return func(*args, **(kwargs or {}))
@@ -232,17 +215,17 @@ class _Watch(TorchDispatchMode):
         if function is checkpoint.CheckpointFunction:
             self.notes.append(RECOMPUTATION)
             return without_checkpoint(*arguments)
-        outside, self.inside = self.inside, f"{function.__qualname__} ({self._where()})"
+        outside, self.function = self.function, f"{function.__qualname__} ({self._where()})"
         found = apply_itself(function, *arguments)
-        self.inside = outside
+        self.function = outside
         require_operator(function, arguments, found, self._where())
         return found
 
-    def _checkpointed(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _without_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         self.notes.append(RECOMPUTATION)
         return original(*args, **kwargs)
 
-    def _autocast(self, original: Any, context: Any) -> Any:
+    def _refuse_autocast(self, original: Any, context: Any) -> Any:
         if getattr(context, "asked", context._enabled):
             raise PipeplanError(
                 f"forward switches on torch.autocast ({self._where()}); remove it and set "
@@ -251,7 +234,7 @@ class _Watch(TorchDispatchMode):
             )
         return original(context)
 
-    def _refuse_tensor_hook(self, original: Any, tensor: Tensor, hook: Any) -> Any:
+    def _refuse_hook(self, original: Any, tensor: Tensor, hook: Any) -> Any:
         if str(sys._getframe(2).f_globals["__name__"]).startswith("torch."):
             return original(tensor, hook)
         raise PipeplanError(
@@ -267,7 +250,7 @@ class _Watch(TorchDispatchMode):
 
     def _where(self) -> str:
         """Return the module and the user's line that runs."""
-        frame: FrameType | None = sys._getframe(1)
+        frame: Any = sys._getframe(1)
         place = module = ""
         while frame is not None and not (place and module):
             if not place and is_users_own(frame):
@@ -287,9 +270,8 @@ def _make_autocast(
     original: Any, context: Any, device_type: str, *args: Any, **kwargs: Any
 ) -> None:
     """Make a context of autocast; note whether it was to be enabled, which a device may refuse."""
-    asked = kwargs.get("enabled", args[1] if len(args) > 1 else True)
+    context.asked = kwargs.get("enabled", args[1] if len(args) > 1 else True)
     original(context, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
-    context.asked = asked
 
 
 @contextmanager
@@ -303,18 +285,26 @@ def _replaced(owner: Any, name: str, by: Callable[..., Any]) -> Iterator[None]:
         setattr(owner, name, original)
 
 
+# --- state between calls --------------------------------------------------------------------------
+
+_NUMBERS = (bool, int, float, str)
+_GENERATORS: Mapping[type, Callable[[Any], object]] = {
+    random.Random: lambda generator: generator.getstate(),
+    np.random.Generator: lambda generator: repr(generator.bit_generator.state),
+    np.random.RandomState: lambda generator: repr(generator.get_state()),
+}
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes of every module."""
+
+
+def _drawn() -> dict[str, object]:
+    return {"random": random.getstate(), "numpy.random": repr(np.random.get_state())}
+
+
 def _form(value: object) -> object:
     if isinstance(value, Tensor):
         return tuple(value.shape), value.dtype
     return value if isinstance(value, _NUMBERS) else str(type(value))
-
-
-def _shown(name: str) -> str:
-    """Return a name as the model has it, without the step around it."""
-    return name.removeprefix("model.") if name != "model" else "the model"
-
-
-# --- state between calls --------------------------------------------------------------------------
 
 
 def _attributes(step: nn.Module) -> Iterator[tuple[str, object]]:
@@ -330,31 +320,14 @@ def _attributes(step: nn.Module) -> Iterator[tuple[str, object]]:
                 yield from ((label, inner) for inner in held)
 
 
-_OF_TORCH = frozenset(vars(nn.Module()))
-
-
-def _plain_tensors(step: nn.Module, fakes: Iterable[Tensor]) -> Iterator[tuple[int, str]]:
-    """Yield tensors in attributes; an LSTM lists its parameters there, fake ones when called."""
-    registered = {id(value) for value in (*step.parameters(), *step.buffers(), *fakes)}
-    for name, value in _attributes(step):
-        if isinstance(value, Tensor) and id(value) not in registered:
-            yield id(value), name
-
-
 def _state(step: nn.Module) -> dict[str, list[object]]:
     """Return the numbers and generators that modules hold."""
     found: dict[str, list[object]] = {}
     for name, value in _attributes(step):
         read = _GENERATORS.get(type(value))
-        if isinstance(value, _NUMBERS):
-            found.setdefault(name, []).append(value)
-        elif read is not None:
-            found.setdefault(name, []).append(read(value))
+        if read is not None or isinstance(value, _NUMBERS):
+            found.setdefault(name, []).append(read(value) if read else value)
     return found
-
-
-def _changed(before: Mapping[str, object], after: Mapping[str, object]) -> list[str]:
-    return sorted(name for name in after if before.get(name) != after[name])
 
 
 def _require_equal(
@@ -386,9 +359,7 @@ def _with_tensors(step: nn.Module, others: Mapping[int, Tensor]) -> Iterator[Non
     held: list[tuple[Any, Any, Tensor]] = []
     for module in step.modules():
         lists: list[Any] = [value for value in vars(module).values() if type(value) is list]
-        rows: list[tuple[Any, Any]] = [
-            (owner, place) for owner in lists for place in range(len(owner))
-        ]
+        rows: list[tuple[Any, Any]] = [(owner, i) for owner in lists for i in range(len(owner))]
         rows += [(owner, name) for owner in (module._parameters, module._buffers) for name in owner]
         held += [(owner, key, owner[key]) for owner, key in rows if id(owner[key]) in others]
     for owner, key, value in held:
@@ -403,18 +374,16 @@ def _with_tensors(step: nn.Module, others: Mapping[int, Tensor]) -> Iterator[Non
 @contextmanager
 def attributes_restored(step: nn.Module) -> Iterator[None]:
     """Give modules the attributes back that they had, which calls may set to fake tensors."""
-    kept = [(module, _copied(vars(module))) for module in step.modules()]
+    kept = []
+    for module in step.modules():
+        own = dict(vars(module))
+        for name, value in own.items():
+            if type(value) in (dict, list) and name not in _OF_TORCH:
+                own[name] = type(value)(value)
+        kept.append((module, own))
     try:
         yield
     finally:
         for module, attributes in kept:
             vars(module).clear()
             vars(module).update(attributes)
-
-
-def _copied(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    copies: dict[str, Any] = {}
-    for name, value in attributes.items():
-        is_container = type(value) in (dict, list) and name not in _OF_TORCH
-        copies[name] = type(value)(value) if is_container else value
-    return copies

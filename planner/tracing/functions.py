@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,24 +20,38 @@ from torch.utils import checkpoint
 from planner.errors import PipeplanError
 from planner.tracing.torch_private import FunctionBase, tree_leaves
 
-_HERE = object()
+_TENSOR = object()
 """Stands for an operand, or a result, that is a tensor."""
 Apply = Callable[..., Any]
 
 
-@dataclass
 class _Call:
-    """A Function with the arguments that are no tensors.
+    """A Function with those of its arguments and results that are no tensors."""
 
-    Attributes:
-        function: the class.
-        arguments: its arguments, with a mark for each tensor.
-        results: what it returned, with a mark for each tensor; a single result is not a tuple.
-    """
+    def __init__(self, function: type, arguments: Sequence[Any]) -> None:
+        self.function = function
+        self.arguments = _marked(arguments)
+        self.results: Any = _TENSOR  # A single result is not a tuple.
 
-    function: type
-    arguments: tuple[Any, ...]
-    results: Any = field(default=_HERE)
+    def is_of(self, function: type, arguments: Sequence[Any]) -> bool:
+        """Return whether another call differs in its tensors alone."""
+        if function is not self.function or len(arguments) != len(self.arguments):
+            return False
+        pairs = zip(self.arguments, _marked(arguments), strict=True)
+        plain = str | int | float
+        return all(
+            one is other or (type(one) is type(other) and isinstance(one, plain) and one == other)
+            for one, other in pairs
+        )
+
+
+def _marked(values: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(_TENSOR if isinstance(value, Tensor) else value for value in values)
+
+
+def _filled(marked: Sequence[Any], tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    left = iter(tensors)
+    return tuple(next(left) if value is _TENSOR else value for value in marked)
 
 
 _calls: list[_Call] = []
@@ -52,13 +65,10 @@ def apply_itself(function: Any, *arguments: Any) -> Any:
 
 
 def _run(call: int, operands: Sequence[Tensor]) -> list[Tensor]:
-    kept, given = _calls[call], iter(operands)
-    found = apply_itself(
-        kept.function, *(next(given) if value is _HERE else value for value in kept.arguments)
-    )
+    kept = _calls[call]
+    found = apply_itself(kept.function, *_filled(kept.arguments, operands))
     several = found if isinstance(found, tuple) else (found,)
-    marked = tuple(_HERE if isinstance(value, Tensor) else value for value in several)
-    kept.results = marked if isinstance(found, tuple) else marked[0]
+    kept.results = _marked(several) if isinstance(found, tuple) else _marked(several)[0]
     return [value for value in several if isinstance(value, Tensor)]
 
 
@@ -70,31 +80,15 @@ def _as_operator(function: Any, *arguments: Any) -> Any:
         return apply_itself(function, *arguments)
     if function is checkpoint.CheckpointFunction:
         return without_checkpoint(*arguments)
-    number = _number_of(function, arguments)
+    # Equal calls share a number, so that equal layers have equal graphs.
+    number = next((i for i, row in enumerate(_calls) if row.is_of(function, arguments)), None)
+    if number is None:
+        number = len(_calls)
+        _calls.append(_Call(function, arguments))
     operands = [value for value in arguments if isinstance(value, Tensor)]
-    made = iter(torch.ops.pipeplan.custom_function(number, operands))
+    made = torch.ops.pipeplan.custom_function(number, operands)
     results = _calls[number].results
-    if not isinstance(results, tuple):
-        return next(made) if results is _HERE else results
-    return tuple(next(made) if value is _HERE else value for value in results)
-
-
-def _number_of(function: Any, arguments: Sequence[Any]) -> int:
-    """Return the number of a call; equal calls share it, so that equal layers have equal graphs."""
-    marked = tuple(_HERE if isinstance(value, Tensor) else value for value in arguments)
-    for number, known in enumerate(_calls):
-        if known.function is function and _is_same(known.arguments, marked):
-            return number
-    _calls.append(_Call(function, marked))
-    return len(_calls) - 1
-
-
-def _is_same(left: tuple[Any, ...], right: tuple[Any, ...]) -> bool:
-    return len(left) == len(right) and all(
-        one is other
-        or ((type(one) is type(other) and isinstance(one, str | int | float)) and one == other)
-        for one, other in zip(left, right, strict=True)
-    )
+    return _filled(results, made) if isinstance(results, tuple) else _filled([results], made)[0]
 
 
 def is_of_torch(function: Any) -> bool:

@@ -20,6 +20,7 @@ from planner.tracing.torch_private import (
     OpOverload,
     returns_alias,
     schema_name,
+    tree_leaves,
 )
 
 
@@ -30,26 +31,40 @@ def nodes_with_gradient(exported: ExportedStep) -> frozenset[fx.Node]:
     that require a gradient but reach the loss only detached, as an index or not at all are left
     out: torch leaves the gradient of such a parameter None.
     """
-    runner = _FakeRunner(exported)
+    runner = _FakeRunner(exported.module, garbage_collect_values=False)
+    inputs = [node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")]
+    held = [*inputs, *map(exported.attribute, exported.graph.find_nodes(op="get_attr"))]
     # Meta tensors hold no data either, and cost a fraction of the time.
-    fake = nullcontext() if _is_on_meta(exported) else FakeTensorMode()
+    is_meta = all(value.is_meta for value in held if isinstance(value, Tensor))
+    fake = nullcontext() if is_meta else FakeTensorMode()
     with fake, torch.enable_grad():
-        runner.run(*[_like(n.meta["val"]) for n in exported.graph.find_nodes(op="placeholder")])
-        return runner.reached()
+        runner.run(*map(_like, inputs))
+    output = exported.graph.output_node()
+    reached = backward_from(runner.entered.pop(output))
+    return frozenset(
+        node
+        for node, entrances in runner.entered.items()
+        # A later write into a value gives it another entrance.
+        if not reached.isdisjoint(entrances | _entrances(runner.env[node]))
+    )
 
 
-def _is_on_meta(exported: ExportedStep) -> bool:
-    nodes = exported.graph.find_nodes(op="placeholder")
-    held = map(exported.attribute, exported.graph.find_nodes(op="get_attr"))
-    tensors = [*(n.meta["val"] for n in nodes), *(t for t in held if isinstance(t, Tensor))]
-    return all(tensor.is_meta for tensor in tensors)
+def backward_from(entrances: Set[Node]) -> set[Node]:
+    """Return the steps of a backward that starts at some of them."""
+    reached, ahead = set[Node](), [*entrances]
+    while ahead:
+        step = ahead.pop()
+        if step not in reached:
+            reached.add(step)
+            ahead += [after for after, _ in step.next_functions if after is not None]
+    return reached
 
 
 class _FakeRunner(fx.Interpreter):
     """Runs the graph and records where the backward enters each value."""
 
-    def __init__(self, exported: ExportedStep) -> None:
-        super().__init__(exported.module, garbage_collect_values=False)
+    def __init__(self, module: fx.GraphModule, **settings: Any) -> None:
+        super().__init__(module, **settings)
         self.fakes: dict[int, Tensor] = {}  # A tied parameter is one tensor.
         self.entered: dict[fx.Node, set[Node]] = {}
 
@@ -63,39 +78,21 @@ class _FakeRunner(fx.Interpreter):
         return self.fakes[id(value)]
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run one node; a later write into its value gives it another entrance."""
+        """Run one node."""
         value = super().run_node(n)
         self.entered[n] = _entrances(value)
         return value
 
-    def reached(self) -> frozenset[fx.Node]:
-        """Return the values that the backward of the graph's output enters."""
-        output = next(n for n in self.entered if n.op == "output")
-        seen: set[Node] = set()
-        ahead = list(self.entered.pop(output))
-        while ahead:
-            step = ahead.pop()
-            if step not in seen:
-                seen.add(step)
-                ahead += [after for after, _ in step.next_functions if after is not None]
-        return frozenset(
-            node
-            for node, entrances in self.entered.items()
-            if not seen.isdisjoint(entrances | _entrances(self.env[node]))
-        )
-
 
 def _entrances(value: Any) -> set[Node]:
-    if isinstance(value, tuple | list):
-        return {entrance for part in value for entrance in _entrances(part)}
-    if not isinstance(value, Tensor) or not value.requires_grad:
-        return set()
-    if value.grad_fn is not None:
-        return {value.grad_fn}
-    # A parameter's is only seen in the backward. A view made under no_grad has none.
-    view = value.view_as(value).grad_fn
-    assert view is not None
-    return {entrance for entrance, _ in view.next_functions if entrance is not None}
+    found: set[Node] = set()
+    for tensor in tree_leaves(value):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            # A parameter's is only seen behind a view. A view made under no_grad has none.
+            view = tensor.grad_fn or tensor.view_as(tensor).grad_fn
+            assert view is not None
+            found.update([view] if tensor.grad_fn else [n for n, _ in view.next_functions if n])
+    return found
 
 
 def _like(value: Tensor) -> Tensor:
@@ -107,11 +104,6 @@ _ALL_AT_ONCE = frozenset(("aten::scaled_dot_product_attention", "pipeplan::custo
 """Operations whose backward computes all gradients at once; split, it would run twice."""
 
 
-def is_detached(node: fx.Node) -> bool:
-    """Return whether no gradient passes an operation, which otherwise changes nothing."""
-    return node.target is torch.ops.aten.detach.default
-
-
 def trained_weights(module: fx.GraphModule) -> set[fx.Node]:
     """Return trained parameters and values computed only from them and constants.
 
@@ -119,18 +111,18 @@ def trained_weights(module: fx.GraphModule) -> set[fx.Node]:
     """
     memory = memory_of(module.graph)
     changed = {memory.get(value) for node in module.graph.nodes for value in written_by(node)}
-    weights: set[fx.Node] = set()
-    fixed: set[fx.Node] = set()
+    weights, fixed = set[fx.Node](), set[fx.Node]()
     for node in module.graph.nodes:
-        if node.op == "call_function" and memory.get(node) in changed:
-            continue
+        operands = node.all_input_nodes
         if node.op == "get_attr":
             value = attribute_of(module, str(node.target))
-            trains = isinstance(value, nn.Parameter) and value.requires_grad
-            (weights if trains else fixed).add(node)
-        elif node.op == "call_function" and all(n in weights | fixed for n in node.all_input_nodes):
-            is_weight = not is_detached(node) and any(n in weights for n in node.all_input_nodes)
+            is_weight = isinstance(value, nn.Parameter) and value.requires_grad
             (weights if is_weight else fixed).add(node)
+        elif node.op == "call_function" and memory.get(node) not in changed:
+            is_detached = node.target is torch.ops.aten.detach.default
+            is_weight = not is_detached and not weights.isdisjoint(operands)
+            if (weights | fixed).issuperset(operands):
+                (weights if is_weight else fixed).add(node)
     return weights
 
 
@@ -146,7 +138,7 @@ def is_deferrable(node: fx.Node, weights: Set[fx.Node]) -> bool:
     """
     if node.op != "call_function" or not isinstance(node.target, OpOverload):
         return False
-    if node in weights or not any(n in weights for n in node.all_input_nodes):
+    if node in weights or weights.isdisjoint(node.all_input_nodes):
         return False
     name = schema_name(node.target)
     writes = bool(written_by(node)) and name not in _WRITES_BUFFERS_ONLY

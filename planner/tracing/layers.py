@@ -8,6 +8,7 @@ Because runs follow the execution order, the layer graph has no cycle.
 """
 
 import operator
+from collections import Counter
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
@@ -29,12 +30,21 @@ class LayerAssignment:
         layer_of: layer of each operation that has one.
         static: operations that depend on no input and no parameter (position tables, masks): every
             stage that needs one computes it itself, so it never crosses a boundary.
+        inputs: entries of the batch.
     """
 
     names: tuple[str, ...]
     layer_of: Mapping[fx.Node, str]
     static: frozenset[fx.Node]
     inputs: tuple[fx.Node, ...] = field(default=())
+
+    @property
+    def nodes_of(self) -> dict[str, list[fx.Node]]:
+        """The operations of each layer, in executable order."""
+        found: dict[str, list[fx.Node]] = {name: [] for name in self.names}
+        for node, name in self.layer_of.items():
+            found[name].append(node)
+        return found
 
     def crossing_tensors(self) -> list[tuple[fx.Node, str, tuple[str, ...]]]:
         """Return values made in one layer and used in later ones: ``(node, producer, users)``."""
@@ -50,12 +60,10 @@ class LayerAssignment:
 
 def assign_layers(exported: ExportedStep) -> LayerAssignment:
     """Assign every operation of the exported step to a layer."""
-    static = _static_nodes(exported)
-    outer = _outer_modules(exported)
+    static, outer = _static_nodes(exported), _outer_modules(exported)
     layer_of: dict[fx.Node, str] = {}
-    used: dict[str, int] = {}
-    previous_key: tuple[str, str] | None = None
-    layer = ""
+    calls: Counter[str] = Counter()
+    key, layer = ("", ""), ""
     for node in exported.graph.nodes:
         if node.op != "call_function" or node in static:
             continue
@@ -63,28 +71,16 @@ def assign_layers(exported: ExportedStep) -> LayerAssignment:
             # The parts of a tuple stay with the operation that makes it.
             layer_of[node] = layer_of[node.args[0]]
             continue
-        key = _call(node, outer) or previous_key or ("", "")
-        if key != previous_key:
-            layer = _unique(key[0], used)
-            previous_key = key
+        if (found := _call(node, outer)) not in (None, key):
+            key = found
+            calls[key[0]] += 1
+            layer = key[0] + (f"#{calls[key[0]]}" if calls[key[0]] > 1 else "")
         layer_of[node] = layer
-    layer_of = _name_leading_run(layer_of)
-    names = tuple(dict.fromkeys(layer_of.values()))
-    inputs = tuple(node for node in exported.graph.nodes if node.op == "placeholder")
-    return LayerAssignment(names, layer_of, static, inputs)
-
-
-def _name_leading_run(layer_of: dict[fx.Node, str]) -> dict[fx.Node, str]:
-    """Assign operations before any layer to the first layer that follows."""
-    following = next((name for name in layer_of.values() if name), "model")
-    return {node: name or following for node, name in layer_of.items()}
-
-
-def _unique(key: str, used: dict[str, int]) -> str:
-    if not key:
-        return key
-    used[key] = used.get(key, 0) + 1
-    return key if used[key] == 1 else f"{key}#{used[key]}"
+    # Operations before any layer belong to the first that follows.
+    first = next((name for name in layer_of.values() if name), "model")
+    layer_of = {node: name or first for node, name in layer_of.items()}
+    inputs = tuple(exported.graph.find_nodes(op="placeholder"))
+    return LayerAssignment(tuple(dict.fromkeys(layer_of.values())), layer_of, static, inputs)
 
 
 def _call(node: fx.Node, outer: Set[str]) -> tuple[str, str] | None:
@@ -132,27 +128,19 @@ def _static_nodes(exported: ExportedStep) -> frozenset[fx.Node]:
     stage computes its copy when it first needs it.
     """
     memory = memory_of(exported.graph)
-    written = {memory.get(value) for node in exported.graph.nodes for value in _changed_by(node)}
+    # Every constant made in forward is detached in place, which changes no value.
+    nodes = [n for n in exported.graph.nodes if n.target is not torch.ops.aten.detach_.default]
+    writes = {node: values for node in nodes if (values := written_by(node))}
+    written = {memory.get(value) for values in writes.values() for value in values}
     static: set[fx.Node] = set()
     for node in exported.graph.nodes:
-        if not written.isdisjoint(_memories(node)):
+        tensors = [x for x in tree_leaves(node.meta.get("val")) if isinstance(x, Tensor)]
+        if not written.isdisjoint(map(storage_key, tensors)):
             continue
         if node.op == "get_attr":
             is_static = not isinstance(exported.attribute(node), nn.Parameter)
         else:
-            is_static = node.op == "call_function" and not (is_random(node) or _changed_by(node))
+            is_static = node.op == "call_function" and not (is_random(node) or node in writes)
         if is_static and static.issuperset(node.all_input_nodes):
             static.add(node)
     return frozenset(node for node in static if node.op == "call_function")
-
-
-def _changed_by(node: fx.Node) -> list[fx.Node]:
-    """Return the values that an operation writes into."""
-    # Every constant made in forward is detached in place, which changes no value.
-    return [] if node.target is torch.ops.aten.detach_.default else written_by(node)
-
-
-def _memories(node: fx.Node) -> set[int]:
-    """Return the memory of the node's tensor, or of all tensors of its tuple."""
-    values = tree_leaves(node.meta.get("val"))
-    return {storage_key(value) for value in values if isinstance(value, Tensor)}

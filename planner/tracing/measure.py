@@ -4,33 +4,27 @@ The exported graph is run node by node on meta tensors: nothing is computed, but
 formulas and autograd's own choice of what to save apply to every operation.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from planner.errors import PipeplanError
-from planner.model.figures import OperationClass
+from planner.model.figures import OperationClass, Phase, Product, Work
 from planner.tracing.export import ExportedStep
-from planner.tracing.gradients import is_detached
+from planner.tracing.gradients import is_deferrable, trained_weights
 from planner.tracing.layers import LayerAssignment
-from planner.tracing.operators import (
-    FLOPS,
-    FREE,
-    LOOKUPS,
-    MATRIX_PRODUCTS,
-    TRAFFIC_BOUND,
-    WeightStash,
-)
-from planner.tracing.sharing import operator_name, shape_of
+from planner.tracing.sharing import bytes_of, operator_name, shape_of
 from planner.tracing.torch_private import (
+    FLOP_FORMULAS,
     TorchDispatchMode,
-    has_flop_formula,
     packet_of,
     storage_key,
     tree_leaves,
@@ -38,27 +32,48 @@ from planner.tracing.torch_private import (
 from planner.tracing.user_code import one_line
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+MATRIX_PRODUCTS = frozenset(
+    "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
+    "conv_transpose2d _grouped_mm grouped_mm_fallback grouped_product".split()
+)
+_GROUPED = frozenset(("_grouped_mm", "grouped_mm_fallback", "grouped_product"))
+"""Products of rows sorted by group with the matrix of their group; torch has no formula."""
+# Operators that do arithmetic torch's FLOP counter has no formula for, but so little of it per
+# byte that their time is their traffic: normalisations, reductions, lookups, pooling.
+_TRAFFIC_BOUND = frozenset(
+    (
+        "_softmax _log_softmax native_layer_norm native_batch_norm native_group_norm "
+        "_fused_rms_norm rms_norm cudnn_batch_norm _native_batch_norm_legit batch_norm "
+        "_batch_norm_with_update embedding nll_loss_forward nll_loss2d_forward mse_loss "
+        "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d mean sum amax amin max min "
+        "argmax var var_mean cumsum cat stack index index_select gather scatter scatter_add "
+        "index_put index_add copy_ clone _to_copy arange zeros ones full new_zeros "
+        "new_ones zeros_like ones_like full_like rand randn rand_like "
+        "randn_like linspace logspace eye bernoulli native_dropout fill_ zero_ tril triu "
+        "constant_pad_nd repeat roll flip topk sort one_hot upsample_nearest2d upsample_bilinear2d "
+        "any all norm linalg_vector_norm scalar_tensor lift_fresh_copy slice_scatter "
+        "select_scatter split_with_sizes_copy _local_scalar_dense masked_fill where "
+        "floor_divide histc dispatch_to_experts expert_offsets combine_experts"
+    ).split()
+)
+# Some are views that torch does not mark as such: an LSTM divides its gates by unsafe_chunk, a
+# product without bias gives back its rows by _unsafe_view. The last ones only allocate.
+_FREE = frozenset(
+    "detach _assert_tensor_metadata lift_fresh unsafe_split unsafe_chunk _unsafe_view empty "
+    "empty_like new_empty empty_strided".split()
+)
 
 
-@dataclass
-class OperationCost:
-    """FLOPs and traffic of one operation: of its forward and its two gradients.
+class Saved(NamedTuple):
+    """A storage that autograd keeps for the backward.
 
     Attributes:
-        operation_class: class of its products, if it has any.
-        launches: number of device operations of its forward.
-        gradients: the input gradient's number of operations relative to the forward's.
+        bytes: its size.
+        nodes: the operations that save it, in order.
     """
 
-    forward_flops: int = 0
-    input_gradient_flops: int = 0
-    weight_gradient_flops: int = 0
-    forward_traffic_bytes: int = 0
-    input_gradient_traffic_bytes: int = 0
-    weight_gradient_traffic_bytes: int = 0
-    operation_class: OperationClass = "memory"
-    launches: int = 1
-    gradients: int = 1
+    bytes: int
+    nodes: list[fx.Node]
 
 
 @dataclass
@@ -66,33 +81,29 @@ class Measurement:
     """The counts of a run on the meta device.
 
     Attributes:
-        cost: cost of each operation.
-        saved: ``(first operation that saves it, bytes)`` of each storage that autograd keeps.
-        savers: all operations that save each of these.
-        again: the same as ``saved`` of storages that are not kept, since the backward makes them
-            again.
+        work: rows of each operation of a layer: of its forward and its two gradients.
+        saved: storages that autograd keeps.
+        again: storages that are not kept, since the backward makes them again.
         storage: storage of each operation's value.
         requires_grad: operations whose value takes a gradient.
         weight_stash: what is kept for the weight gradients of split backwards: operation, storage
             (None: its gradient) and bytes.
-        counted, uncounted: number of runs of operators with and without a known cost; the latter by
-            name.
+        counted, uncounted: runs of operators with a known cost; and without one, by name.
     """
 
-    cost: dict[fx.Node, OperationCost] = field(default_factory=dict)
-    saved: dict[int, tuple[fx.Node, int]] = field(default_factory=dict)
-    savers: defaultdict[int, set[fx.Node]] = field(default_factory=lambda: defaultdict(set))
-    again: dict[int, tuple[fx.Node, int]] = field(default_factory=dict)
+    work: dict[fx.Node, tuple[Work, ...]] = field(default_factory=dict)
+    saved: dict[int, Saved] = field(default_factory=dict)
+    again: dict[int, Saved] = field(default_factory=dict)
     storage: dict[fx.Node, int] = field(default_factory=dict)
     requires_grad: set[fx.Node] = field(default_factory=set)
     weight_stash: tuple[tuple[fx.Node, int | None, int], ...] = ()
     counted: int = 0
-    uncounted: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    uncounted: Counter[str] = field(default_factory=Counter)
 
     @property
     def coverage(self) -> float:
         """Fraction of the arithmetic operators whose cost is known."""
-        missed = sum(self.uncounted.values())
+        missed = self.uncounted.total()
         return 1.0 if not missed else self.counted / (self.counted + missed)
 
 
@@ -106,64 +117,69 @@ def measure(
     """
     runner = _Runner(exported, layers)
     arguments = [batch[str(node.target)] for node in layers.inputs]
-    with saved_tensors_hooks(runner.pack, lambda tensor: tensor):
+    with saved_tensors_hooks(runner.pack, lambda tensor: tensor), runner.counter:
         try:
             runner.run(*arguments)
         except Exception as error:
             raise PipeplanError(runner.refusal(error)) from error
-    runner.result.weight_stash = runner.weight_stash.kept(layers.layer_of)
+    runner.result.weight_stash = tuple(runner.weight_stash())
     return runner.result
 
 
-class _TrafficCounter(TorchDispatchMode):
-    """Bytes read and written by dispatched operators, and operators without a known cost."""
+class _Counter(TorchDispatchMode):
+    """Counts the dispatched operators that one operation of the graph consists of."""
 
     def __init__(self, result: Measurement) -> None:
         super().__init__()
         self.result = result
-        self.bytes = 0
-        self.launches = 0
-        self.flops = 0  # Of products that torch's own counter does not know.
+        self.clear()
+
+    def clear(self) -> None:
+        self.bytes = self.launches = self.flops = 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        given = kwargs or {}
+        out = func(*args, **given)
         name = packet_of(func).__name__
-        if getattr(func, "is_view", False) or name in FREE:
+        if getattr(func, "is_view", False) or name in _FREE:
             return out
         self.launches += 1
-        if name in FLOPS:
-            self.flops += FLOPS[name](*args, **(kwargs or {}))
-        read = args[1:] if name in LOOKUPS else args
-        leaves = tree_leaves([read, kwargs or {}, out])
-        tensors = {id(value): value for value in leaves if isinstance(value, Tensor)}
-        self.bytes += sum(value.numel() * value.element_size() for value in tensors.values())
-        if (
-            torch.Tag.pointwise in func.tags
-            or not TRAFFIC_BOUND.isdisjoint((name, name.rstrip("_")))
-            or name in FLOPS
-            or has_flop_formula(packet_of(func))
-        ):
+        formula = _grouped_flops if name in _GROUPED else FLOP_FORMULAS.get(packet_of(func))
+        if formula is not None:
+            self.flops += formula(*args, **given, out_val=out)
+        read = args[1:] if name == "embedding" else args  # It reads the rows it looks up.
+        values = {id(x): x for x in tree_leaves([read, given, out]) if isinstance(x, Tensor)}
+        self.bytes += sum(value.numel() * value.element_size() for value in values.values())
+        is_known = formula is not None or torch.Tag.pointwise in func.tags
+        if is_known or not _TRAFFIC_BOUND.isdisjoint((name, name.rstrip("_"))):
             self.result.counted += 1
         else:
             self.result.uncounted[str(packet_of(func))] += 1
         return out
 
 
+def _grouped_flops(left: Tensor, right: Tensor, *_: Any, **__: Any) -> int:
+    return 2 * left.shape[-2] * left.shape[-1] * right.shape[-1]
+
+
 class _Runner(fx.Interpreter):
-    """Runs the graph and adds every cost to the node that causes it."""
+    """Runs the graph and books every cost to the operation that causes it."""
 
     def __init__(self, exported: ExportedStep, layers: LayerAssignment) -> None:
         super().__init__(exported.module, garbage_collect_values=False)
         self.result = Measurement()
+        self.counter = _Counter(self.result)
         self.layers = layers
-        self.current: fx.Node | None = None
         self.running = next(iter(exported.graph.nodes))
-        self.weights = _weight_only_nodes(exported)
-        self.weight_stash = WeightStash(exported.module)
-        parameters = [*exported.module.parameters(), *exported.module.buffers()]
-        self.not_stash = {storage_key(p) for p in parameters}
+        self.weights = trained_weights(exported.module)
+        self.tables: set[fx.Node] = set()  # Weights, and values computed from nothing else.
+        for node in exported.graph.nodes:
+            if node in self.weights and self.tables.issuperset(node.all_input_nodes):
+                self.tables.add(node)
+        held = [*exported.module.parameters(), *exported.module.buffers()]
+        self.held = {storage_key(value) for value in held}
         self.kept_alive: list[Tensor] = []  # A freed storage's address could be used again.
 
     def refusal(self, error: Exception) -> str:
@@ -173,26 +189,27 @@ class _Runner(fx.Interpreter):
         return f"operator {node.target}{where} cannot be measured without data: {one_line(error)}"
 
     def pack(self, tensor: Tensor) -> Tensor:
+        """Note what the running operation saves for its backward."""
         key, bytes_ = storage_key(tensor), tensor.untyped_storage().nbytes()
-        if self.current is not None and key not in self.not_stash:
+        if self.running in self.layers.layer_of and key not in self.held:
             self.kept_alive.append(tensor)
-            self.result.saved.setdefault(key, (self.current, bytes_))
-            self.result.savers[key].add(self.current)
-            self.weight_stash.saved(self.current, key, bytes_)
+            nodes = self.result.saved.setdefault(key, Saved(bytes_, [])).nodes
+            nodes += [self.running] * (self.running not in nodes[-1:])
         return tensor
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node, counting it if it is an operation of a layer."""
         self.running = n
-        if n.op != "call_function":
-            return super().run_node(n)
-        self.current = n if n in self.layers.layer_of else None
-        traffic = _TrafficCounter(self.result)
-        with FlopCounterMode(display=False) as flops, traffic:
-            value = super().run_node(n)
-        self.current = None
-        self.weight_stash.made(n, value)
-        self._book(n, value, flops.get_total_flops() + traffic.flops, traffic)
+        self.counter.clear()
+        value = super().run_node(n)
+        if n.op == "call_function" and isinstance(value, Tensor):
+            self.result.storage[n] = storage_key(value)
+            if value.requires_grad:
+                self.result.requires_grad.add(n)
+        if n in self.layers.layer_of:
+            is_attention = n.target is ATTENTION
+            self.result.counted += is_attention
+            self.result.work[n] = self._attention(n) if is_attention else self._work(n, value)
         return value
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
@@ -202,78 +219,69 @@ class _Runner(fx.Interpreter):
             return _FusedAttention.apply(*args[:3], mask)
         return super().call_function(target, args, kwargs)
 
-    def _book(self, node: fx.Node, value: Any, flops: int, traffic: _TrafficCounter) -> None:
-        if isinstance(value, Tensor):
-            self.result.storage[node] = storage_key(value)
-            if value.requires_grad:
-                self.result.requires_grad.add(node)
-        if node not in self.layers.layer_of:
-            return
-        if node.target is ATTENTION:
-            self.result.counted += 1
-            self.result.cost[node] = self._attention_cost(node)
-            return
+    def _work(self, node: fx.Node, value: Any) -> tuple[Work, ...]:
+        """Return an operation's work with its gradients.
+
+        A product's gradients take a product for each operand; those of others take their traffic.
+        """
+        name, flops, traffic = operator_name(node), self.counter.flops, self.counter.bytes
         passes = not isinstance(value, Tensor) or value.requires_grad
         operands = node.all_input_nodes if passes else []
-        activations = [n for n in operands if n in self.result.requires_grad]
-        activations = [n for n in activations if n not in self.weights]
-        weights = [n for n in operands if n in self.weights and len(shape_of(n)) >= 2]
-        cost = _with_gradients(node, flops, traffic.bytes, activations, weights)
-        cost.launches = traffic.launches
-        self.result.cost[node] = cost
+        tables = [n for n in operands if n in self.tables and len(shape_of(n)) >= 2]
+        count = len({*operands} & self.result.requires_grad - self.tables)
+        count = count if flops and name in MATRIX_PRODUCTS else min(1, count)
+        moved = traffic if flops else 2 * sum(map(bytes_of, tables))
+        kind: OperationClass = "convolution" if "conv" in name else "product"
+        launches = self.counter.launches
+        return _rows(
+            kind if flops else "memory",
+            ("forward", launches, flops, traffic),
+            ("input_gradient", launches * count, flops * count, traffic * count),
+            ("weight_gradient", launches, flops * bool(tables), moved * bool(tables)),
+        )
 
-    def _attention_cost(self, node: fx.Node) -> OperationCost:
+    def _attention(self, node: fx.Node) -> tuple[Work, ...]:
         query, key, value = (self.env[n] for n in node.args[:3])  # type: ignore[index]
         pairs = query.shape[:-1].numel() * key.shape[-2]
         flops = 2 * pairs * (query.shape[-1] + value.shape[-1])
         moved = [self.env[n] for n in node.all_input_nodes] + [query]
         traffic = sum(t.numel() * t.element_size() for t in moved)
+        is_causal = node.kwargs.get("is_causal", node.args[5] if len(node.args) > 5 else False)
         # Dao 2023, "FlashAttention-2": two products forward; backward has five, the scores
         # being computed again. It has all gradients or none.
         trains = node in self.result.requires_grad
-        return OperationCost(
-            forward_flops=flops,
-            input_gradient_flops=flops * 5 // 2 if trains else 0,
-            forward_traffic_bytes=traffic,
-            input_gradient_traffic_bytes=2 * traffic if trains else 0,
-            gradients=int(trains),
-            operation_class="causal_attention" if _is_causal(node) else "attention",
+        return _rows(
+            "causal_attention" if is_causal is True else "attention",
+            ("forward", 1, flops, traffic),
+            ("input_gradient", 1, trains * flops * 5 // 2, trains * 2 * traffic),
         )
 
-
-def _with_gradients(
-    node: fx.Node, flops: int, traffic: int, activations: list[fx.Node], weights: list[fx.Node]
-) -> OperationCost:
-    """Return an operation's cost with its gradients.
-
-    A product's gradients take one product per operand; those of other operators take their traffic.
-    """
-    cost = OperationCost(forward_flops=flops, forward_traffic_bytes=traffic)
-    name = operator_name(node)
-    products = len(activations) if name in MATRIX_PRODUCTS else min(1, len(activations))
-    if flops:
-        cost.operation_class = "convolution" if "conv" in name else "product"
-        cost.gradients = products
-    cost.input_gradient_flops = flops * products
-    cost.input_gradient_traffic_bytes = traffic * (products if flops else min(1, products))
-    if weights:
-        cost.weight_gradient_flops = flops
-        cost.weight_gradient_traffic_bytes = traffic if flops else 2 * sum(map(_bytes, weights))
-    return cost
+    def weight_stash(self) -> Iterator[tuple[fx.Node, int | None, int]]:
+        """Yield what deferred weight gradients keep: saved tensors, each once, and gradients."""
+        waiting = {n for n in self.layers.layer_of if is_deferrable(n, self.weights)}
+        for key, saved in self.result.saved.items():
+            first = next((node for node in saved.nodes if node in waiting), None)
+            if first is not None:
+                yield first, key, saved.bytes
+        for node in waiting:
+            made = [x for x in tree_leaves(self.env[node]) if isinstance(x, Tensor)]
+            bytes_ = sum(x.numel() * x.element_size() for x in made if x.requires_grad)
+            yield node, None, bytes_
 
 
-def _weight_only_nodes(exported: ExportedStep) -> set[fx.Node]:
-    """Return trainable parameters and values computed from nothing else (a transposed weight)."""
-    weights: set[fx.Node] = set()
-    for node in exported.graph.nodes:
-        operands = node.all_input_nodes
-        if node.op == "get_attr":
-            value = exported.attribute(node)
-            if isinstance(value, nn.Parameter) and value.requires_grad:
-                weights.add(node)
-        elif node.op == "call_function" and not is_detached(node):
-            weights.update([node] if operands and weights.issuperset(operands) else [])
-    return weights
+def _rows(kind: OperationClass, *rows: tuple[Phase, int, int, int]) -> tuple[Work, ...]:
+    """Return the work of phases; one without traffic is a view and no device operation."""
+    return tuple(
+        Work(
+            phase=phase,
+            operation_class=kind if flops else "memory",
+            operations=max(1, operations),
+            flops=flops,
+            traffic_bytes=bytes_,
+        )
+        for phase, operations, flops, bytes_ in rows
+        if flops or bytes_
+    )
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -296,12 +304,31 @@ class _FusedAttention(torch.autograd.Function):
         raise AssertionError("tracing runs no backward")
 
 
-def _is_causal(node: fx.Node) -> bool:
-    """Return ``is_causal`` of torch's scaled_dot_product_attention."""
-    is_causal = node.kwargs.get("is_causal", node.args[5] if len(node.args) > 5 else False)
-    return is_causal is True
+# --- products -------------------------------------------------------------------------------------
 
 
-def _bytes(node: fx.Node) -> int:
-    value = node.meta["val"]
-    return int(value.numel() * value.element_size())
+def products_of(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, Product]]:
+    """Yield the matrix products among operations; convolutions are none."""
+    for node in nodes:
+        name = operator_name(node) if node.op == "call_function" else ""
+        operands = _matrices(node)
+        if name not in MATRIX_PRODUCTS or "conv" in name or len(operands) != 2:
+            continue
+        shape, batched = shape_of(node), is_batched(node)
+        sizes = (prod(shape[:-2]), shape[-2]) if batched else (1, prod(shape[:-1]))
+        inner, columns = shape_of(operands[0])[-1], shape[-1]
+        batch, rows = sizes
+        yield (
+            node,
+            Product(operator=name, batch=batch, rows=rows, inner=inner, columns=columns),
+        )
+
+
+def is_batched(node: fx.Node) -> bool:
+    """Return whether a product is one of several matrices with as many others."""
+    is_named_so = operator_name(node) in ("matmul", "bmm", "baddbmm")
+    return is_named_so and len(shape_of(_matrices(node)[1])) > 2
+
+
+def _matrices(node: fx.Node) -> list[fx.Node]:
+    return [n for n in node.all_input_nodes if len(shape_of(n)) > 1]

@@ -46,118 +46,49 @@ class ExportedStep:
         return attribute_of(self.module, str(node.target))
 
 
+def attribute_of(owner: Any, path: str) -> object:
+    """Return the attribute of a dotted path such as ``h.0.weight``."""
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+# --- operators and values -------------------------------------------------------------------------
+
+
+def operator_name(node: fx.Node) -> str:
+    """Return an operator's name without namespace and overload, such as ``linear``."""
+    if isinstance(node.target, OpOverload):
+        return schema_name(node.target).partition("::")[2]
+    return str(node.target)
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """Return the arguments of an operation by their names in its schema, defaults included."""
+    assert isinstance(node.target, OpOverload)
+    arguments = schema_arguments(node.target)
+    given = {argument.name: argument.default_value for argument in arguments}
+    given.update(zip((argument.name for argument in arguments), node.args, strict=False))
+    return {**given, **node.kwargs}
+
+
+def shape_of(node: fx.Node) -> tuple[int, ...]:
+    """Return the shape of a tensor; of anything else the empty one."""
+    value = node.meta.get("val")
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def bytes_of(node: fx.Node) -> int:
+    """Return the bytes of a tensor; of anything else 0."""
+    value = node.meta.get("val")
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
+
+
 # With nothing to drop these return their argument itself, but a copy while they are exported.
 _MAY_RETURN_ARGUMENT = frozenset(
     f"aten::{name}"
     for name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout")
 )
-# These write their running statistics if the argument named here is true; their schemas do not say.
-_STATISTICS = ("running_mean", "running_var")
-_WRITES_STATISTICS_IF = {"aten::batch_norm": "training", "aten::instance_norm": "use_input_stats"}
-
-
-def written_by(node: fx.Node) -> list[fx.Node]:
-    """Return the values that an operation writes into; empty if it changes no argument.
-
-    A higher-order operator writes what its graphs write into; one with unknown graphs may write
-    into every argument.
-    """
-    if isinstance(node.target, HigherOrderOperator):
-        return _written_inside(node)
-    if not isinstance(node.target, OpOverload):
-        return []
-    given, arguments = arguments_of(node), schema_arguments(node.target)
-    names = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
-    if given.get(_WRITES_STATISTICS_IF.get(schema_name(node.target), "")):
-        names.update(_STATISTICS)
-    return _nodes([value for name, value in given.items() if name in names])
-
-
-def returns_what_it_wrote(node: fx.Node) -> bool:
-    """Return whether an operation such as ``aten::mul_`` returns the only argument it changes."""
-    return isinstance(node.target, OpOverload) and (
-        operator_name(node).endswith("_") and len(written_by(node)) == 1
-    )
-
-
-def is_random(node: fx.Node) -> bool:
-    """Return whether running the operation again may give another result."""
-    if isinstance(node.target, HigherOrderOperator):
-        graphs = _graphs(node)
-        return not graphs or any(is_random(inner) for graph in graphs for inner in graph.nodes)
-    if not isinstance(node.target, OpOverload):
-        return False
-    return torch.Tag.nondeterministic_seeded in node.target.tags and not _drops_nothing(node)
-
-
-def _drops_nothing(node: fx.Node) -> bool:
-    """Return whether an operation with dropout has a dropout of zero."""
-    assert isinstance(node.target, OpOverload)
-    given = arguments_of(node)
-    is_dropout = schema_name(node.target) in _MAY_RETURN_ARGUMENT
-    rate = given.get("p") if is_dropout else given.get("dropout_p", given.get("dropout"))
-    return rate == 0 or (rate is not None and given.get("train") is False)
-
-
-def is_noted(node: fx.Node) -> bool:
-    """Return whether what it writes may be noted and applied later."""
-    return is_noted_normalisation(node) or is_counter(node)
-
-
-def is_noted_normalisation(node: fx.Node) -> bool:
-    """A normalisation that writes running statistics, which are buffers of the model."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    if schema_name(node.target) not in _WRITES_STATISTICS_IF:
-        return False
-    written = written_by(node)
-    return bool(written) and all(n.op == "get_attr" for n in written)
-
-
-def is_counter(node: fx.Node) -> bool:
-    """``buffer.add_(1)`` of an integer buffer whose value nothing else uses."""
-    if not _adds_number(node):
-        return False
-    buffer = node.args[0]
-    assert isinstance(buffer, fx.Node)
-    value = buffer.meta.get("val")
-    if buffer.op != "get_attr" or not isinstance(value, Tensor) or value.is_floating_point():
-        return False
-    return all(_adds_number(user) for user in buffer.users)
-
-
-def _adds_number(node: fx.Node) -> bool:
-    is_add = node.target is torch.ops.aten.add_.Tensor and len(node.args) == 2
-    return is_add and isinstance(node.args[1], int) and not node.users
-
-
-def buffers_written(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Yield operations that write a buffer whose value depends on the microbatches before.
-
-    With each comes the node of the buffer. Writes that :func:`is_noted` tells are left out.
-    """
-    for node in nodes:
-        for value in written_by(node) if not is_noted(node) else ():
-            if value.op == "get_attr":
-                yield node, value
-
-
-def require_no_writes(exported: ExportedStep) -> None:
-    """Refuse a step that writes buffers, such as running statistics, at several lengths.
-
-    Raises:
-        PipeplanError: naming a buffer.
-    """
-    for node in exported.graph.nodes:
-        held = [value for value in node.all_input_nodes if value.op == "get_attr"]
-        written = [value for value in written_by(node) if value.op == "get_attr"]
-        written = written or (held if is_noted(node) else [])
-        if written:
-            raise PipeplanError(
-                f"lengths: the model writes buffer {exported.name_of(written[0])!r} in its "
-                "forward, which microbatches of several lengths cannot share yet; remove lengths "
-                "from the job and plan again"
-            )
 
 
 def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
@@ -176,67 +107,125 @@ def memory_of(graph: fx.Graph) -> Mapping[fx.Node, int]:
     return memory
 
 
-def operator_name(node: fx.Node) -> str:
-    """Return an operator's name without namespace and overload, such as ``linear``."""
-    if isinstance(node.target, OpOverload):
-        return schema_name(node.target).partition("::")[2]
-    return str(node.target)
+# --- randomness -----------------------------------------------------------------------------------
 
 
-def shape_of(node: fx.Node) -> tuple[int, ...]:
-    """Return the shape of a tensor; of anything else the empty one."""
-    value = node.meta.get("val")
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """Return the arguments of an operation by their names in its schema, defaults included."""
-    assert isinstance(node.target, OpOverload)
-    arguments = schema_arguments(node.target)
-    given = {argument.name: argument.default_value for argument in arguments}
-    given.update(zip((argument.name for argument in arguments), node.args, strict=False))
-    return {**given, **node.kwargs}
-
-
-def _nodes(values: Any) -> list[fx.Node]:
-    return [value for value in tree_leaves(values) if isinstance(value, fx.Node)]
+def is_random(node: fx.Node) -> bool:
+    """Return whether running the operation again may give another result."""
+    if isinstance(node.target, HigherOrderOperator):
+        graphs = _graphs(node)
+        return not graphs or any(is_random(inner) for graph in graphs for inner in graph.nodes)
+    if not isinstance(node.target, OpOverload):
+        return False
+    given = arguments_of(node)
+    is_dropout = schema_name(node.target) in _MAY_RETURN_ARGUMENT
+    rate = given.get("p") if is_dropout else given.get("dropout_p", given.get("dropout"))
+    drops_nothing = rate == 0 or (rate is not None and given.get("train") is False)
+    return torch.Tag.nondeterministic_seeded in node.target.tags and not drops_nothing
 
 
 def _graphs(node: fx.Node) -> list[fx.Graph]:
     """Return the graphs that a higher-order operator runs."""
     owner = node.graph.owning_module
-    assert owner is not None
     named = [n for n in node.all_input_nodes if n.op == "get_attr"]
     modules = [attribute_of(owner, str(n.target)) for n in named]
     return [module.graph for module in modules if isinstance(module, fx.GraphModule)]
 
 
-def attribute_of(owner: Any, path: str) -> object:
-    """Return the attribute of a dotted path such as ``h.0.weight``."""
-    for part in path.split("."):
-        owner = getattr(owner, part)
-    return owner
+# --- writes ---------------------------------------------------------------------------------------
+
+# These write their running statistics if the argument named here is true; their schemas do not say.
+_STATISTICS = ("running_mean", "running_var")
+_WRITES_STATISTICS_IF = {"aten::batch_norm": "training", "aten::instance_norm": "use_input_stats"}
 
 
-def _written_inside(node: fx.Node) -> list[fx.Node]:
-    arguments = tree_leaves([node.args, node.kwargs])
-    graphs = _graphs(node)
+def written_by(node: fx.Node) -> list[fx.Node]:
+    """Return the values that an operation writes into; empty if it changes no argument.
+
+    A higher-order operator writes what its graphs write into; one with unknown graphs may write
+    into every argument.
+    """
+    if isinstance(node.target, HigherOrderOperator):
+        values: Any = list(_written_inside(node))
+    elif isinstance(node.target, OpOverload):
+        given, arguments = arguments_of(node), schema_arguments(node.target)
+        names = {a.name for a in arguments if a.alias_info is not None and a.alias_info.is_write}
+        if given.get(_WRITES_STATISTICS_IF.get(schema_name(node.target), "")):
+            names.update(_STATISTICS)
+        values = [value for name, value in given.items() if name in names]
+    else:
+        return []
+    return [value for value in tree_leaves(values) if isinstance(value, fx.Node)]
+
+
+def _written_inside(node: fx.Node) -> Iterator[Any]:
+    arguments, graphs = tree_leaves([node.args, node.kwargs]), _graphs(node)
     if not graphs:
-        return _nodes(arguments)
-    return _nodes([list(_operands_written(graph, arguments)) for graph in graphs])
+        yield from arguments
+    for graph in graphs:
+        memory = memory_of(graph)
+        written = {memory.get(value) for inner in graph.nodes for value in written_by(inner)}
+        # The graph's operands come last.
+        entrances = reversed(graph.find_nodes(op="placeholder"))
+        for entrance, operand in zip(entrances, reversed(arguments), strict=False):
+            if memory.get(entrance) in written:
+                yield operand
 
 
-def _operands_written(graph: fx.Graph, arguments: list[Any]) -> Iterator[Any]:
-    """Return operands that the graph of a higher-order operator writes into; they come last."""
-    memory = memory_of(graph)
-    written = {memory.get(value) for inner in graph.nodes for value in written_by(inner)}
-    if not written:
-        return
-    entrances = graph.find_nodes(op="placeholder")
-    if None in written or len(entrances) > len(arguments):
-        yield from arguments  # Not known which: any.
-        return
-    operands = arguments[len(arguments) - len(entrances) :]
-    for entrance, operand in zip(entrances, operands, strict=True):
-        if memory.get(entrance) in written:
-            yield operand
+def returns_what_it_wrote(node: fx.Node) -> bool:
+    """Return whether an operation such as ``aten::mul_`` returns the only argument it changes."""
+    return operator_name(node).endswith("_") and len(written_by(node)) == 1
+
+
+def is_noted_normalisation(node: fx.Node) -> bool:
+    """A normalisation that writes running statistics, which are buffers of the model."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    written = written_by(node)
+    is_normalisation = schema_name(node.target) in _WRITES_STATISTICS_IF
+    return is_normalisation and bool(written) and all(n.op == "get_attr" for n in written)
+
+
+def is_counter(node: fx.Node) -> bool:
+    """``buffer.add_(1)`` of an integer buffer whose value nothing else uses."""
+    if not _adds_number(node):
+        return False
+    buffer: Any = node.args[0]
+    value = buffer.meta.get("val")
+    if buffer.op != "get_attr" or not isinstance(value, Tensor) or value.is_floating_point():
+        return False
+    return all(_adds_number(user) for user in buffer.users)
+
+
+def _adds_number(node: fx.Node) -> bool:
+    is_add = node.target is torch.ops.aten.add_.Tensor and len(node.args) == 2
+    return is_add and isinstance(node.args[1], int) and not node.users
+
+
+def buffers_written(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Yield operations that write a buffer whose value depends on the microbatches before.
+
+    With each comes the node of the buffer. Running statistics and counters are left out: their
+    changes may be noted and applied later.
+    """
+    for node in nodes:
+        for value in written_by(node):
+            is_noted = is_noted_normalisation(node) or is_counter(node)
+            if value.op == "get_attr" and not is_noted:
+                yield node, value
+
+
+def require_no_writes(exported: ExportedStep) -> None:
+    """Refuse a step that writes buffers, such as running statistics, at several lengths.
+
+    Raises:
+        PipeplanError: naming a buffer.
+    """
+    for node in exported.graph.nodes:
+        for value in written_by(node):
+            if value.op == "get_attr":
+                raise PipeplanError(
+                    f"lengths: the model writes buffer {exported.name_of(value)!r} in its "
+                    "forward, which microbatches of several lengths cannot share yet; remove "
+                    "lengths from the job and plan again"
+                )

@@ -7,6 +7,7 @@ what is expected of each of them; a new version of torch has to pass it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -82,20 +83,18 @@ def storage_key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def has_flop_formula(packet: Any) -> bool:
-    """Return whether torch's own FLOP counter supports an operator."""
-    return packet in flop_registry
-
+FLOP_FORMULAS: Mapping[Any, Callable[..., int]] = flop_registry
+"""Formulas of torch's own FLOP counter, by all overloads of an operator (:func:`packet_of`)."""
 
 __all__ = [
     "EXPORT_MODULES",
+    "FLOP_FORMULAS",
     "MATH_ATTENTION",
     "FakeTensorMode",
     "FunctionBase",
     "HigherOrderOperator",
     "OpOverload",
     "TorchDispatchMode",
-    "has_flop_formula",
     "packet_of",
     "require_supported",
     "returns_alias",

@@ -29,9 +29,8 @@ from planner.tracing.factory import (
 )
 from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment, assign_layers
-from planner.tracing.measure import Measurement, OperationCost, measure
-from planner.tracing.products import products_of
-from planner.tracing.sharing import buffers_written, require_no_writes
+from planner.tracing.measure import Measurement, measure, products_of
+from planner.tracing.sharing import buffers_written, bytes_of, require_no_writes, shape_of
 from planner.tracing.torch_private import require_supported
 
 LOG = logging.getLogger(__name__)
@@ -147,11 +146,7 @@ def traced_at(
 
 
 def graph_record(
-    exported: ExportedStep,
-    layers: LayerAssignment,
-    measured: Measurement,
-    job: Job,
-    name: str,
+    exported: ExportedStep, layers: LayerAssignment, measured: Measurement, job: Job, name: str
 ) -> GraphRecord:
     """Return the measured figures of the exported step, layer by layer."""
     gradients = nodes_with_gradient(exported)
@@ -160,7 +155,7 @@ def graph_record(
         name=name,
         samples_per_microbatch=job.samples_per_microbatch,
         precision=job.precision,
-        layers=_layers(exported, layers, measured, parameters),
+        layers=tuple(_layers(exported, layers, measured, parameters)),
         boundaries=tuple(_boundaries(layers, measured, gradients)),
         parameters=parameters,
         flop_coverage=measured.coverage,
@@ -169,55 +164,49 @@ def graph_record(
     )
 
 
-# --- work -----------------------------------------------------------------------------------------
-
-
-def work_of(costs: Iterable[OperationCost]) -> tuple[Work, ...]:
-    """Return the layer's work: rows of operations of equal class and size, by phase, in order.
-
-    Operations without products are one row per phase: their times add up as their traffic does.
-    """
-    rows = [row for cost in costs for row in _rows(cost)]
-    merged = [
-        row.model_copy(update={name: number * getattr(row, name) for name in _SIZES})
-        for row, number in Counter(row for row in rows if row.flops).items()
-    ]
-    for phase in PHASES:
-        moved = [row for row in rows if row.phase == phase and not row.flops]
-        if moved:
-            sums = {name: sum(getattr(row, name) for row in moved) for name in _SIZES}
-            merged.append(moved[0].model_copy(update=sums))
-    return tuple(sorted(merged, key=lambda row: PHASES.index(row.phase)))
-
-
 _SIZES = ("operations", "flops", "traffic_bytes")
 
 
-def _rows(cost: OperationCost) -> Iterator[Work]:
-    """Yield one operation's phases; one without traffic is a view and no device operation."""
-    for phase in PHASES:
-        flops = getattr(cost, f"{phase}_flops")
-        bytes_ = getattr(cost, f"{phase}_traffic_bytes")
-        if flops or bytes_:
-            factor = cost.gradients if phase == "input_gradient" else 1
-            yield Work(
-                phase=phase,
-                operation_class=cost.operation_class if flops else "memory",
-                operations=max(1, cost.launches * factor),
-                flops=flops,
-                traffic_bytes=bytes_,
-            )
+def work_of(rows: Iterable[Work]) -> tuple[Work, ...]:
+    """Return the work of operations, by phase: a row for those of equal class and size.
+
+    Operations without products are one row per phase: their times add up as their traffic does.
+    """
+    equal: Counter[Work] = Counter()
+    moved: defaultdict[str, list[Work]] = defaultdict(list)
+    for row in rows:
+        if row.flops:
+            equal[row] += 1
+        else:
+            moved[row.phase].append(row)
+    groups = [[row] * count for row, count in equal.items()] + list(moved.values())
+    merged = [
+        group[0].model_copy(update={n: sum(getattr(row, n) for row in group) for n in _SIZES})
+        for group in groups
+    ]
+    return tuple(sorted(merged, key=lambda row: PHASES.index(row.phase)))
 
 
-def gradient_sum(bytes_: int) -> OperationCost:
+def gradient_sum(bytes_: int) -> Work:
     """Return the work of adding a microbatch's gradient to earlier ones: two reads and a write.
 
     The first microbatch of an iteration has nothing to add to; it is not treated differently.
     """
-    return OperationCost(weight_gradient_traffic_bytes=3 * bytes_)
+    return Work(
+        phase="weight_gradient",
+        operation_class="memory",
+        operations=1,
+        flops=0,
+        traffic_bytes=3 * bytes_,
+    )
 
 
-# --- records --------------------------------------------------------------------------------------
+def figures_of(work: Iterable[Work]) -> dict[str, Any]:
+    """Return the sums of FLOPs and traffic of each phase, by the names of a layer's fields."""
+    rows, found = tuple(work), dict[str, Any]()
+    for phase in PHASES:
+        found[f"{phase}_flops"], found[f"{phase}_traffic_bytes"] = totals(rows, phase)
+    return found
 
 
 def _layers(
@@ -225,45 +214,37 @@ def _layers(
     layers: LayerAssignment,
     measured: Measurement,
     parameters: Iterable[Parameter],
-) -> tuple[Layer, ...]:
-    nodes: dict[str, list[fx.Node]] = {name: [] for name in layers.names}
-    for node in measured.cost:
-        nodes[layers.layer_of[node]].append(node)
+) -> Iterator[Layer]:
     late = [(node, bytes_) for node, _, bytes_ in measured.weight_stash]
-    held = (measured.saved.values(), late, measured.again.values(), _read(layers))
-    stash, weight_stash, again, batch = (_by_layer(layers, rows) for rows in held)
+    kept, again = (
+        [(row.nodes[0], row.bytes) for row in rows.values()]
+        for rows in (measured.saved, measured.again)
+    )
+    held = (kept, late, again, _read(layers))
+    stash, weight_stash, again_bytes, batch = (bytes_by_layer(layers, rows) for rows in held)
     used = _parameter_names(exported, layers)
-    written: dict[str, dict[str, None]] = {name: {} for name in layers.names}
+    written: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for node, buffer in buffers_written(layers.layer_of):
         written[layers.layer_of[node]][exported.name_of(buffer)] = None
     size = {row.name: row.bytes for row in parameters if row.trainable}
-    found = []
-    for name in layers.names:
-        costs = [measured.cost[node] for node in nodes[name]]
-        sums = [gradient_sum(size[own]) for own in used[name] if own in size]
-        work = work_of([*costs, *sums])
-        figures: dict[str, Any] = {}
-        for phase in PHASES:
-            flops, bytes_ = totals(work, phase)
-            figures |= {f"{phase}_flops": flops, f"{phase}_traffic_bytes": bytes_}
-        found.append(
-            Layer(
-                name=name,
-                **figures,
-                stash_bytes=stash[name],
-                weight_stash_bytes=weight_stash[name],
-                again_bytes=again[name],
-                parameters=tuple(used[name]),
-                writes=tuple(written[name]),
-                batch_bytes=batch[name],
-                work=work,
-                products=tuple(product for _, product in products_of(nodes[name])),
-            )
+    for name, nodes in layers.nodes_of.items():
+        rows = [row for node in nodes for row in measured.work[node]]
+        work = work_of([*rows, *(gradient_sum(size[own]) for own in used[name] if own in size)])
+        yield Layer(
+            name=name,
+            **figures_of(work),
+            stash_bytes=stash[name],
+            weight_stash_bytes=weight_stash[name],
+            again_bytes=again_bytes[name],
+            parameters=tuple(used[name]),
+            writes=tuple(written[name]),
+            batch_bytes=batch[name],
+            work=work,
+            products=tuple(product for _, product in products_of(nodes)),
         )
-    return tuple(found)
 
 
-def _by_layer(
+def bytes_by_layer(
     layers: LayerAssignment, rows: Iterable[tuple[fx.Node, int]]
 ) -> defaultdict[str, int]:
     """Return the sum of the bytes of operations, by layer."""
@@ -276,9 +257,8 @@ def _by_layer(
 def _read(layers: LayerAssignment) -> Iterator[tuple[fx.Node, int]]:
     """Yield each entry of the batch for one operation of every layer that reads it."""
     for node in layers.inputs:
-        value = node.meta["val"]
         users = {layers.layer_of[user]: user for user in node.users if user in layers.layer_of}
-        yield from ((user, value.numel() * value.element_size()) for user in users.values())
+        yield from ((user, bytes_of(node)) for user in users.values())
 
 
 def _boundaries(
@@ -288,25 +268,27 @@ def _boundaries(
         value = node.meta["val"]
         if not isinstance(value, Tensor):
             continue  # Its parts cross, not the tuple.
-        saver = measured.saved.get(measured.storage.get(node, -1))
+        saved = measured.saved.get(measured.storage.get(node, -1))
         yield Boundary(
             name=node.name,
             producer=producer,
             users=users,
-            bytes=value.numel() * value.element_size(),
-            shape=tuple(value.shape),
+            bytes=bytes_of(node),
+            shape=shape_of(node),
             dtype=str(value.dtype).removeprefix("torch."),
             requires_grad=node in gradients,
-            saved_by=layers.layer_of[saver[0]] if saver else None,
+            saved_by=layers.layer_of[saved.nodes[0]] if saved else None,
         )
 
 
-def _parameter_names(exported: ExportedStep, layers: LayerAssignment) -> dict[str, dict[str, None]]:
-    used: dict[str, dict[str, None]] = {name: {} for name in layers.names}
+def _parameter_names(
+    exported: ExportedStep, layers: LayerAssignment
+) -> defaultdict[str, dict[str, None]]:
+    used: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for node in exported.graph.find_nodes(op="get_attr"):
         for user in node.users:
             if user in layers.layer_of and str(node.target) in exported.names:
-                used[layers.layer_of[user]][exported.names[str(node.target)]] = None
+                used[layers.layer_of[user]][exported.name_of(node)] = None
     return used
 
 
@@ -324,16 +306,11 @@ def parameters_of(
     used = {name for names in _parameter_names(exported, layers).values() for name in names}
     nodes: dict[str, list[fx.Node]] = {}
     for node in exported.graph.find_nodes(op="get_attr"):
-        name = exported.names.get(str(node.target), "")
-        if name in used:
-            nodes.setdefault(name, []).append(node)
-    values: dict[str, Any] = {name: exported.attribute(rows[-1]) for name, rows in nodes.items()}
-    return tuple(
-        Parameter(
-            name=name,
-            elements=values[name].numel(),
-            bytes=values[name].numel() * values[name].element_size(),
-            trainable=not gradients.isdisjoint(rows),
-        )
-        for name, rows in nodes.items()
-    )
+        if str(node.target) in exported.names and exported.name_of(node) in used:
+            nodes.setdefault(exported.name_of(node), []).append(node)
+    found = []
+    for name, rows in nodes.items():
+        value: Any = exported.attribute(rows[-1])
+        bytes_, trains = value.numel() * value.element_size(), not gradients.isdisjoint(rows)
+        found.append(Parameter(name=name, elements=value.numel(), bytes=bytes_, trainable=trains))
+    return tuple(found)

@@ -31,7 +31,7 @@ from torch import Tensor, fx
 
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
-from planner.tracing.operators import MATRIX_PRODUCTS
+from planner.tracing.measure import MATRIX_PRODUCTS
 from planner.tracing.sharding.drawn import drawn_share
 from planner.tracing.sharding.notation import (
     COMBINE,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import networkx as nx
-from torch import Tensor, fx
+from torch import fx
 
 from planner.tracing.sharding.dimensions import DimensionClass, Dimensions, Parts
 from planner.tracing.sharding.notation import (
@@ -20,7 +20,7 @@ from planner.tracing.sharding.notation import (
     DISPATCH,
     added_after,
 )
-from planner.tracing.sharing import operator_name, shape_of
+from planner.tracing.sharing import bytes_of, operator_name, shape_of
 
 _VIEWS = frozenset(
     "alias view reshape _unsafe_view flatten unflatten squeeze transpose t permute unsqueeze "
@@ -162,12 +162,6 @@ def with_summed(found: Placements, tied: Iterable[Sequence[fx.Node]]) -> Placeme
 
 def _users(node: fx.Node) -> list[fx.Node]:
     return [user for user in node.users if operator_name(user) != "_assert_tensor_metadata"]
-
-
-def bytes_of(node: fx.Node) -> int:
-    """Return the bytes of a tensor; of anything else 0."""
-    value = node.meta.get("val")
-    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
 
 def _may_stay_sums(

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from typing import Any
 
 from torch import Tensor, fx
 
-from planner.model.figures import PHASES, Collective, CollectiveKind, Product
+from planner.model.figures import PHASES, Collective, CollectiveKind, Product, Work
 from planner.model.graph_record import GraphRecord, Layer
 from planner.model.split_record import BoundarySplit, LayerSplit, SplitRecord, SplitRegion
-from planner.tracing.measure import OperationCost
-from planner.tracing.products import is_batched, products_of
+from planner.tracing.measure import is_batched, products_of
 from planner.tracing.sharding.local import LocalStep
 from planner.tracing.sharding.notation import OFFSETS
-from planner.tracing.sharding.placements import bytes_of
 from planner.tracing.sharding.routing import ExpertRouting
 from planner.tracing.sharding.split import Split, split_step
-from planner.tracing.sharing import operator_name, shape_of
-from planner.tracing.trace import TracedStep, gradient_sum, work_of
+from planner.tracing.sharing import bytes_of, operator_name, shape_of
+from planner.tracing.trace import TracedStep, figures_of, gradient_sum, work_of
 
 _KINDS: Mapping[str, tuple[CollectiveKind | None, ...]] = {
     "all_reduce": ("all_reduce",),
@@ -38,7 +34,6 @@ _KINDS: Mapping[str, tuple[CollectiveKind | None, ...]] = {
     "cross_entropy_loss": ("all_reduce",),
 }
 """Kinds of a method's collectives, by the phases of a layer."""
-_WORK = tuple(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes"))
 
 
 def record_of(
@@ -99,8 +94,8 @@ class _Shares:
 
     def __init__(self, step: TracedStep, split: Split, routing: ExpertRouting) -> None:
         self.step, self.split, self.degree = step, split, split.degree
-        self.placed, self.measured = split.placements, step.measured
-        self.found = {**self.placed.positions, **self.placed.shares}
+        self.placed, self.layers_ = split.placements, step.layers
+        self.shared = {**self.placed.positions, **self.placed.shares}
         regions = [region for region in split.regions if region.kind == "experts"]
         self.most = {
             node: routing.most_loaded(place, self.degree)
@@ -111,57 +106,61 @@ class _Shares:
 
     def regions(self) -> Iterator[SplitRegion]:
         """Yield the regions with their layers and parameters."""
-        names, layer_of = self.step.exported.names, self.step.layers.layer_of
+        exported, parameters = self.step.exported, self.split.parameters
         for region in self.split.regions:
-            layers = {layer_of[node] for node in region.nodes}
-            held = dict.fromkeys(names.get(str(node.target), "") for node, _ in region.parts)
-            parameters = self.split.parameters
+            layers = {self.layers_.layer_of[node] for node in region.nodes}
+            held = dict.fromkeys(exported.name_of(node) for node, _ in region.parts)
             yield SplitRegion(
                 kind=region.kind,
-                layers=tuple(name for name in self.step.layers.names if name in layers),
+                layers=tuple(name for name in self.layers_.names if name in layers),
                 sizes=region.sizes,
                 parameters=tuple(parameters[name] for name in held if name in parameters),
             )
 
     def boundaries(self) -> Iterator[BoundarySplit]:
         """Yield the placement of each tensor between layers."""
-        for node, _, _ in self.step.layers.crossing_tensors():
-            if not isinstance(node.meta["val"], Tensor):
-                continue
-            if node not in self.found:
+        for node, _, _ in self.layers_.crossing_tensors():
+            share = self.shared.get(node)
+            if share is not None:
+                yield BoundarySplit(
+                    name=node.name,
+                    placement="region" if node in self.placed.shares else "positions",
+                    dimension=share.dimension,
+                )
+            elif isinstance(node.meta["val"], Tensor):
                 yield BoundarySplit(name=node.name, placement="whole")
-                continue
-            yield BoundarySplit(
-                name=node.name,
-                placement="region" if node in self.placed.shares else "positions",
-                dimension=self.found[node].dimension,
-            )
 
     def layers(self) -> Iterator[LayerSplit]:
         """Yield what members have a share of, layer by layer."""
-        stash, again, late = map(self._held, (self.measured.saved, self.measured.again, None))
-        collectives, regions = self._collectives(), self.split.regions
-        sizes = {row.name: row.bytes for row in self.step.graph.parameters}
+        measured, regions, collectives = self.step.measured, self.split.regions, self._collectives()
+        stash, again = (
+            self._held((row.nodes[0], key, row.bytes) for key, row in rows.items())
+            for rows in (measured.saved, measured.again)
+        )
+        late = self._held(measured.weight_stash)
+        sizes, nodes_of = (
+            {row.name: row.bytes for row in self.step.graph.parameters},
+            self.layers_.nodes_of,
+        )
         for layer in self.step.graph.layers:
-            name, layer_of = layer.name, self.step.layers.layer_of
-            nodes = [node for node, found in layer_of.items() if found == name]
+            nodes = nodes_of[layer.name]
             of_one, of_all = self._work(layer, nodes)
             held = [own for own in layer.parameters if own in self.split.parameters]
             reasons = {own: self.split.unsplit.get(own) for own in layer.parameters}
             yield LayerSplit(
-                name=name,
+                name=layer.name,
                 regions=tuple(
                     i for i, region in enumerate(regions) if not region.nodes.isdisjoint(nodes)
                 ),
-                **{figure: sum(getattr(cost, figure) for cost in of_one) for figure in _WORK},
-                stash_bytes=stash[name],
-                weight_stash_bytes=late[name],
+                **figures_of(of_one),
+                stash_bytes=stash[layer.name],
+                weight_stash_bytes=late[layer.name],
                 work=work_of(of_all),
                 parameter_bytes=sum(sizes[own] for own in held),
-                collectives=tuple(collectives[name]),
+                collectives=tuple(collectives[layer.name]),
                 products=tuple(self._product(*row) for row in products_of(nodes)),
                 unsplit={own: reason for own, reason in reasons.items() if reason},
-                again_bytes=again[name],
+                again_bytes=again[layer.name],
             )
 
     def _of(self, node: fx.Node, figure: int, held: int = 0) -> int:
@@ -172,29 +171,31 @@ class _Shares:
         even = Fraction(self.degree - self.most[node], self.degree - 1)
         return held + int((figure - held) * even)
 
-    def _work(
-        self, layer: Layer, nodes: Iterable[fx.Node]
-    ) -> tuple[list[OperationCost], list[OperationCost]]:
+    def _work(self, layer: Layer, nodes: Iterable[fx.Node]) -> tuple[list[Work], list[Work]]:
         """Return the work of a layer that is shared, and that of all members together."""
-        of_one, of_all, count = [], [], self.degree
-        for node in (node for node in nodes if node in self.measured.cost):
-            cost, is_shared = self.measured.cost[node], self.placed.is_shared(node)
+        of_one, of_all = [], []
+
+        def add(row: Work, flops: int, bytes_: int) -> None:
+            shared = {"flops": flops, "traffic_bytes": bytes_}
+            count = self.degree
+            total = {n: count * getattr(row, n) - (count - 1) * part for n, part in shared.items()}
+            of_one.append(row.model_copy(update=shared))
+            of_all.append(row.model_copy(update=total))
+
+        for node in nodes:
             # Matrices of experts are moved whatever the rows.
             operands = node.all_input_nodes if operator_name(node) == "grouped_product" else ()
             matrices = sum(bytes_of(n) for n in operands if len(shape_of(n)) > 2)
-            whole = {name: getattr(cost, name) for name in _WORK}
-            shared: dict[str, Any] = {
-                name: is_shared and self._of(node, figure, matrices * name.endswith("bytes"))
-                for name, figure in whole.items()
-            }
-            of_one.append(replace(cost, **shared))
-            total = {name: count * whole[name] - (count - 1) * shared[name] for name in _WORK}
-            of_all.append(replace(cost, **total))
-        for row in self.step.graph.parameters:
-            if row.trainable and row.name in layer.parameters:
-                is_shared = row.name in self.split.parameters
-                of_one += [gradient_sum(row.bytes)] * is_shared
-                of_all.append(gradient_sum(row.bytes * (1 if is_shared else count)))
+            for row in self.step.measured.work[node]:
+                if self.placed.is_shared(node):
+                    bytes_ = self._of(node, row.traffic_bytes, matrices)
+                    add(row, self._of(node, row.flops), bytes_)
+                else:
+                    add(row, 0, 0)
+        for parameter in self.step.graph.parameters:
+            if parameter.trainable and parameter.name in layer.parameters:
+                row = gradient_sum(parameter.bytes)
+                add(row, 0, row.traffic_bytes * (parameter.name in self.split.parameters))
         return of_one, of_all
 
     def _product(self, node: fx.Node, product: Product) -> Product:
@@ -212,26 +213,24 @@ class _Shares:
         behind = len(shape_of(node)) - self.placed.shares[node].dimension
         return "columns" if behind == 1 else "batch" if is_batched(node) and behind > 2 else "rows"
 
-    def _held(self, saved: Mapping[int, tuple[fx.Node, int]] | None) -> dict[str, int]:
-        """Return what members have a share of among saved storages, by layer.
+    def _held(self, rows: Iterable[tuple[fx.Node, int | None, int]]) -> dict[str, int]:
+        """Return what members have a share of among stored values, by layer.
 
-        None: among what weight gradients keep, where no storage is a gradient.
+        Args:
+            rows: operation, storage (None: the gradient of its value) and bytes.
         """
-        storage = self.measured.storage
-        known = set(storage.values())
-        shared = {key: node for node, key in storage.items() if node in self.found}
-        rows: Iterable[tuple[fx.Node, int | None, int]] = self.measured.weight_stash
-        if saved is not None:
-            rows = [(node, key, bytes_) for key, (node, bytes_) in saved.items()]
+        storage = self.step.measured.storage
+        known = {*storage.values()}
+        owners = {key: node for node, key in storage.items() if node in self.shared}
         held: dict[str, int] = defaultdict(int)
         for node, key, bytes_ in rows:
             if key in known:
-                owner = shared.get(key)
+                owner = owners.get(key)
             else:
-                has_share = node in self.found if key is None else self.placed.is_shared(node)
+                has_share = node in self.shared if key is None else self.placed.is_shared(node)
                 owner = node if has_share else None
             if owner is not None:
-                held[self.step.layers.layer_of[node]] += self._of(owner, bytes_)
+                held[self.layers_.layer_of[node]] += self._of(owner, bytes_)
         return held
 
     def _collectives(self) -> dict[str, list[Collective]]:

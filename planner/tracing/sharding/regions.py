@@ -9,7 +9,7 @@ from torch import fx
 
 from planner.model.split_record import INDIVISIBLE
 from planner.tracing.export import ExportedStep
-from planner.tracing.operators import MATRIX_PRODUCTS
+from planner.tracing.measure import MATRIX_PRODUCTS
 from planner.tracing.sharding.dimensions import DimensionClass, Dimensions, tied_nodes
 from planner.tracing.sharding.notation import Axis
 from planner.tracing.sharing import operator_name, shape_of
