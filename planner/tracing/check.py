@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,15 +37,10 @@ _REMEDY = (
     "--no-check runs the exported step although it differs"
 )
 
-Named = Mapping[str, Tensor | None]
 Run = Callable[[Mapping[str, Tensor], int], Tensor]
 """Runs forward and backward of a batch with a seed, and returns the loss."""
-
-
-class _Step(NamedTuple):
-    loss: Tensor
-    gradients: Named
-    buffers: Named
+_Found = dict[str, Tensor | None]
+"""``loss``, ``gradient of NAME`` and ``buffer NAME`` of a step."""
 
 
 def compare_with_eager(
@@ -75,10 +69,22 @@ def compare_with_eager(
     if reason is None:
         with _generators_kept():
             reason = _compared(factory, job, own_loss, make_run)
-    return f"{'not ' if reason else ''}compared with eager autograd: {reason or _AGREES}"
+    if reason is not None:
+        return f"not compared with eager autograd: {reason}"
+    return f"compared with eager autograd: loss, gradients and buffers of {STEPS} small steps agree"
 
 
-_AGREES = f"loss, gradients and buffers of {STEPS} small steps agree"
+def _too_large(graph: GraphRecord) -> str | None:
+    """Return why a model is too large to be compared at every start; None if it is not."""
+    share = min(graph.samples_per_microbatch, 2) / graph.samples_per_microbatch
+    stash = sum(layer.stash_bytes for layer in graph.layers)
+    bytes_ = 5 * sum(4 * parameter.elements for parameter in graph.parameters) + share * stash
+    flops = sum(row.forward_flops * 3 for row in graph.layers) * share * 2 * STEPS
+    if bytes_ > MOST_BYTES:
+        return f"it needs {format_bytes(bytes_)}, more than {format_bytes(MOST_BYTES)}"
+    if flops > MOST_FLOPS:
+        return f"it takes {flops / 1e9:,.0f} GFLOP, more than {MOST_FLOPS / 1e9:g}"
+    return None
 
 
 def _compared(
@@ -97,39 +103,29 @@ def _compared(
         batches = [_batch(model, job, number) for number in range(STEPS)]
         _start_alike(copy, model)
         run = _run_of(TrainingStep(model, job.loss, own_loss))
-        expected = [_train(model, batch, run) for batch in batches]
+        expected = [_trained(model, batch, run) for batch in batches]
     except (PipeplanError, *FAILURES) as error:
         words = str(error) if isinstance(error, PipeplanError) else one_line(error)
         return f"on the CPU in {precision} it fails: {words}"
     exported = export_step(copy, batches[0], job, own_loss)
-    again = _run_of(exported.module) if make_run is None else make_run(exported)
+    run = _run_of(exported.module) if make_run is None else make_run(exported)
     try:
-        found = [_train(copy, batch, again) for batch in batches]
+        found = [_trained(copy, batch, run) for batch in batches]
     except FAILURES as error:
         raise PipeplanError(
             f"{name}: the exported step fails where the model itself trains: {one_line(error)}; "
             f"{_REMEDY}"
         ) from error
-    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+    for number, (ours, theirs) in enumerate(zip(found, expected, strict=True), start=1):
         if rows := [*_differences(ours, theirs, _tolerance(exported))]:
             raise PipeplanError(
-                f"{name}: the step that would run differs from eager autograd in step {number + 1}"
+                f"{name}: the step that would run differs from eager autograd in step {number}"
                 f": {'; '.join(rows[:3])} ({plural(len(rows), 'difference')}); {_REMEDY}"
             )
     return None
 
 
-def _too_large(graph: GraphRecord) -> str | None:
-    """Return why a model is too large to be compared at every start; None if it is not."""
-    share = min(graph.samples_per_microbatch, 2) / graph.samples_per_microbatch
-    stash = sum(layer.stash_bytes for layer in graph.layers)
-    bytes_ = 5 * sum(4 * parameter.elements for parameter in graph.parameters) + share * stash
-    flops = sum(row.forward_flops * 3 for row in graph.layers) * share * 2 * STEPS
-    if bytes_ > MOST_BYTES:
-        return f"it needs {format_bytes(bytes_)}, more than {format_bytes(MOST_BYTES)}"
-    if flops > MOST_FLOPS:
-        return f"it takes {flops / 1e9:,.0f} GFLOP, more than {MOST_FLOPS / 1e9:g}"
-    return None
+# --- training -------------------------------------------------------------------------------------
 
 
 def _built(factory: Callable[..., nn.Module], job: Job) -> nn.Module:
@@ -143,6 +139,15 @@ def _batch(model: nn.Module, job: Job, number: int) -> Mapping[str, Tensor]:
     return batch if job.lengths is None else batch_at(batch, job.lengths, 0)
 
 
+@torch.no_grad()
+def _start_alike(model: nn.Module, other: nn.Module) -> None:
+    """Copy weights and buffers, should the constructor have drawn others."""
+    values = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if name in values and tensor.shape == values[name].shape:
+            tensor.copy_(values[name])
+
+
 def _run_of(step: Callable[..., Tensor]) -> Run:
     def run(batch: Mapping[str, Tensor], seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -154,34 +159,40 @@ def _run_of(step: Callable[..., Tensor]) -> Run:
     return run
 
 
-def _train(model: nn.Module, batch: Mapping[str, Tensor], run: Run) -> _Step:
+def _trained(model: nn.Module, batch: Mapping[str, Tensor], run: Run) -> _Found:
     """Train one step by gradient descent, with the norm of all gradients clipped to 1."""
-    loss = run({name: value.clone() for name, value in batch.items()}, 100).clone()
-    parameters = dict(model.named_parameters())
-    gradients = {
-        name: None if p.grad is None else (p.grad.to_dense() if p.grad.is_sparse else p.grad)
-        for name, p in parameters.items()
-    }
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
-    scale = 0.1 / max(1.0, _norm(gradients))
+    found: _Found = {"loss": run({name: x.clone() for name, x in batch.items()}, 100).clone()}
+    for name, parameter in model.named_parameters():
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None and gradient.is_sparse:
+            gradient = gradient.to_dense()
+        found[f"{_GRADIENT}{name}"] = gradient
+    scale = 0.1 / max(1.0, _norm_of_gradients(found))
     with torch.no_grad():
-        for name, gradient in gradients.items():
-            parameters[name].grad = None
-            if gradient is not None:
-                parameters[name].sub_(gradient, alpha=scale)
-    return _Step(loss, gradients, buffers)
+        for name, parameter in model.named_parameters():
+            if (gradient := found[f"{_GRADIENT}{name}"]) is not None:
+                parameter.sub_(gradient, alpha=scale)
+    return found | {f"buffer {name}": x.clone() for name, x in model.named_buffers()}
 
 
-def _differences(ours: _Step, theirs: _Step, tolerance: float) -> Iterator[str]:
-    floor = 1e-7 * max(_norm(theirs.gradients), float(theirs.loss.abs()))
-    for what, found, expected in (
-        ("loss", {"": ours.loss}, {"": theirs.loss}),
-        ("gradient of ", ours.gradients, theirs.gradients),
-        ("buffer ", ours.buffers, theirs.buffers),
-    ):
-        for name, right in expected.items():
-            if not _is_close(found.get(name), right, tolerance, floor):
-                yield f"{what}{name} has norm {_shown(found.get(name))} instead of {_shown(right)}"
+_GRADIENT = "gradient of "
+
+
+def _norm_of_gradients(found: _Found) -> float:
+    tensors = [x for name, x in found.items() if name.startswith(_GRADIENT) and x is not None]
+    return math.sqrt(sum(float(x.double().square().sum()) for x in tensors))
+
+
+# --- comparison -----------------------------------------------------------------------------------
+
+
+def _differences(ours: _Found, theirs: _Found, tolerance: float) -> Iterator[str]:
+    loss = theirs["loss"]
+    assert loss is not None
+    floor = 1e-7 * max(_norm_of_gradients(theirs), float(loss.abs()))
+    for name, right in theirs.items():
+        if not _is_close(ours.get(name), right, tolerance, floor):
+            yield f"{name} has norm {_shown(ours.get(name))} instead of {_shown(right)}"
 
 
 def _is_close(ours: Tensor | None, right: Tensor | None, tolerance: float, floor: float) -> bool:
@@ -198,23 +209,9 @@ def _shown(tensor: Tensor | None) -> str:
     return "none" if tensor is None else f"{float(tensor.detach().double().norm()):.4g}"
 
 
-@torch.no_grad()
-def _start_alike(model: nn.Module, other: nn.Module) -> None:
-    """Copy weights and buffers, should the constructor have drawn others."""
-    values = {**dict(other.named_parameters()), **dict(other.named_buffers())}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name in values and tensor.shape == values[name].shape:
-            tensor.copy_(values[name])
-
-
-def _norm(tensors: Named) -> float:
-    squares = [float(t.double().square().sum()) for t in tensors.values() if t is not None]
-    return math.sqrt(sum(squares))
-
-
 def _tolerance(exported: ExportedStep) -> float:
     graphs = [m.graph for m in exported.module.modules() if isinstance(m, fx.GraphModule)]
-    values: Sequence[object] = [n.meta.get("val") for graph in graphs for n in graph.nodes]
+    values = [node.meta.get("val") for graph in graphs for node in graph.nodes]
     low = [getattr(torch, name) for name in LOW_PRECISION]
     is_low = any(isinstance(value, Tensor) and value.dtype in low for value in values)
     return LOW_PRECISION_TOLERANCE if is_low else TOLERANCE

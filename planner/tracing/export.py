@@ -18,13 +18,8 @@ from planner.tracing.factory import Loss, TrainingStep
 from planner.tracing.functions import functions_kept
 from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.regions import inline_regions
-from planner.tracing.sharing import ExportedStep
+from planner.tracing.sharing import ExportedStep as ExportedStep
 from planner.tracing.user_code import FAILURES, is_exports_own, one_line
-
-_PREFIX = "model."
-
-
-__all__ = ["ExportedStep", "export_step"]
 
 
 def export_step(
@@ -75,8 +70,8 @@ def export_step(
             )
     inline_regions(module)
     _count_in_the_buffer(module.graph)
-    output = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-    if len(output.all_input_nodes) != 1 or output.all_input_nodes[0].meta["val"].numel() != 1:
+    values = module.graph.output_node().all_input_nodes
+    if len(values) != 1 or values[0].meta["val"].numel() != 1:
         raise PipeplanError(
             f"loss = {job.loss!r} of {type(model).__name__} is not a single number; "
             f"let {'the model' if job.loss in LOSSES else 'it'} return its loss as a scalar tensor"
@@ -87,25 +82,18 @@ def export_step(
     return made
 
 
-def _require_gradients(made: ExportedStep, expected: Set[str]) -> None:
-    """Refuse a step that trains other parameters than eager torch.
+# --- before the export ----------------------------------------------------------------------------
 
-    Raises:
-        PipeplanError: naming some of them.
-    """
-    found = {
-        made.names[str(node.target)]
-        for node in nodes_with_gradient(made)
-        if node.op == "get_attr" and str(node.target) in made.names
-    }
-    if found != expected:
-        lost, new = sorted(expected - found), sorted(found - expected)
-        words = [f"loses the gradients of {', '.join(lost[:5])}"] if lost else []
-        words += [f"gives gradients to {', '.join(new[:5])}"] if new else []
+
+def _check_arguments(model: nn.Module, names: Sequence[str]) -> None:
+    try:
+        inspect.signature(model.forward).bind(**dict.fromkeys(names))
+    except TypeError as error:
         raise PipeplanError(
-            f"the exported step {' and '.join(words)}, unlike eager torch; write this part of "
-            "forward as plain operations, or as an autograd Function"
-        )
+            f"{type(model).__name__}.forward does not take the batch's inputs "
+            f"({', '.join(names) or 'none'}): {error}; correct the names in [inputs] or in "
+            "example_batch"
+        ) from None
 
 
 def _apart(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -119,55 +107,6 @@ def _apart(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         is_taken = any(value is other for other in found.values())
         found[name] = value.clone() if is_taken else value
     return found
-
-
-def _count_in_the_buffer(graph: fx.Graph) -> None:
-    """Let every ``counter.add_(1)`` name the buffer instead of the previous result.
-
-    Otherwise a module that is called twice would pass its counter from layer to layer.
-    """
-    root: dict[fx.Node, fx.Node] = {}
-    for node in graph.nodes:
-        if node.target is torch.ops.aten.add_.Tensor and isinstance(node.args[0], fx.Node):
-            buffer = root.get(node.args[0], node.args[0])
-            if buffer.op == "get_attr" and isinstance(node.args[1], int):
-                node.args = (buffer, *node.args[1:])
-                root[node] = buffer
-
-
-def _failed_export(model: nn.Module, error: BaseException) -> str:
-    name = f"{type(model).__module__}:{type(model).__qualname__}"
-    words = one_line(error)
-    if not is_exports_own(error):
-        return f"{name}.forward failed while torch.export traced it: {words}"
-    return f"torch.export cannot trace {name}: {words}; {_remedy(words)}"
-
-
-def _remedy(words: str) -> str:
-    """Return what a user can change about a forward that cannot be exported."""
-    if "DynamicOutputShape" in words:
-        return (
-            "the shape of a value depends on the data, as where tokens are selected for an expert; "
-            "send tokens by the operations of planner.tracing.expert_operations (docs/experts.md), "
-            "or compute all rows and multiply those that do not count by zero"
-        )
-    if "DataDependent" in words or "data-dependent" in words:
-        return (
-            "Python reads a value of a tensor there (item(), float() or a condition), which is not "
-            "known before training; choose with torch.where, or multiply by the tensor itself"
-        )
-    return "data-dependent control flow and unsupported Python must be removed from forward"
-
-
-def _check_arguments(model: nn.Module, names: Sequence[str]) -> None:
-    try:
-        inspect.signature(model.forward).bind(**dict.fromkeys(names))
-    except TypeError as error:
-        raise PipeplanError(
-            f"{type(model).__name__}.forward does not take the batch's inputs "
-            f"({', '.join(names) or 'none'}): {error}; correct the names in [inputs] or in "
-            "example_batch"
-        ) from None
 
 
 @contextmanager
@@ -192,14 +131,67 @@ def _quiet_torch() -> Iterator[None]:
             logger.setLevel(level)
 
 
+def _failed_export(model: nn.Module, error: BaseException) -> str:
+    """Say why a forward could not be exported, and what a user can change about it."""
+    name = f"{type(model).__module__}:{type(model).__qualname__}"
+    words = one_line(error)
+    if not is_exports_own(error):
+        return f"{name}.forward failed while torch.export traced it: {words}"
+    remedy = "data-dependent control flow and unsupported Python must be removed from forward"
+    if "DynamicOutputShape" in words:
+        remedy = (
+            "the shape of a value depends on the data, as where tokens are selected for an expert; "
+            "send tokens by the operations of planner.tracing.expert_operations (docs/experts.md), "
+            "or compute all rows and multiply those that do not count by zero"
+        )
+    elif "DataDependent" in words or "data-dependent" in words:
+        remedy = (
+            "Python reads a value of a tensor there (item(), float() or a condition), which is not "
+            "known before training; choose with torch.where, or multiply by the tensor itself"
+        )
+    return f"torch.export cannot trace {name}: {words}; {remedy}"
+
+
+# --- behind the export ----------------------------------------------------------------------------
+
+
+def _count_in_the_buffer(graph: fx.Graph) -> None:
+    """Let every ``counter.add_(1)`` name the buffer instead of the previous result.
+
+    Otherwise a module that is called twice would pass its counter from layer to layer.
+    """
+    root: dict[fx.Node, fx.Node] = {}
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.add_.Tensor):
+        if isinstance(node.args[0], fx.Node):
+            buffer = root.get(node.args[0], node.args[0])
+            if buffer.op == "get_attr" and isinstance(node.args[1], int):
+                node.args = (buffer, *node.args[1:])
+                root[node] = buffer
+
+
 def _canonical_names(module: fx.GraphModule) -> dict[str, str]:
     first: dict[int, str] = {}
-    names = {}
     tensors = [
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
     ]
-    for name, tensor in tensors:
-        own = name.removeprefix(_PREFIX)
-        names[name] = first.setdefault(id(tensor), own)
-    return names
+    return {
+        name: first.setdefault(id(tensor), name.removeprefix("model.")) for name, tensor in tensors
+    }
+
+
+def _require_gradients(made: ExportedStep, expected: Set[str]) -> None:
+    """Refuse a step that trains other parameters than eager torch.
+
+    Raises:
+        PipeplanError: naming some of them.
+    """
+    found = {made.names.get(str(n.target)) for n in nodes_with_gradient(made) if n.op == "get_attr"}
+    lost, new = sorted(expected - found), sorted(name for name in found - expected if name)
+    words = [f"loses the gradients of {', '.join(lost[:5])}"] if lost else []
+    words += [f"gives gradients to {', '.join(new[:5])}"] if new else []
+    if words:
+        raise PipeplanError(
+            f"the exported step {' and '.join(words)}, unlike eager torch; write this part of "
+            "forward as plain operations, or as an autograd Function"
+        )

@@ -22,6 +22,9 @@ from planner.tracing.user_code import (
     one_line,
 )
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""A function of the model's output and the batch's target that returns a scalar."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -37,10 +40,6 @@ class Form:
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)}"
-
-
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""A function of the model's output and the batch's target that returns a scalar."""
 
 
 def import_factory(name: str) -> Callable[..., nn.Module]:
@@ -82,22 +81,26 @@ def build(factory: Callable[..., nn.Module], arguments: Mapping[str, Any]) -> nn
             f"model {_qualified_name(factory)!r}: the factory returned {type(model).__name__}, "
             "expected a torch.nn.Module"
         )
-    return _uncompiled(model)
-
-
-def _uncompiled(model: nn.Module) -> nn.Module:
-    """Return a model without torch.compile: stages run exported graphs, under the plain names."""
+    # Without torch.compile: stages run exported graphs, under the plain names.
     for module in model.modules():
         module._compiled_call_impl = None
         for name, child in module.named_children():
             setattr(module, name, getattr(child, "_orig_mod", child))
-    return getattr(model, "_orig_mod", model)
+    plain: nn.Module = getattr(model, "_orig_mod", model)
+    return plain
 
 
 def _qualified_name(of: object) -> str:
     """Return ``module:name``, as the user would name it."""
     named = of if hasattr(of, "__qualname__") else type(of)
     return f"{named.__module__}:{named.__qualname__}"
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, Sized) else "")
+
+
+# --- batches --------------------------------------------------------------------------------------
 
 
 def example_batch(model: nn.Module, job: Job) -> dict[str, Tensor]:
@@ -132,34 +135,13 @@ def example_batch(model: nn.Module, job: Job) -> dict[str, Tensor]:
     }
 
 
-def batch_at(batch: Mapping[str, Tensor], lengths: Lengths, place: int) -> dict[str, Tensor]:
-    """Return a batch of one length: cut from one as long as the longest, or itself.
-
-    Entries of [samples, positions, ...] with as many positions as the longest length are cut; all
-    others stay whole.
-
-    Args:
-        batch: entries by name.
-        lengths: of the job.
-        place: of the length among them.
-
-    Raises:
-        PipeplanError: if no entry is of the longest length.
-    """
-    longest, tokens = lengths.tokens[-1], lengths.tokens[place]
-    cut = {name: value for name, value in batch.items() if _positions(value) == longest}
-    if not cut:
-        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items())
-        raise PipeplanError(
-            f"lengths.tokens: the longest is {longest}, but no entry of the model's batch is of "
-            f"[samples, {longest}, ...]: {shapes}; let the last of tokens be the length of the "
-            "model's batch, or change model_arguments or inputs"
-        )
-    return {**batch, **{name: value[:, :tokens].contiguous() for name, value in cut.items()}}
-
-
-def _positions(value: Tensor) -> int | None:
-    return value.shape[1] if value.ndim > 1 else None
+def _random_input(job: Job, name: str) -> Tensor:
+    spec = job.inputs[name]
+    shape = (job.samples_per_microbatch, *spec.shape)
+    dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=dtype)
+    return torch.randint(0, spec.below if dtype != torch.bool else 2, shape).to(dtype)
 
 
 def _own_batch(model: nn.Module, samples: int) -> dict[str, Tensor]:
@@ -184,17 +166,33 @@ def _own_batch(model: nn.Module, samples: int) -> dict[str, Tensor]:
     return dict(batch)
 
 
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, Sized) else "")
+def batch_at(batch: Mapping[str, Tensor], lengths: Lengths, place: int) -> dict[str, Tensor]:
+    """Return a batch of one length: cut from one as long as the longest, or itself.
+
+    Entries of [samples, positions, ...] with as many positions as the longest length are cut; all
+    others stay whole.
+
+    Args:
+        batch: entries by name.
+        lengths: of the job.
+        place: of the length among them.
+
+    Raises:
+        PipeplanError: if no entry is of the longest length.
+    """
+    longest, tokens = lengths.tokens[-1], lengths.tokens[place]
+    cut = {name: x for name, x in batch.items() if x.ndim > 1 and x.shape[1] == longest}
+    if not cut:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items())
+        raise PipeplanError(
+            f"lengths.tokens: the longest is {longest}, but no entry of the model's batch is of "
+            f"[samples, {longest}, ...]: {shapes}; let the last of tokens be the length of the "
+            "model's batch, or change model_arguments or inputs"
+        )
+    return {**batch, **{name: value[:, :tokens].contiguous() for name, value in cut.items()}}
 
 
-def _random_input(job: Job, name: str) -> Tensor:
-    spec = job.inputs[name]
-    shape = (job.samples_per_microbatch, *spec.shape)
-    dtype = getattr(torch, spec.dtype)
-    if dtype.is_floating_point:
-        return torch.randn(shape, dtype=dtype)
-    return torch.randint(0, spec.below if dtype != torch.bool else 2, shape).to(dtype)
+# --- losses ---------------------------------------------------------------------------------------
 
 
 def import_loss(job: Job) -> Loss | None:
@@ -234,6 +232,12 @@ class TrainingStep(nn.Module):
                 f"not given; if you trust it, name it: --loss {loss}"
             )
 
+    def takes(self, name: str) -> bool:
+        """Return whether the model takes an entry; the target only if it returns its own loss."""
+        if name != TARGET:
+            return True
+        return self.loss == "output" and TARGET in inspect.signature(self.model.forward).parameters
+
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the scalar loss of one microbatch.
 
@@ -241,10 +245,17 @@ class TrainingStep(nn.Module):
             PipeplanError: if the model returns something other than one tensor, or one that does
                 not fit the target, or the user's own loss fails.
         """
-        inputs = {name: value for name, value in batch.items() if self.takes(name)}
-        output = self.model(**inputs)
+        output = self.model(**{name: value for name, value in batch.items() if self.takes(name)})
         if not isinstance(output, Tensor):
-            raise PipeplanError(self._no_tensor(output))
+            remedy = "return its loss alone, a tensor with a single number, from forward"
+            if self.loss != "output":
+                remedy = (
+                    'return the prediction alone from forward, or its loss and set loss = "output"'
+                )
+            raise PipeplanError(
+                f"{type(self.model).__name__}.forward returned {_kind(output)}, "
+                f"expected one tensor for loss = {self.loss!r}; {remedy}"
+            )
         if self._of_output is None:
             return output
         return self._loss_of(output, batch[TARGET], self._of_output)
@@ -266,21 +277,6 @@ class TrainingStep(nn.Module):
                 "number"
             )
         return found
-
-    def takes(self, name: str) -> bool:
-        """Return whether the model takes an entry; the target only if it returns its own loss."""
-        if name != TARGET:
-            return True
-        return self.loss == "output" and TARGET in inspect.signature(self.model.forward).parameters
-
-    def _no_tensor(self, output: object) -> str:
-        remedy = "return its loss alone, a tensor with a single number, from forward"
-        if self.loss != "output":
-            remedy = 'return the prediction alone from forward, or its loss and set loss = "output"'
-        return (
-            f"{type(self.model).__name__}.forward returned {_kind(output)}, "
-            f"expected one tensor for loss = {self.loss!r}; {remedy}"
-        )
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:

@@ -30,18 +30,19 @@ from planner.tracing.expert_operations import (
 PREFIX = "hf:"
 _MOST_TOKENS = 2048  # Of a default; longer ones by choice.
 _DEFAULT_TOKENS, _DEFAULT_PIXELS = 512, 224
+_IMAGES = "image classification"
 # What a model is for, by the library's own tables; the first that names the class counts.
 _KINDS = {
     "sequence to sequence": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
     "causal language model": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "masked language model": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    "image classification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    _IMAGES: "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
 }
 _INPUTS = {
     "sequence to sequence": ("input_ids", "decoder_input_ids"),
     "causal language model": ("input_ids",),
     "masked language model": ("input_ids",),
-    "image classification": ("pixel_values",),
+    _IMAGES: ("pixel_values",),
 }
 # These may fetch code or weights, or choose what cannot be exported.
 _RESERVED = frozenset(
@@ -49,10 +50,10 @@ _RESERVED = frozenset(
     "return_dict use_kernels".split()
 )
 _TAKEN_OUT = {
-    "auto_map": "names code of the checkpoint's author, which Pipeplan does not run; remove "
+    "auto_map": " names code of the checkpoint's author, which Pipeplan does not run; remove "
     "auto_map if transformers has the class in architectures itself, else give your own "
     "module:factory",
-    "quantization_config": "only weights that are not quantised can be trained; remove it and "
+    "quantization_config": ": only weights that are not quantised can be trained; remove it and "
     "choose a precision in the job file",
 }
 
@@ -159,10 +160,8 @@ def _read(name: str, path: Path) -> dict[str, Any]:
             f"{path} holds a {type(data).__name__}, expected an object with architectures and the "
             "configuration's fields",
         )
-    for field, words in _TAKEN_OUT.items():
-        if field in data:
-            colon = "" if words.startswith("names") else ":"
-            raise _refused(name, f"{field} in {path}{colon} {words}")
+    for field in _TAKEN_OUT.keys() & data.keys():
+        raise _refused(name, f"{field} in {path}{_TAKEN_OUT[field]}")
     return data
 
 
@@ -198,15 +197,19 @@ def _kind_of(name: str, class_name: str) -> str:
             f"{class_name} is none of the kinds whose batches and losses Pipeplan knows "
             f"({', '.join(_KINDS)}); write a module:factory that wraps it",
         )
-    close = get_close_matches(class_name, kinds, n=4)
-    hint = f"; did you mean {' or '.join(close)}?" if close else ", for example GPT2LMHeadModel"
+    hint = _meant(class_name, kinds, 4) or ", for example GPT2LMHeadModel"
     raise _refused(name, f"transformers has no class {class_name!r}{hint}")
+
+
+def _meant(name: str, known: Iterable[str], most: int) -> str:
+    close = get_close_matches(name, [*known], n=most)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def _build(model: _Model, arguments: Mapping[str, Any]) -> nn.Module:
     fields, known = dict(arguments), model.model_class.config_class()
     sizes = {"sequence_length": fields.pop("sequence_length", None)}
-    if model.kind == "image classification" and not hasattr(known, "image_size"):
+    if model.kind == _IMAGES and not hasattr(known, "image_size"):
         sizes["image_size"] = fields.pop("image_size", None)
     _require_arguments(model, known, fields, sizes)
     config = model.model_class.config_class.from_dict({**model.recorded, **fields})
@@ -240,8 +243,7 @@ def _require_arguments(
             words += "chosen by Pipeplan so that the model can be exported; remove it"
             raise _refused(model.name, words)
         if not hasattr(known, field):
-            close = get_close_matches(field, [*known.to_dict(), "sequence_length"], n=3)
-            hint = f"; did you mean {' or '.join(close)}?" if close else "; remove it"
+            hint = _meant(field, [*known.to_dict(), "sequence_length"], 3) or "; remove it"
             raise _refused(model.name, f"{words}no field of {type(known).__name__}{hint}")
     taken = inspect.signature(model.model_class.forward).parameters
     missing = [entry for entry in _INPUTS[model.kind] if entry not in taken]
@@ -270,13 +272,16 @@ def _positions(model: Any) -> int | None:
 def _one_tensor_class(model: _Model, sizes: Mapping[str, int | None]) -> Any:
     """Return a subclass with the same name; a wrapper would put a prefix before all parameters."""
     model_class, kind = model.model_class, model.kind
-    taken = [
-        entry for entry in inspect.signature(model_class.forward).parameters if entry != "self"
-    ]
+    taken = [*inspect.signature(model_class.forward).parameters][1:]
 
     def forward(self: Any, target: Tensor | None = None, **inputs: Tensor) -> Tensor:
         """Return the logits, or the model's own loss if it is given the target."""
-        _require_taken(model.name, inputs, taken)
+        if unknown := [entry for entry in inputs if entry not in taken]:
+            raise _refused(
+                model.name,
+                f"its forward takes no {', '.join(unknown)}; correct the names in [inputs], it "
+                f"takes {', '.join(taken)}",
+            )
         labels = {} if target is None else {"labels": target}
         if labels and kind == "causal language model":
             labels["shift_labels"] = target  # type: ignore[assignment]  # It is the next token.
@@ -286,7 +291,7 @@ def _one_tensor_class(model: _Model, sizes: Mapping[str, int | None]) -> Any:
 
     def example_batch(self: Any, samples: int) -> dict[str, Tensor]:
         """Return random inputs by the names of forward's arguments, and a ``target``."""
-        if kind == "image classification":
+        if kind == _IMAGES:
             return _images(self.config, samples, sizes.get("image_size"))
         length = sizes["sequence_length"]
         if length is None:
@@ -303,22 +308,11 @@ def _one_tensor_class(model: _Model, sizes: Mapping[str, int | None]) -> Any:
     return type(model_class.__name__, (model_class,), members)
 
 
-def _require_taken(name: str, inputs: Iterable[str], taken: Iterable[str]) -> None:
-    unknown = [entry for entry in inputs if entry not in taken]
-    if unknown:
-        raise _refused(
-            name,
-            f"its forward takes no {', '.join(unknown)}; correct the names in [inputs], it takes "
-            f"{', '.join(taken)}",
-        )
-
-
 def _images(config: Any, samples: int, given: int | None) -> dict[str, Tensor]:
     size = given or getattr(config, "image_size", None) or _DEFAULT_PIXELS
     height, width = size if isinstance(size, list | tuple) else (size, size)
-    channels = getattr(config, "num_channels", 3)
     return {
-        "pixel_values": torch.randn(samples, channels, height, width),
+        "pixel_values": torch.randn(samples, getattr(config, "num_channels", 3), height, width),
         "target": torch.randint(config.num_labels, (samples,)),
     }
 
@@ -352,17 +346,17 @@ def _experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Te
         chosen: experts of each token, int64 [N, k].
         weights: of these, [N, k].
     """
+
+    def product(rows: Tensor, matrices: Tensor) -> Tensor:
+        is_inner_first = getattr(module, "is_transposed", False)
+        matrices = matrices if is_inner_first else matrices.transpose(-2, -1)
+        found: Tensor = grouped_product(rows, matrices, offsets)
+        return found
+
     has_gate = getattr(module, "has_gate", True)
     first = module.gate_up_proj if has_gate else module.up_proj
     offsets = expert_offsets(chosen, module.num_experts)
-    rows = dispatch_to_experts(hidden, chosen).to(first.dtype)
-    made = grouped_product(rows, _inner_first(module, first), offsets)
+    made = product(dispatch_to_experts(hidden, chosen).to(first.dtype), first)
     made = module._apply_gate(made) if has_gate else module.act_fn(made)
-    down = grouped_product(made, _inner_first(module, module.down_proj), offsets)
-    combined: Tensor = combine_experts(down, chosen, weights).to(hidden.dtype)
-    return combined
-
-
-def _inner_first(module: Any, matrices: Tensor) -> Tensor:
-    """Return matrices as [experts, inner, columns]."""
-    return matrices if getattr(module, "is_transposed", False) else matrices.transpose(-2, -1)
+    combined: Tensor = combine_experts(product(made, module.down_proj), chosen, weights)
+    return combined.to(hidden.dtype)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from planner.job import KINDS_OF_BYTES, Job, text_problem
 from planner.tracing.export import ExportedStep
-from planner.tracing.sharing import operator_name, shape_of
+from planner.tracing.sharing import arguments_of, operator_name, shape_of
+from planner.tracing.torch_private import OpOverload
 
 _SAME_VALUES = frozenset(
     "view _unsafe_view reshape flatten unflatten unsqueeze squeeze slice select transpose permute "
@@ -91,11 +91,10 @@ def too_small_for_text(found: tuple[Lookup, ...]) -> str | None:
 
 def text_problem_of_step(exported: ExportedStep, job: Job) -> str | None:
     """Return why the executor's text cannot train the model, without a remedy; None if it can."""
-    values = {str(n.target): n.meta["val"] for n in exported.graph.find_nodes(op="placeholder")}
     forms = {
-        name: (str(value.dtype).removeprefix("torch."), tuple(value.shape))
-        for name, value in values.items()
-        if isinstance(value, Tensor)
+        str(node.target): (str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        for node in exported.graph.find_nodes(op="placeholder")
+        if isinstance(value := node.meta["val"], Tensor)
     }
     return text_problem(forms, job) or too_small_for_text(lookups(exported))
 
@@ -115,28 +114,19 @@ def _users(entry: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
 
 
 def _lookup(exported: ExportedStep, entry: str, node: fx.Node, index: fx.Node) -> Iterator[Lookup]:
-    operator, arguments = operator_name(node), node.args
-    if _is_table_read(operator, arguments, index):
-        table: Any = arguments[0]
+    name = operator_name(node)
+    given = arguments_of(node) if isinstance(node.target, OpOverload) else {}
+    # Booleans select, and floats are probabilities.
+    is_integer = getattr(index.meta["val"], "dtype", None) == torch.int64
+    if name in ("embedding", "embedding_bag") and given["indices"] is index:
+        table = given["weight"]
         yield Lookup(entry, shape_of(table)[0], exported.name_of(table))
-    elif operator == "one_hot" and isinstance(arguments[-1], int) and arguments[-1] > 0:
-        yield Lookup(entry, arguments[-1], "one_hot")
-    elif operator == "cross_entropy_loss" and arguments[1] is index and _has_indices(index):
-        logits: Any = arguments[0]
-        ignored: Any = arguments[4] if len(arguments) > 4 else node.kwargs.get("ignore_index", -100)
+    elif name == "index" and [*given["indices"]][:1] == [index] and is_integer:
+        rows = shape_of(given["self"])[0]
+        yield Lookup(entry, rows, exported.name_of(given["self"]), takes_negative=True)
+    elif name == "one_hot" and given["num_classes"] > 0:
+        yield Lookup(entry, given["num_classes"], "one_hot")
+    elif name == "cross_entropy_loss" and given["target"] is index and is_integer:
         # Classes are the second dimension, or the first of a single sample.
-        yield Lookup(entry, shape_of(logits)[:2][-1], "the loss", ignored)
-
-
-def _is_table_read(operator: str, arguments: Sequence[object], index: fx.Node) -> bool:
-    """Return whether rows of the first argument are selected by the second."""
-    if operator in ("embedding", "embedding_bag"):
-        return arguments[1] is index
-    indices = arguments[1] if operator == "index" else ()
-    first = indices[0] if isinstance(indices, Sequence) and indices else None
-    return first is index and _has_indices(index)
-
-
-def _has_indices(node: fx.Node) -> bool:
-    """Return whether a tensor contains integers: booleans select, and floats are probabilities."""
-    return bool(node.meta["val"].dtype == torch.int64)
+        classes = shape_of(given["self"])[:2][-1]
+        yield Lookup(entry, classes, "the loss", given["ignore_index"])

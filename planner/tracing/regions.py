@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,16 +31,13 @@ def inline_regions(module: fx.GraphModule) -> None:
         inner = attribute_of(module, str(node.args[place].target))
         assert isinstance(inner, fx.GraphModule)
         inline_regions(inner)
-        is_off = node.args[0] is False if name == _GRADIENTS else not _casts(node)
+        # Autocast may be on in the region, or around the step and so off in it alone.
+        casts = name == _AUTOCAST and (node.args[2] or torch.is_autocast_enabled("cpu"))
+        is_off = node.args[0] is False if name == _GRADIENTS else not casts
         if is_off and _is_plain(inner):
             _inline(module, node, inner, place, detaches=name == _GRADIENTS)
     module.graph.lint()
     module.recompile()
-
-
-def _casts(region: fx.Node) -> bool:
-    """Return whether autocast is on in a region, or around the step and so off in it alone."""
-    return region.args[2] is not False or torch.is_autocast_enabled("cpu")
 
 
 def _is_plain(inner: fx.GraphModule) -> bool:
@@ -56,47 +52,32 @@ def _is_plain(inner: fx.GraphModule) -> bool:
 def _inline(
     module: fx.GraphModule, region: fx.Node, inner: fx.GraphModule, place: int, *, detaches: bool
 ) -> None:
-    graph, held = module.graph, region.args[place]
-    taken: Any = region.args[place + 1 :]
-    operands = dict(zip(inner.graph.find_nodes(op="placeholder"), taken, strict=True))
-    copies: dict[fx.Node, fx.Node] = {}
-    results: Any = inner.graph.output_node().args[0]
+    graph = module.graph
+    held, *taken = region.args[place:]
+    copies: dict[fx.Node, Any] = dict(
+        zip(inner.graph.find_nodes(op="placeholder"), taken, strict=True)
+    )
     with graph.inserting_before(region):
         for node in (row for row in inner.graph.nodes if row.op == "call_function"):
-            used = {n: copies.get(n) or operands[n] for n in node.all_input_nodes}
-            if detaches:
-                used |= _detached(module, node, operands)
+            used = {operand: copies[operand] for operand in node.all_input_nodes}
+            for operand, value in used.items() if detaches else ():
+                if operand.op == "placeholder" and _may_take_gradient(module, value):
+                    made = graph.call_function(torch.ops.aten.detach.default, (value,))
+                    made.meta = {**node.meta, "val": value.meta["val"].detach()}
+                    used[operand] = made
             copies[node] = graph.node_copy(node, used.__getitem__)
+    results: Any = inner.graph.output_node().args[0]
     for part in list(region.users):  # Its results are taken apart, one by one.
-        number: Any = part.args[1]
-        made = _written(results[number])
-        part.replace_all_uses_with(copies.get(made) or operands[made])
+        result = results[part.args[1]]
+        # A write in place returns the value it changed, which keeps its own gradient.
+        while result.op == "call_function" and returns_what_it_wrote(result):
+            result = written_by(result)[0]
+        part.replace_all_uses_with(copies[result])
         graph.erase_node(part)
     graph.erase_node(region)
     assert isinstance(held, fx.Node)
     if not held.users:
         graph.erase_node(held)
-
-
-def _written(value: fx.Node) -> fx.Node:
-    """Return what a write in place returns: the value it changed, which keeps its own gradient."""
-    while value.op == "call_function" and returns_what_it_wrote(value):
-        value = written_by(value)[0]
-    return value
-
-
-def _detached(
-    module: fx.GraphModule, node: fx.Node, operands: Mapping[fx.Node, fx.Node]
-) -> dict[fx.Node, fx.Node]:
-    """Return the operands of an operation of the region, detached if they may take a gradient."""
-    found = {}
-    for inner in node.all_input_nodes:
-        outer = operands.get(inner)
-        if outer is not None and _may_take_gradient(module, outer):
-            made = module.graph.call_function(torch.ops.aten.detach.default, (outer,))
-            made.meta = {**node.meta, "val": outer.meta["val"].detach()}
-            found[inner] = made
-    return found
 
 
 def _may_take_gradient(module: fx.GraphModule, node: fx.Node) -> bool:

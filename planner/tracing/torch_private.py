@@ -17,11 +17,13 @@ from torch import Tensor
 from planner.errors import PipeplanError
 
 try:
-    from torch._ops import HigherOrderOperator, OpOverload
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.autograd.function import _SingleLevelFunction as FunctionBase
-    from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+    from torch.autograd.function import _SingleLevelFunction
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+    from torch.utils._pytree import tree_leaves as tree_leaves
+    from torch.utils._pytree import tree_map_only as tree_map_only
     from torch.utils.flop_counter import flop_registry
 except ImportError as error:
     raise PipeplanError(
@@ -29,6 +31,8 @@ except ImportError as error:
         'versions that still have it: run pip install "torch>=2.11,<2.14"'
     ) from error
 
+FunctionBase = _SingleLevelFunction
+"""The class whose ``apply`` every autograd Function inherits."""
 MATH_ATTENTION = torch.ops.aten._scaled_dot_product_attention_math.default
 """Attention as torch computes it where it drops weights on a CPU; returns (mixture, weights)."""
 OLDEST = (2, 11)
@@ -85,27 +89,6 @@ def storage_key(tensor: Tensor) -> int:
 
 FLOP_FORMULAS: Mapping[Any, Callable[..., int]] = flop_registry
 """Formulas of torch's own FLOP counter, by all overloads of an operator (:func:`packet_of`)."""
-
-__all__ = [
-    "EXPORT_MODULES",
-    "FLOP_FORMULAS",
-    "MATH_ATTENTION",
-    "FakeTensorMode",
-    "FunctionBase",
-    "HigherOrderOperator",
-    "OpOverload",
-    "TorchDispatchMode",
-    "packet_of",
-    "require_supported",
-    "returns_alias",
-    "schema_arguments",
-    "schema_name",
-    "storage_key",
-    "tree_flatten",
-    "tree_leaves",
-    "tree_map_only",
-    "tree_unflatten",
-]
 
 
 def default_store() -> Any:

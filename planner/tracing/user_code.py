@@ -14,6 +14,7 @@ from planner.tracing.torch_private import EXPORT_MODULES
 
 _PLANNER = str(Path(__file__).parents[1])
 _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib")})
+_NOT_OWN = (_PLANNER, "<", *_LIBRARIES)
 
 FAILURES = (Exception, SystemExit)
 """Exceptions of user code; ``sys.exit`` in it must not end this process silently."""
@@ -40,18 +41,14 @@ def place(error: BaseException) -> str:
     """Return ``file:line`` of the user's innermost line in a traceback, or the empty string."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return shown_place(error.filename, error.lineno)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith((_PLANNER, "<"))
-    ]
-    own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_OWN)]
     return shown_place(own[-1].filename, own[-1].lineno) if own else ""
 
 
 def is_users_own(frame: FrameType) -> bool:
     """Return whether a frame runs the user's code, not this package or an installed library."""
-    return not frame.f_code.co_filename.startswith((_PLANNER, "<", *_LIBRARIES))
+    return not frame.f_code.co_filename.startswith(_NOT_OWN)
 
 
 def shown_place(filename: str, line: int | None) -> str:
@@ -70,9 +67,6 @@ def is_exports_own(error: BaseException) -> bool:
     return type(error).__module__.startswith(EXPORT_MODULES)
 
 
-_ZOO = "models"
-
-
 def import_callable(name: str, what: str, example: str) -> Callable[..., Any]:
     """Import ``module:callable``, including from the current folder, as ``python -m`` would.
 
@@ -87,30 +81,30 @@ def import_callable(name: str, what: str, example: str) -> Callable[..., Any]:
         PipeplanError: if the name has no such form, the module or callable does not exist, or
             importing the module fails.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
-        raise PipeplanError(
-            f"{what} {name!r}: expected module:{_kind(what)}, for example {example}"
-        )
+    module_name, _, attribute = name.partition(":")
+    asker = f"{what} {name!r}"
+    if not module_name or not attribute:
+        kind = "factory" if what in ("model", "data", "optimizer") else "function"
+        raise PipeplanError(f"{asker}: expected module:{kind}, for example {example}")
     if "/" in module_name or "\\" in module_name or "" in module_name.split("."):
         file = example.partition(":")[0].replace(".", "/")
         raise PipeplanError(
-            f"{what} {name!r}: {module_name!r} is not the name of a module; write folders and file "
+            f"{asker}: {module_name!r} is not the name of a module; write folders and file "
             f"as Python imports them from the current folder, for example {example} for {file}.py"
         )
-    module = _import_module(module_name, f"{what} {name!r}")
+    module = _import_module(module_name, asker)
     found = getattr(module, attribute, None)
     if not callable(found):
-        known = [key for key, value in vars(module).items() if _is_own(value, module_name)]
+        known = [
+            key
+            for key, value in vars(module).items()
+            if callable(value) and getattr(value, "__module__", None) == module_name
+        ]
         raise PipeplanError(
-            f"{what} {name!r}: module {module_name!r} has no callable {attribute!r}; "
+            f"{asker}: module {module_name!r} has no callable {attribute!r}; "
             f"it has {', '.join(known) or 'none'}"
         )
     return found  # type: ignore[no-any-return]
-
-
-def _kind(what: str) -> str:
-    return "factory" if what in ("model", "data", "optimizer") else "function"
 
 
 def _import_module(module_name: str, asker: str) -> object:
@@ -120,10 +114,16 @@ def _import_module(module_name: str, asker: str) -> object:
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise PipeplanError(_failed_import(asker, module_name, error)) from error
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise PipeplanError(
+                f"{asker}: no module {error.name!r} in {here} or on PYTHONPATH; "
+                f"{_remedy(error.name)}"
+            ) from error
+        missing, where = repr(error.name) if error.name else str(error), place(error)
         raise PipeplanError(
-            f"{asker}: no module {error.name!r} in {here} or on PYTHONPATH; {_remedy(error.name)}"
+            f"{asker}: importing module {module_name!r} failed: ModuleNotFoundError: "
+            f"the module {missing} that it imports{f' ({where})' if where else ''} is missing; "
+            "install it or correct that import"
         ) from error
     except FAILURES as error:
         raise PipeplanError(
@@ -133,7 +133,7 @@ def _import_module(module_name: str, asker: str) -> object:
 
 def _remedy(module_name: str) -> str:
     """Say what to do about a missing module; the zoo is no part of an installation."""
-    if module_name.partition(".")[0] != _ZOO:
+    if module_name.partition(".")[0] != "models":
         return (
             "correct its name if it was renamed or moved, or name the folder that holds it in "
             "PYTHONPATH"
@@ -142,17 +142,3 @@ def _remedy(module_name: str) -> str:
         "the zoo of models is in Pipeplan's repository and is not installed: run in a checkout, "
         "or name a module:factory of your own in this folder"
     )
-
-
-def _failed_import(asker: str, module_name: str, error: ModuleNotFoundError) -> str:
-    missing = repr(error.name) if error.name else str(error)
-    where = place(error)
-    return (
-        f"{asker}: importing module {module_name!r} failed: ModuleNotFoundError: "
-        f"the module {missing} that it imports{f' ({where})' if where else ''} is missing; "
-        "install it or correct that import"
-    )
-
-
-def _is_own(value: object, module_name: str) -> bool:
-    return callable(value) and getattr(value, "__module__", None) == module_name

@@ -10,7 +10,7 @@ from torch.nn import functional
 from planner.job import Job
 from planner.tracing.export import export_step
 from planner.tracing.factory import import_factory
-from planner.tracing.lookups import text_problem_of_step
+from planner.tracing.lookups import lookups, text_problem_of_step
 from planner.tracing.trace import trace_step
 
 ROWS = {"samples": 2, "tokens": 6}
@@ -72,6 +72,19 @@ def test_text_is_refused_where_torch_fails_on_it(way: str, tokens: int, classes:
     job = JOB.model_copy(update={"model_arguments": arguments})
     problem = text_problem_of_step(trace_step(Reader, job).exported, job)
     assert (problem is None) == reads_bytes(Reader(**arguments))
+
+
+@pytest.mark.parametrize("way", ["embedding", "index", "one-hot"])
+def test_a_batch_is_refused_where_torch_fails_on_it(way: str) -> None:
+    model = Reader(way, 8, 8)
+    found = lookups(export_step(model, model.example_batch(2), JOB))
+    for value in (-9, -8, -1, 0, 7, 8):
+        ids = torch.full((ROWS["samples"], ROWS["tokens"]), value)
+        try:
+            fails = not model(ids).numel()
+        except (IndexError, RuntimeError):
+            fails = True
+        assert any(row.problem({"ids": ids}) for row in found) == fails, value
 
 
 @pytest.mark.parametrize(

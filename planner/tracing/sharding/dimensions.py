@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -95,6 +95,7 @@ class Dimensions:
     """The classes of a step's dimensions.
 
     Attributes:
+        tied: the nodes of each parameter and buffer by its name; tied ones share it.
         axes: axes of each operation that has data, empty where it has no rule.
         data: values that depend on a parameter, in executable order; all others are cheap, and
             every rank has them.
@@ -107,6 +108,9 @@ class Dimensions:
     """
 
     def __init__(self, exported: ExportedStep, walls: frozenset[fx.Node] = frozenset()) -> None:
+        self.tied: dict[str, list[fx.Node]] = defaultdict(list)
+        for node in exported.graph.find_nodes(op="get_attr"):
+            self.tied[exported.name_of(node)].append(node)
         self.data = dict.fromkeys(_data_values(exported))
         self.axes: dict[fx.Node, Sequence[Axis]] = {}
         self._together = UnionFind()  # Dimensions of one class …
@@ -117,11 +121,10 @@ class Dimensions:
             # The operation that made a tuple speaks of its parts.
             if node.op == "call_function" and node.target is not operator.getitem and not checks:
                 self._add(node, node in walls)
-        for nodes in tied_nodes(exported).values():
-            if len(nodes) > 1 and nodes[0] in self.data:
-                for own in range(len(shape_of(nodes[0]))):
-                    self._together.union(*((node, own) for node in nodes))
-                    self._alike.union(*((node, own) for node in nodes))
+        for nodes in self.tied.values():
+            for own in range(len(shape_of(nodes[0]))) if nodes[0] in self.data else ():
+                for union in (self._together, self._alike) if len(nodes) > 1 else ():
+                    union.union(*((node, own) for node in nodes))
         self.classes = list(self._classes())
         self.class_of = {member: found for found in self.classes for member in found.parts}
 
@@ -146,12 +149,15 @@ class Dimensions:
         for member in list(self._together):
             groups[self._together[member]].append(member)
         rows: dict[Dimension, list[tuple[fx.Node, Axis]]] = defaultdict(list)
+        divided: dict[Dimension, list[Axis]] = defaultdict(list)
         for node, axes in self.axes.items():
             for axis in (axis for axis in axes if axis.members):
                 rows[self._together[axis.members[0]]].append((node, axis))
-        parts_of = self._parts()
+                if axis.whole:
+                    divided[self._alike[axis.whole]].append(axis)
+        known: dict[Dimension, Parts] = {}
         for first, group in groups.items():
-            parts = {member: parts_of(self._alike[member]) for member in group}
+            parts = {member: self._parts(self._alike[member], divided, known) for member in group}
             found = [text for member in group for text in self._obstacles.get(member, ())]
             read = [node for node, axis in rows[first] if axis.inputs]
             twice = {node: None for node in read if read.count(node) > 1}
@@ -162,34 +168,26 @@ class Dimensions:
                 found.append("two dimensions of one tensor would be split")
             yield DimensionClass(parts, rows[first], found)
 
-    def _parts(self) -> Callable[[Dimension], Parts]:
-        """Return a function of sets of alike dimensions: their parts, none if they differ."""
-        divided: dict[Dimension, list[Axis]] = defaultdict(list)
-        for axis in (axis for axes in self.axes.values() for axis in axes if axis.whole):
-            divided[self._alike[axis.whole]].append(axis)
-        known: dict[Dimension, Parts] = {}
-
-        def parts_of(group: Dimension) -> Parts:
-            if group not in known:
-                known[group] = ()  # A piece of itself has none.
-                found = {joined(axis) for axis in divided.get(group, ())} or {WHOLE}
-                known[group] = found.pop() if len(found) == 1 else ()
+    def _parts(
+        self,
+        group: Dimension,
+        divided: Mapping[Dimension, Sequence[Axis]],
+        known: dict[Dimension, Parts],
+    ) -> Parts:
+        """Return the parts of alike dimensions, none if the axes that divide them differ."""
+        if group in known:
             return known[group]
-
-        def joined(axis: Axis) -> Parts:
-            rows = [(s, parts_of(self._alike[n]) if n else WHOLE) for n, s in axis.pieces]
-            parts = tuple(share * part for share, parts in rows for part in parts)
-            return parts if sum(parts) == 1 and len(parts) <= _MOST_PARTS else ()
-
-        return parts_of
-
-
-def tied_nodes(exported: ExportedStep) -> dict[str, list[fx.Node]]:
-    """Return the nodes of each parameter and buffer by its name; tied ones share it."""
-    found: dict[str, list[fx.Node]] = defaultdict(list)
-    for node in exported.graph.find_nodes(op="get_attr"):
-        found[exported.names.get(str(node.target), str(node.target))].append(node)
-    return found
+        known[group] = ()  # A piece of itself has none.
+        found = set[Parts]()
+        for axis in divided.get(group, ()):
+            joined = tuple(
+                share * part
+                for piece, share in axis.pieces
+                for part in (self._parts(self._alike[piece], divided, known) if piece else WHOLE)
+            )
+            found.add(joined if sum(joined) == 1 and len(joined) <= _MOST_PARTS else ())
+        known[group] = (found or {WHOLE}).pop() if len(found) <= 1 else ()
+        return known[group]
 
 
 def _data_values(exported: ExportedStep) -> Iterator[fx.Node]:

@@ -3,28 +3,38 @@
 A region reads whole values and leaves partial sums (Shoeybi et al., 2019, "Megatron-LM", section
 3). Its gradients of a whole value are partial, so that the backward sums them: the function f of
 the paper; the reduction of a sum is its g.
+
+With sequence parallelism each rank has a share of the positions between regions (Korthikanti et
+al., 2022, "Reducing Activation Recomputation in Large Transformer Models", section 4.2.2): an
+all-reduce becomes a reduce-scatter where a region ends and an all-gather where one begins; norms,
+dropout and residuals are computed once in a group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import networkx as nx
 from torch import fx
 
+from planner.tracing.export import ExportedStep
 from planner.tracing.sharding.dimensions import DimensionClass, Dimensions, Parts
 from planner.tracing.sharding.notation import (
     COMBINE,
     DISPATCH,
+    ROUTING,
+    Dimension,
     added_after,
+    results_of,
 )
 from planner.tracing.sharing import bytes_of, operator_name, shape_of
 
-_VIEWS = frozenset(
-    "alias view reshape _unsafe_view flatten unflatten squeeze transpose t permute unsqueeze "
-    f"contiguous clone index {DISPATCH}".split()
+_RESHAPES = frozenset(("view", "reshape", "_unsafe_view"))
+_VIEWS = _RESHAPES | frozenset(
+    f"alias flatten unflatten squeeze transpose t permute unsqueeze contiguous clone index "
+    f"{DISPATCH}".split()
 )
 """Operations that move elements of their first operand: sums and partial sums pass through."""
 _LINEAR = _VIEWS | frozenset(f"neg sum select slice expand to {COMBINE}".split())
@@ -112,14 +122,21 @@ class Placements:
             return self.held(value)
         if reader in self.positioned:
             return self.positions.get(value, "copied")
-        if reader in self.region_of or reader in self.sums:
-            if reader not in self.region_of and value in self.sums:
-                return "sum"
-            # A bias is added to the reduced sum, of which ranks may have shares.
-            is_added = reader in self.sums and value in added_after(reader)
-            is_end_shared = self.ends.get(reader, reader) in self.positions
-            return "whole" if is_added and not is_end_shared else "copied"
-        return "copied" if reader in self.views else "whole"
+        if reader not in self.region_of and reader not in self.sums:
+            return "copied" if reader in self.views else "whole"
+        if reader not in self.region_of and value in self.sums:
+            return "sum"
+        # A bias is added to the reduced sum, of which ranks may have shares.
+        is_added = reader in self.sums and value in added_after(reader)
+        is_end_shared = self.ends.get(reader, reader) in self.positions
+        return "whole" if is_added and not is_end_shared else "copied"
+
+
+def _users(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if operator_name(user) != "_assert_tensor_metadata"]
+
+
+# --- sums and whole values ------------------------------------------------------------------------
 
 
 def place(dimensions: Dimensions, found: Placements, made: Mapping[fx.Node, bool]) -> Placements:
@@ -142,26 +159,9 @@ def place(dimensions: Dimensions, found: Placements, made: Mapping[fx.Node, bool
     found = replace(found, sums=frozenset(sums), reduced=frozenset(reduced), ends=ends)
     views: set[fx.Node] = set()
     for source in reversed([*dimensions.data]):
-        views |= _handed_on(source, found, views)
+        read = {user for user in source.users if _is_handed_on(source, user, found, views)}
+        views |= read if bytes_of(source) <= sum(map(bytes_of, read)) else set()
     return replace(found, views=frozenset(views))
-
-
-def with_summed(found: Placements, tied: Iterable[Sequence[fx.Node]]) -> Placements:
-    """Return placements with parameters whose gradients are partial wherever they are read."""
-    summed = set[fx.Node]()
-    for nodes in tied:
-        forms = {
-            found.read(user, node) if node in found.gradients else "whole"
-            for node in nodes
-            for user in _users(node)
-        }
-        if forms == {"copied"} and found.positions.keys().isdisjoint(nodes):
-            summed.update(nodes)
-    return replace(found, summed=frozenset(summed))
-
-
-def _users(node: fx.Node) -> list[fx.Node]:
-    return [user for user in node.users if operator_name(user) != "_assert_tensor_metadata"]
 
 
 def _may_stay_sums(
@@ -177,29 +177,24 @@ def _may_stay_sums(
         if node in made:
             if not made[node] and not added_after(node):
                 able[node] = ()
-        elif partial and node not in found.region_of:
+        elif partial and node not in found.region_of and _is_sum(node, partial):
             layers = {found.layer_of.get(n) for n in (*partial, node)}
-            whole = _whole_operands(node, partial)
-            if whole is not None and len(layers) == 1:
-                able[node] = whole
+            if len(layers) == 1:
+                able[node] = [n for n in node.all_input_nodes if shape_of(n) and n not in partial]
     return able
 
 
-def _whole_operands(node: fx.Node, partial: Sequence[fx.Node]) -> Sequence[fx.Node] | None:
-    """Return the operands that are no partial sums; None if the result is none of these."""
-    name, given, value = operator_name(node), node.args[:2], node.meta.get("val")
-    whole = [n for n in node.all_input_nodes if shape_of(n) and n not in partial]
-    first = len(partial) == 1 and partial[0] in given[:1]
+def _is_sum(node: fx.Node, partial: Sequence[fx.Node]) -> bool:
+    """Return whether a result is a partial sum if these operands are."""
+    name, given = operator_name(node), node.args
+    values: Any = given[0] if name in ("stack", "cat") else given[:2]
+    if name in ("add", "sub", "stack", "cat"):
+        return {*values} <= {*partial}
+    is_first = [*given[:1]] == [*partial]
     if name in _LINEAR:
-        is_sum = first and partial[0].meta["val"].dtype == value.dtype  # type: ignore[union-attr]
-    elif name in ("add", "sub"):
-        is_sum = {*given} <= {*partial}
-    elif name in ("stack", "cat"):
-        is_sum = {*given[0]} <= {*partial}  # type: ignore[misc]
-    else:
-        is_factor = name == "mul" and len(partial) == 1 and given[0] is not given[1]
-        is_sum = is_factor or (name == "div" and first)
-    return whole if is_sum else None
+        return is_first and bool(partial[0].meta["val"].dtype == node.meta["val"].dtype)
+    is_factor = name == "mul" and len(partial) == 1 and values[0] is not values[1]
+    return is_factor or (name == "div" and is_first)
 
 
 def _kept_by_cut(
@@ -230,23 +225,83 @@ def _end(node: fx.Node, layer_of: Mapping[fx.Node, str]) -> fx.Node | None:
     users = _users(node)
     if not added_after(node) or [layer_of.get(user) for user in users] != [layer_of[node]]:
         return None
-    is_view = operator_name(users[0]) in ("view", "reshape", "_unsafe_view")
-    return users[0] if is_view and shape_of(users[0])[-1:] == shape_of(node)[-1:] else None
+    is_same = shape_of(users[0])[-1:] == shape_of(node)[-1:]
+    return users[0] if operator_name(users[0]) in _RESHAPES and is_same else None
 
 
-def _handed_on(source: fx.Node, found: Placements, views: set[fx.Node]) -> set[fx.Node]:
-    """Return views of a value that are only read partially, if to sum it instead is no worse."""
+def _is_handed_on(source: fx.Node, node: fx.Node, found: Placements, views: set[fx.Node]) -> bool:
+    """Return whether an operation is a view that is only read partially."""
+    users, layer = _users(node), found.layer_of.get(node)
+    is_view = operator_name(node) in _VIEWS | {"select", "slice"} and node.args[0] is source
+    return (
+        is_view
+        and bool(users)
+        and not found.is_shared(node)
+        and node not in found.sums
+        and all(user in views or found.read(user, node) == "copied" for user in users)
+        and all(found.layer_of.get(user) == layer for user in users)
+    )
 
-    def is_handed_on(node: fx.Node) -> bool:
-        users, layer = _users(node), found.layer_of.get(node)
-        is_view = operator_name(node) in _VIEWS | {"select", "slice"} and node.args[0] is source
-        return (
-            is_view
-            and bool(users)
-            and node not in found.region_of.keys() | found.sums
-            and all(user in views or found.read(user, node) == "copied" for user in users)
-            and all(found.layer_of.get(user) == layer for user in users)
-        )
 
-    read = set(filter(is_handed_on, source.users))
-    return read if bytes_of(source) <= sum(map(bytes_of, read)) else set()
+def with_summed(found: Placements, tied: Iterable[Sequence[fx.Node]]) -> Placements:
+    """Return placements with parameters whose gradients are partial wherever they are read."""
+    summed = set[fx.Node]()
+    for nodes in tied:
+        forms = {
+            found.read(user, node) if node in found.gradients else "whole"
+            for node in nodes
+            for user in _users(node)
+        }
+        if forms == {"copied"} and found.positions.keys().isdisjoint(nodes):
+            summed.update(nodes)
+    return replace(found, summed=frozenset(summed))
+
+
+# --- shares of positions --------------------------------------------------------------------------
+
+
+def with_positions(exported: ExportedStep, found: Placements, degree: int) -> Placements:
+    """Return placements with shares of positions between regions.
+
+    The positions are the last dimension but one of what regions reduce, if it is not the first.
+    """
+    split = found.region_of.keys() | found.sums | found.views
+    outside = Dimensions(exported, frozenset(split))
+    chosen: dict[Dimension, Parts] = {}
+    for node in found.reduced:
+        own = len(shape_of(node)) - 2
+        members = outside.class_of.get((node, own)) if own > 0 else None
+        is_once = members and len({value for value, _ in members.parts}) == len(members.parts)
+        if members and is_once and members.fits(degree):
+            chosen.update(members.parts)
+    positions = {
+        value: Share(own, parts)
+        for (value, own), parts in chosen.items()
+        if value not in split or value in found.reduced
+    }
+    found = replace(found, positions=positions)
+    nodes = {n for n in outside.axes if n not in split and _computes_its_share(n, outside, found)}
+    nodes |= {part for node in nodes for part in results_of(node).values()}
+    return replace(found, positioned=frozenset(nodes), exchanged=frozenset(_exchanged(found)))
+
+
+def _computes_its_share(node: fx.Node, outside: Dimensions, found: Placements) -> bool:
+    """Return whether an operation makes its share from shares alone."""
+    values = (*node.all_input_nodes, *results_of(node).values())
+    shared = {(n, found.positions[n].dimension) for n in values if n in found.positions}
+    axes = [axis for axis in outside.axes[node] if not shared.isdisjoint(axis.members)]
+    return len(axes) == 1 and bool(axes[0].outputs) and shared <= {*axes[0].members}
+
+
+def _exchanged(found: Placements) -> set[fx.Node]:
+    """Return the operations of experts all of whose tokens are shared by positions."""
+    exchanged: set[fx.Node] = set()
+    for region in dict.fromkeys(found.region_of.values()):
+        routing = {node for node in region.nodes if operator_name(node) in ROUTING}
+        made = {node for node in routing if operator_name(node) == COMBINE}
+        values = made.union(*(node.all_input_nodes for node in routing)) - found.shares.keys()
+        shares = [(len(shape_of(n)), found.positions.get(n)) for n in values]
+        # A combined value that stays a partial sum is reduced later, as without sharing.
+        if made <= found.reduced and all(s and s.dimension == rank - 2 for rank, s in shares):
+            exchanged |= routing
+    return exchanged

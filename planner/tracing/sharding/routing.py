@@ -13,6 +13,8 @@ from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.sharding.dimensions import DimensionClass, Dimensions
 
+_INSTEAD = "leave expert_parallel out"
+
 
 @dataclass(frozen=True)
 class ExpertRouting:
@@ -40,45 +42,45 @@ class ExpertRouting:
         Raises:
             PipeplanError: naming the layers.
         """
-        experts = [
-            (next(layers.layer_of[n] for n, _ in row.parts if n in layers.layer_of), row)
-            for row in classes
-            if row.experts
-        ]
+        experts = [row for row in classes if row.experts]
         if not experts:
             raise PipeplanError(
                 "expert_parallel = true: the model sends no tokens to experts by the operations of "
                 "planner.tracing.expert_operations (docs/experts.md), so that there are no whole "
-                "experts to give out; use these operations, or leave expert_parallel out"
+                f"experts to give out; use these operations, or {_INSTEAD}"
             )
-        if problems := [*self._problems(experts, degree)]:
-            raise PipeplanError(dict.fromkeys(problems))
-
-    def _problems(
-        self, experts: Sequence[tuple[str, DimensionClass]], degree: int
-    ) -> Iterator[str]:
-        fits = len(self.loads) in (0, 1, len(experts))
-        if not fits:
-            yield (
+        problems = []
+        differs = len(self.loads) not in (0, 1, len(experts))
+        if differs:
+            problems.append(
                 f"expert_load: has lists for {len(self.loads)} layers, but {len(experts)} have "
                 "experts; give a list for each, or one for all"
             )
-        for place, (layer, row) in enumerate(experts):
-            if fits and self.loads and len(self._of(place)) != row.experts:
-                yield (
-                    f"expert_load: has {len(self._of(place))} numbers, but layer {layer!r} has "
-                    f"{row.experts} experts; give one for each"
-                )
-            if row.obstacles:
-                yield (
-                    f"expert_parallel = true: the experts of layer {layer!r} cannot be given out "
-                    f"whole: {row.obstacles[0]}; leave expert_parallel out"
-                )
-            if row.experts % degree:
-                yield (
-                    f"tensor_parallel = {degree}: does not divide the {row.experts} experts of "
-                    f"layer {layer!r}; choose a divisor of them, or leave expert_parallel out"
-                )
+        for place, row in enumerate(experts):
+            layer = next(layers.layer_of[n] for n, _ in row.parts if n in layers.layer_of)
+            given = len(self._of(place)) if self.loads and not differs else row.experts
+            problems += _problems(layer, row, degree, given)
+        if problems:
+            raise PipeplanError(dict.fromkeys(problems))
+
+
+def _problems(layer: str, row: DimensionClass, degree: int, given: int) -> Iterator[str]:
+    """Yield why a layer's experts cannot be given out; ``given`` is how many have a load."""
+    if given != row.experts:
+        yield (
+            f"expert_load: has {given} numbers, but layer {layer!r} has {row.experts} experts; "
+            "give one for each"
+        )
+    if row.obstacles:
+        yield (
+            f"expert_parallel = true: the experts of layer {layer!r} cannot be given out "
+            f"whole: {row.obstacles[0]}; {_INSTEAD}"
+        )
+    if row.experts % degree:
+        yield (
+            f"tensor_parallel = {degree}: does not divide the {row.experts} experts of "
+            f"layer {layer!r}; choose a divisor of them, or {_INSTEAD}"
+        )
 
 
 def routing_of(job: Job) -> ExpertRouting | None:
@@ -98,6 +100,6 @@ def degrees_with_experts(exported: ExportedStep, degrees: Sequence[int]) -> tupl
         raise PipeplanError(
             f'tensor_parallel = "any": none of {", ".join(map(str, degrees))} divides the '
             f"{' and '.join(map(str, counts))} experts of a layer; choose another number of "
-            "experts, or leave expert_parallel out"
+            f"experts, or {_INSTEAD}"
         )
     return found
