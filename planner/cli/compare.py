@@ -17,6 +17,7 @@ from planner.cli.options import (
     ExpertParallelOption,
     JobOption,
     JsonOption,
+    MemoryMarginOption,
     ModelArgument,
     RuntimeOption,
     SeedOption,
@@ -63,6 +64,7 @@ def compare(
     tensor_parallel: TensorParallelOption = None,
     sequence_parallel: SequenceParallelOption = False,
     expert_parallel: ExpertParallelOption = False,
+    memory_margin: MemoryMarginOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="also write the table as Markdown")
     ] = None,
@@ -99,6 +101,7 @@ def compare(
                 tensor_parallel=tensor_parallel,
                 sequence_parallel=sequence_parallel,
                 expert_parallel=expert_parallel,
+                memory_margin=memory_margin,
             )
         ).problem
         search = partial(

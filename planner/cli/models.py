@@ -36,6 +36,7 @@ class ProblemRequest:
         shard_optimizer: whether replicas share the optimizer's state, beside the job's.
         shard_parameters: whether they divide weights and gradients as well.
         check: whether the traced step is compared with eager autograd.
+        memory_margin: memory to leave free on every device, beside what is reserved.
         fields: further fields of the job, in place of its file's.
         source: where these are from, for messages.
     """
@@ -53,6 +54,7 @@ class ProblemRequest:
     expert_parallel: bool = False
     shard_parameters: bool = False
     check: bool = False
+    memory_margin: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     source: str = "--tensor-parallel"
 
@@ -66,7 +68,7 @@ class ProblemRequest:
     @property
     def words(self) -> list[str]:
         """The same problem as command-line words."""
-        options = ("job", "runtime", "tensor_parallel", "epoch_samples")
+        options = ("job", "runtime", "tensor_parallel", "epoch_samples", "memory_margin")
         flags = ("sequence_parallel", "expert_parallel", "shard_optimizer", "shard_parameters")
         given = [(name, getattr(self, name)) for name in options]
         given += [("set", setting) for setting in self.settings]
@@ -102,6 +104,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
         PipeplanError: for a wrong file or setting, or if the three do not fit together.
     """
     from planner.cluster.cluster import Cluster
+    from planner.cluster.memory_margin import with_memory_margin
     from planner.interop.calibrate.costs import (
         read_costs,
         warn_of_types_without_costs,
@@ -114,6 +117,8 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
     job = with_epoch(_grouped_job(request), request.epoch_samples)
     rules = given_rules(request.runtime)
     cluster = Cluster.load(request.cluster)
+    if request.memory_margin is not None:
+        cluster = with_memory_margin(cluster, request.memory_margin)
     factory = None if is_graph_file(request.model) else request.model
     if factory is None and request.settings:
         raise PipeplanError(

@@ -101,6 +101,15 @@ EpochOption = Annotated[
         help="samples of the data set, to show what an epoch takes and costs (default: the job's)",
     ),
 ]
+MemoryMarginOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-margin",
+        metavar="SHARE|GIB",
+        help="memory to leave free on every device, as 6% or 2GiB (default: none); it counts as "
+        "reserved in the plan's cluster",
+    ),
+]
 NoCheckOption = Annotated[
     bool,
     typer.Option("--no-check", help="do not compare two small steps with eager autograd first"),

@@ -19,6 +19,7 @@ from planner.cli.options import (
     ExpertParallelOption,
     JobOption,
     JsonOption,
+    MemoryMarginOption,
     ModelArgument,
     NoCheckOption,
     RuntimeOption,
@@ -41,7 +42,14 @@ if TYPE_CHECKING:
     from planner.search.solve import Preference
 
 
-def show_result(result: Result, output: Path, text_problem: str | None, *, as_json: bool) -> None:
+def show_result(
+    result: Result,
+    output: Path,
+    text_problem: str | None,
+    *,
+    as_json: bool,
+    has_margin: bool = False,
+) -> None:
     """Print a result whose plan was written.
 
     Args:
@@ -49,6 +57,7 @@ def show_result(result: Result, output: Path, text_problem: str | None, *, as_js
         output: where its plan lies.
         text_problem: why the executor's text cannot train the model, if that is known.
         as_json: print JSON.
+        has_margin: whether memory was left free on purpose: the rest may be filled.
     """
     from planner.report.summary import space_lines
 
@@ -61,30 +70,32 @@ def show_result(result: Result, output: Path, text_problem: str | None, *, as_js
     for line in space_lines(result.plan):
         say(line)
     show_runtime(result.plan)
-    for line in (*memory_lines(result.plan), *_about_gap(result)):
+    memory = () if has_margin else memory_lines(result.plan)
+    for line in (*memory, *_about_gap(result)):
         say(line)
     say(f"wrote {output}")
     print_run_command(result.plan, output, text_problem)
 
 
-FULL = 0.94
-"""Share of its memory from which a device counts as nearly full."""
+LITTLE = 0.06
+"""Share of a device's memory; a plan that leaves less of it free is warned of."""
 
 
 def memory_lines(plan: Plan) -> list[str]:
     """Return a line on devices that the plan fills nearly; none where all have room."""
-    shares = {
-        name: row.peak_memory_bytes / plan.on_groups.cluster.device_type(name).capacity_bytes
+    cluster = plan.on_groups.cluster
+    left = {
+        name: 1 - row.peak_memory_bytes / cluster.device_type(name).capacity_bytes
         for name, row in plan.predicted.devices.items()
     }
-    full = {name: share for name, share in shares.items() if share >= FULL}
+    full = {name: share for name, share in left.items() if share < LITTLE}
     if not full:
         return []
-    worst = max(full, key=lambda name: full[name])
+    least = min(full, key=lambda name: full[name])
     return [
-        f"memory is nearly full: {plural(len(full), 'device')} at {FULL:.0%} or more, {worst} at "
-        f"{full[worst]:.1%}; fragmentation or another process may exceed it: raise reserved_gib "
-        "of the device type in the cluster file to plan with more room"
+        f"warning: memory is nearly full: {plural(len(full), 'device')} with less than "
+        f"{LITTLE:.0%} of it free, {least} with {full[least]:.1%}; fragmentation or another "
+        "process may exceed it: plan again with --memory-margin 6%"
     ]
 
 
@@ -224,7 +235,8 @@ def make_plan(
     save_valid(plan, output)
     if request.chooses and found.robustness is None and found.simplicity is None:
         say("note: interrupted before plans near the fastest were compared", err=True)
-    show_result(replace(found, plan=plan), output, loaded.text_problem, as_json=as_json)
+    found, has_margin = replace(found, plan=plan), request.problem.memory_margin is not None
+    show_result(found, output, loaded.text_problem, as_json=as_json, has_margin=has_margin)
     if loaded.compared is not None:
         say(loaded.compared, err=True)
     if reason and not as_json:
@@ -447,6 +459,7 @@ def plan(
     prefer: PreferOption = "fast",
     prefer_within: PreferWithinOption = 0.01,
     sync: SyncOption = None,
+    memory_margin: MemoryMarginOption = None,
     epoch_samples: EpochOption = None,
     no_check: NoCheckOption = False,
     as_json: JsonOption = False,
@@ -467,6 +480,7 @@ def plan(
             expert_parallel=expert_parallel,
             shard_parameters=shard_parameters,
             check=not no_check,
+            memory_margin=memory_margin,
         ),
         warm_starts=tuple(warm_start or ()),
         robust=robust,

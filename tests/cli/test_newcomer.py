@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import planner
 from planner import Cluster, Job, ModelSource, PipeplanError, Problem, load_plan, solve
 from planner.cli.commands import app
-from planner.cli.plan import FULL, memory_lines
+from planner.cli.plan import LITTLE, memory_lines
+from planner.cluster.memory_margin import with_memory_margin
 from planner.cluster.presets import DEVICES
 from planner.search.feasibility import explain_infeasible
 from planner.search.partition.chain import Chain
@@ -101,10 +102,35 @@ def plan_with_memory(memory_gib: float) -> planner.Plan:
 
 def test_a_plan_that_fills_a_device_says_so() -> None:
     peak = plan_with_memory(100).predicted.devices["d0"].peak_memory_bytes / 2**30
-    assert memory_lines(plan_with_memory(peak / (FULL - 0.01))) == []
-    (line,) = memory_lines(plan_with_memory(peak / (FULL + 0.01)))
-    assert "1 device at 94% or more, d0 at 95.0%" in line
-    assert "raise reserved_gib" in line
+    assert memory_lines(plan_with_memory(peak / (1 - LITTLE - 0.01))) == []
+    (line,) = memory_lines(plan_with_memory(peak / (1 - LITTLE + 0.01)))
+    assert "1 device with less than 6% of it free, d0 with 5.0%" in line
+    assert "--memory-margin 6%" in line
+
+
+@pytest.mark.parametrize(
+    ("margin", "left"), [("6%", 0.06), ("0.06", 0.06), ("2GiB", 2 / 24), ("2 gib", 2 / 24)]
+)
+def test_a_margin_of_memory_is_left_free(margin: str, left: float) -> None:
+    machines = cluster(["d0"], [], types={"unit": device_type(memory_gib=24, reserved_gib=1)})
+    kind = with_memory_margin(machines, margin).device_type("d0")
+    assert kind.capacity_bytes == pytest.approx((24 - 1 - left * 24) * 2**30)
+
+
+@pytest.mark.parametrize(
+    ("margin", "message"),
+    [
+        ("much", "expected a share such as 6% or 0.06"),
+        ("-1%", "expected a share"),
+        ("100%", "expected a share"),
+        ("1.5", "expected a share"),
+        ("23GiB", "'unit' has 24 GiB, of which 1 are reserved: nothing is left"),
+    ],
+)
+def test_a_wrong_margin_is_refused(margin: str, message: str) -> None:
+    machines = cluster(["d0"], [], types={"unit": device_type(memory_gib=24, reserved_gib=1)})
+    with pytest.raises(PipeplanError, match=message):
+        with_memory_margin(machines, margin)
 
 
 def test_a_layer_that_fits_elsewhere_is_not_blamed() -> None:
