@@ -73,7 +73,7 @@ class SearchWork(Enum):
     COLUMN_STATE = "a layer with the crossings and load left, in the knapsack of a device", 2e-8
     ORDER_PROGRAM_ROW = "a row of the dynamic program along an order of devices", 5e-5
 
-    CERTIFICATE_STAGE = "a stage of a state in a pass of the checker of certificates", 1e-7
+    CERTIFICATE_STAGE = "a stage of a state in a pass of planner.bounds", 1e-7
 
     def __init__(self, unit: str, seconds: float) -> None:
         self.unit = unit

@@ -20,7 +20,6 @@ from planner.search.certification import Certifier
 from planner.search.idle_replicas import without_idle_replicas
 from planner.search.partition.chain import Chain, Partition
 from planner.search.partition.optimiser import PartitionOptimiser
-from planner.search.partition.relaxations.column_relaxation import ColumnProof
 from planner.search.recomputed import RecomputedSchedules
 from planner.search.result import HistoryRow
 from planner.search.schedule.heuristic import Schedule, quick_estimate_s
@@ -143,7 +142,6 @@ class Findings:
         history: every new incumbent or bound.
         tried: number of partitions that were scheduled.
         is_infeasible: whether it is proved that nothing fits.
-        column_proof: what proves the bound of :class:`ColumnRelaxation`, where it was found.
     """
 
     def __init__(self, clock: Clock, progress: Progress) -> None:
@@ -157,7 +155,6 @@ class Findings:
         self.history: list[HistoryRow] = []
         self.tried = 0
         self.is_infeasible = False
-        self.column_proof: ColumnProof | None = None
 
     @property
     def best_s(self) -> float:

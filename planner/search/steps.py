@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import is_connected, place
-from planner.plan.certificate import LayerPrices
 from planner.search.baseline_schedules import chunked_partitions
 from planner.search.budget import SearchWork, TimeSlice
 from planner.search.feasibility import MOST_LAYERS
@@ -104,7 +103,6 @@ def bound_by_columns(search: Search, time: TimeSlice) -> None:
         return
     longest_s = longest_plan_s(search.chain, search.chain.stage_limit)
     bound_s = relaxation.bound_s(min(search.best_s, longest_s), may_go_on=time.has_time)
-    search.found.column_proof = relaxation.proof
     search.found.raise_bound(bound_s, "columns of devices")
 
 
@@ -115,18 +113,11 @@ def certify(search: Search, time: TimeSlice) -> None:
     def has_time() -> bool:
         return clock.elapsed_s < time.end_s and not clock.is_stopped
 
-    prices, columns = search.optimiser.device_prices, search.found.column_proof
-    if prices is not None and search.has_single_stages:
-        search.certifier.offer_prices(prices)
-    if columns is not None:
-        search.certifier.offer(LayerPrices(prices=columns.prices, steps=columns.steps or None))
-        if search.problem.job.max_stages_per_device == 2:
-            search.certifier.offer(LayerPrices(prices=columns.prices))
     # At the end a few passes more than there is time for, rather than a bound without one.
     is_over = clock.left_s <= 0 and not clock.is_stopped
     bound_s = min(search.found.bound_s, search.best_s)
     best_s = bound_s if search.best is None else search.best_s
-    search.certifier.certify(bound_s, best_s, has_time, tries_once=is_over)
+    search.certifier.certify(best_s, has_time, tries_once=is_over)
     search.found.raise_bound(search.certifier.bound_s, "certificate")
     search.optimiser.bound_s = max(search.optimiser.bound_s, search.certifier.bound_s)
 

@@ -231,7 +231,7 @@ class _Search:
             variant, best_s = self.variants[weakest], self.best_s
             certifier = Certifier(Chain(variant.problem), self.clock)
             try:
-                certifier.certify(best_s, best_s, has_time)
+                certifier.certify(best_s, has_time)
             except KeyboardInterrupt:
                 self.clock.stop()
             if certifier.bound_s > self.bounds[weakest]:

@@ -1,0 +1,179 @@
+"""Arguments of certificates: whether each proves that no plan keeps a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+
+from planner.bounds.budget import Budget
+from planner.bounds.classes import MARGIN, ClassProgram
+from planner.bounds.columns import DeviceTable, Loads, Pairs
+from planner.bounds.intervals import IntervalTable
+from planner.bounds.layers import FloatArray
+from planner.bounds.prices import DIGITS, LayerMaster
+from planner.plan.certificate import Argument, LayerPrices, LikeDevices, TypePrices
+from planner.units import significant
+
+MOST_ROUNDS = 60
+"""Rounds of new columns for one time."""
+SAME = 1e-9
+"""A column is new if it earns that much more."""
+MOST_PAIR_CELLS, MOST_LOAD_CELLS = 4e6, 2e7
+"""States that are gone through to price the columns of all kinds of devices once."""
+MOST_STEPS, LEAST_STEPS = 4000, 400
+"""Steps of the grid of loads; with fewer a grid proves next to nothing."""
+SPREAD = 1.1
+"""By this factor the price of a type is raised or lowered to see whether that proves more."""
+
+
+class TimeArgument(Protocol):
+    """A reason why times are not kept, of which the largest is searched for."""
+
+    @property
+    def looked_at(self) -> float:
+        """States that have been looked at so far."""
+
+    def refute(self, time_s: float) -> Argument | None:
+        """Return what proves that no plan keeps a time; None if nothing does."""
+
+
+class OfClasses:
+    """No sequence of stages keeps the time on classes of devices.
+
+    Args:
+        intervals: of the problem's layers.
+        classes: all devices, in classes of one type each.
+
+    Raises:
+        PipeplanError: if there are too many combinations of devices.
+    """
+
+    def __init__(self, intervals: IntervalTable, classes: tuple[tuple[str, ...], ...]) -> None:
+        self._argument = LikeDevices(classes=classes)
+        self._program = ClassProgram(intervals, classes)
+
+    @property
+    def looked_at(self) -> float:
+        """Stages that passes have looked at."""
+        return self._program.looked_at
+
+    def refute(self, time_s: float) -> Argument | None:
+        """Return the classes if no plan keeps a time."""
+        return self._argument if self._program.refutes(time_s) else None
+
+
+class OfPrices:
+    """No sequence of stages keeps the time on devices that a budget pays for.
+
+    Prices of types are moved to where they refute what those before did not.
+
+    Args:
+        intervals: of the problem's layers.
+
+    Raises:
+        PipeplanError: if there are too many layers and types.
+    """
+
+    def __init__(self, intervals: IntervalTable) -> None:
+        layers = intervals.layers
+        self._types, self._budget = layers.types, Budget(intervals)
+        work = np.where(layers.may_run, layers.forward_s + layers.backward_s, 0.0)
+        self._prices = 1 / np.maximum(work.sum(axis=1), 1e-30)
+
+    @property
+    def looked_at(self) -> float:
+        """Stages that passes have looked at."""
+        return self._budget.looked_at
+
+    def refute(self, time_s: float) -> Argument | None:
+        """Return prices by which no plan keeps a time: those before, or others near them."""
+        for prices in self._near():
+            argument = TypePrices(prices=self._named(prices))
+            if self._budget.refutes(argument.prices, time_s):
+                self._prices = prices
+                return argument
+        return None
+
+    def _near(self) -> Iterator[FloatArray]:
+        yield self._prices
+        if len(self._types) > 1:
+            for k in range(len(self._types)):
+                for factor in (SPREAD, 1 / SPREAD):
+                    moved = self._prices.copy()
+                    moved[k] *= factor
+                    yield moved
+
+    def _named(self, prices: FloatArray) -> dict[str, float]:
+        share = prices / prices.max()
+        return {
+            name: significant(float(price), DIGITS)
+            for name, price in zip(self._types, share, strict=True)
+        }
+
+
+class OfColumns:
+    """Devices with any stages that they may hold earn less than all layers pay.
+
+    Args:
+        intervals: of the problem's layers.
+        pairs: whether all pairs of stages are looked at, or else loads on a grid.
+    """
+
+    def __init__(self, intervals: IntervalTable, *, pairs: bool) -> None:
+        self._table = DeviceTable(intervals)
+        self._steps = None if pairs else _grid_steps(self._table)
+        self._count = intervals.layers.count
+        self._cells = _pair_cells(self._table) if pairs else MOST_LOAD_CELLS
+        self.looked_at = 0.0
+
+    def refute(self, time_s: float) -> Argument | None:
+        """Return prices of layers by which no plan keeps a time, if there are any."""
+        arrays, kinds = self._table.arrays, range(len(self._table.arrays.counts))
+        limit_s = time_s * MARGIN
+        held = Pairs(self._table, limit_s) if self._steps is None else None
+        columns = held or Loads(self._table, limit_s, self._steps or MOST_STEPS)
+        master = LayerMaster(arrays.counts, self._count, arrays.microbatches)
+        for _ in range(MOST_ROUNDS):
+            prices = master.prices()
+            if prices is None:
+                return None
+            self.looked_at += self._cells
+            found = [columns.best(kind, prices) for kind in kinds]
+            most = [max((c.value for c in row), default=0.0) for row in found]
+            earned = sum(int(n) * value for n, value in zip(arrays.counts, most, strict=True))
+            if arrays.microbatches * float(prices.sum()) > earned * MARGIN:
+                return LayerPrices(prices=tuple(map(float, prices)), steps=self._steps)
+            known = [master.earned(kind) + SAME for kind in kinds]
+            new = [[c for c in row if c.value > known[kind]] for kind, row in enumerate(found)]
+            if not any(new):
+                return None
+            for kind, row in enumerate(new):
+                master.add(kind, row)
+        return None
+
+
+def _pair_cells(table: DeviceTable) -> float:
+    d, layers = table.arrays, table.intervals.layers.count
+    numbers = d.microbatches if d.replication else 1
+    return layers**4 / 24 * numbers * len(d.counts)
+
+
+def _grid_steps(table: DeviceTable) -> int:
+    d, layers = table.arrays, table.intervals.layers.count
+    numbers = d.microbatches if d.replication else 1
+    rows = len(d.counts) * numbers * layers * (2 * d.stages + 1)
+    return int(min(MOST_STEPS, MOST_LOAD_CELLS / rows))
+
+
+def column_arguments(intervals: IntervalTable) -> Iterator[OfColumns]:
+    """Yield the arguments on columns that are not too large to look at."""
+    table = DeviceTable(intervals)
+    few = _pair_cells(table) <= MOST_PAIR_CELLS
+    if few and table.arrays.replication and table.arrays.stages == 2:
+        yield OfColumns(intervals, pairs=True)
+    elif _grid_steps(table) >= LEAST_STEPS:
+        yield OfColumns(intervals, pairs=False)
+    if few and table.arrays.stages == 2 and not table.arrays.replication:
+        yield OfColumns(intervals, pairs=True)

@@ -1,0 +1,358 @@
+"""Whether any sequence of stages keeps a time: one compiled pass over cuts and devices in use.
+
+The least value of a state is what has to pass before the next stage's first forward and after its
+last gradient, together. A stage keeps the time if its replicas, each of which can run only so many
+microbatches in what is left, together run all of them. docs/proofs.md has the rules.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.bounds.class_tables import ClassArrays
+from planner.bounds.layers import BoolArray, FloatArray, IntArray
+from planner.program.compiled import compiled, entry
+
+NUMBERS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
+"""Microbatches that are counted, the first or the last ones; others count as the next lower."""
+
+
+@compiled
+def times_within(spare_s: float, each_s: float) -> float:
+    """Return how many times something fits into a time; any number if it takes nothing."""
+    if each_s > 0:
+        return float(np.floor(spare_s / each_s))
+    return np.inf if spare_s >= 0 else -1.0
+
+
+@compiled
+def round_trips(spare_s: float, forward_s: float, back_s: float, ahead_s: float) -> float:
+    """Return how many microbatches a device can run in a time, at most.
+
+    All forwards and backwards follow each other. No backward is before the first microbatch's
+    return, and the last forward is not after the last departure.
+
+    Args:
+        spare_s: from the device's first forward to the end of its last backward.
+        forward_s: of a microbatch.
+        back_s: of a microbatch.
+        ahead_s: the least way of a microbatch behind the device and back to it.
+    """
+    most = times_within(spare_s, forward_s + back_s)
+    most = min(most, times_within(spare_s - forward_s - ahead_s, back_s))
+    return min(most, times_within(spare_s - back_s - ahead_s, forward_s))
+
+
+@compiled
+def _place(number: int) -> int:
+    """Return the place of the largest of NUMBERS that is no larger than a number."""
+    return int(np.searchsorted(NUMBERS, number, side="right")) - 1
+
+
+@compiled
+def _number_passed(come_s: FloatArray, each_s: float, replicas: int, passed_s: FloatArray) -> None:
+    """Write when the first microbatches have passed a stage, at the earliest.
+
+    Of the first k that have, all but j - 1 came with number j or later, and some replica ran as
+    many of these as an even share, one after the other. For three j of each k.
+
+    Args:
+        come_s: when they come to it, by place in NUMBERS.
+        each_s: a microbatch on the fastest replica.
+        replicas: of the stage.
+        passed_s: by place, what is written.
+    """
+    for place in range(len(come_s)):
+        passed_s[place] = come_s[place] + each_s
+        if place:
+            for before in (0, place // 2):
+                rounds = 1 + (NUMBERS[place] - NUMBERS[before]) // replicas
+                passed_s[place] = max(passed_s[place], come_s[before] + rounds * each_s)
+
+
+@compiled
+def _around(come_s: FloatArray, follow_s: FloatArray, around_s: FloatArray) -> None:
+    """Write what passes before one of some replicas begins and after it has ended, at least.
+
+    Of m replicas, one is number m or later to begin, one number m or later from the end to end, and
+    one is number (m + 1) / 2, rounded down, or later in both.
+    """
+    for place in range(len(come_s)):
+        most = max(come_s[place] + follow_s[0], come_s[0] + follow_s[place])
+        middle = _place((NUMBERS[place] + 1) // 2)
+        around_s[place] = max(most, come_s[middle] + follow_s[middle])
+
+
+@compiled
+def _most_in_flight(
+    each: tuple[float, float, float, float],
+    count: int,
+    spare_s: float,
+    way_spare_s: float,
+    both_ways: bool,
+    in_flight: int,
+) -> float:
+    """Return how many microbatches a device can run with no more of them in flight.
+
+    Args:
+        each: of a microbatch: forward, gradient on its way, backward, and the least way behind the
+            device and back to it.
+        count: of all microbatches.
+        spare_s: from the device's first forward to the end of its last backward.
+        way_spare_s: from its first forward to its last gradient on the way.
+        both_ways: whether gradients on their way count too.
+        in_flight: at most.
+    """
+    forward, gradient, backward, ahead = each
+    most = min(float(count), round_trips(spare_s, forward, backward, ahead))
+    last_s = spare_s
+    if both_ways:
+        most = min(most, round_trips(way_spare_s, forward, gradient, ahead))
+        last_s = way_spare_s
+    if in_flight < count:
+        # One after the other in as many rows as are in flight, each for a round trip.
+        rows = times_within(last_s, forward + ahead + gradient)
+        most = min(most, in_flight * min(rows, float(count)))
+    return max(most, 0.0)
+
+
+@compiled
+def _run(
+    rows: FloatArray,
+    count: int,
+    limit_s: float,
+    both_ways: bool,
+    stage: tuple[float, float, float],
+    come_s: FloatArray,
+    around_s: FloatArray,
+) -> float:
+    """Return how many microbatches the replicas of a stage can run together, one after the other.
+
+    Args:
+        rows: (C, 7) of each class: replicas, microbatches whose messages fit a device's links, what
+            follows a last backward, and of a microbatch forward, gradient on its way, backward, and
+            the least way behind the stage and back.
+        count: of all microbatches.
+        limit_s: to keep.
+        both_ways: whether gradients on their way count too.
+        stage: what passes before its first operation and after its last that counts; before its
+            first; after its last gradient on the way.
+        come_s: before the first operations of its replicas, by place in NUMBERS.
+        around_s: before these and after their last gradients.
+    """
+    arrival, first, after_gradient = stage
+    total = 0.0
+    for row in rows:
+        each = (row[3], row[4], row[5], row[6])
+        for place in range(len(come_s)):
+            # Replicas whose number is at least this one and below the next.
+            number = row[0] - NUMBERS[place] + 1
+            if number <= 0:
+                break
+            if place + 1 < len(come_s):
+                number = min(number, float(NUMBERS[place + 1] - NUMBERS[place]))
+            before, spent = max(first, come_s[place]), max(arrival, around_s[place])
+            if both_ways:
+                spent = max(spent, before + after_gradient)
+            else:
+                before = max(before, spent)
+            spare = limit_s - before - row[2]
+            most = _most_in_flight(each, count, spare, limit_s - spent, both_ways, count)
+            total += number * min(most, row[1])
+        if total >= count:
+            break
+    return total
+
+
+@compiled
+def _most_in_memory(
+    each: tuple[float, float, float, float],
+    count: int,
+    spare_s: float,
+    way_spare_s: float,
+    both_ways: bool,
+    in_flight: IntArray,
+    again_s: FloatArray,
+) -> float:
+    """Return how many microbatches a device can run with what memory takes: the best level.
+
+    Args:
+        each: as in :func:`_most_in_flight`.
+        count: of all microbatches.
+        spare_s: from the device's first forward to the end of its last backward.
+        way_spare_s: from its first forward to its last gradient on the way.
+        both_ways: whether gradients on their way count too.
+        in_flight: (L) of each level; 0: no level.
+        again_s: (L) what each microbatch runs again on it.
+    """
+    if in_flight[0] == 0:
+        return float(count)
+    forward, gradient, backward, ahead = each
+    most, levels = 0.0, len(in_flight)
+    for level in range(levels):
+        again = again_s[level]
+        if in_flight[level] == 0 or again == np.inf:
+            break
+        # A level on which as much runs again as on the next one is no better than that.
+        if level + 1 < levels and in_flight[level + 1] and again >= again_s[level + 1]:
+            continue
+        longer = (forward, gradient + again, backward + again, ahead)
+        run = _most_in_flight(longer, count, spare_s, way_spare_s, both_ways, in_flight[level])
+        most = max(most, run)
+    return most
+
+
+@compiled
+def _run_in_memory(
+    d: ClassArrays,
+    rows: FloatArray,
+    o: int,
+    cut: int,
+    end: int,
+    limit_s: float,
+    both_ways: bool,
+    stage: tuple[float, float],
+    end_s: float,
+) -> float:
+    """Return the same with what memory takes, for replicas that begin and end at once.
+
+    Args:
+        d: of the problem.
+        rows: as in :func:`_run`.
+        limit_s: to keep.
+        both_ways: whether gradients on their way count too.
+        o: the stage's devices.
+        cut: before the stage.
+        end: the cut behind it.
+        stage: what passes before its first operation and after its last that counts; before its
+            first.
+        end_s: all-reduces with other stages and the optimizer step.
+    """
+    spent, before = stage
+    if both_ways:
+        spent = max(spent, before + d.after_gradient_s[1, o, cut, end] + end_s)
+    total = 0.0
+    for c in range(len(rows)):
+        if rows[c, 0]:
+            k = d.kind[c]
+            spare = limit_s - before - end_s - d.after_backward_s[1, k, o, cut, end]
+            total += rows[c, 0] * _most_in_memory(
+                (rows[c, 3], rows[c, 4], rows[c, 5], rows[c, 6]),
+                d.microbatches,
+                spare,
+                limit_s - spent,
+                both_ways,
+                d.in_flight[k],
+                d.again_s[k, :, cut, end],
+            )
+    return total
+
+
+@entry
+def refutes(
+    d: ClassArrays,
+    fits: BoolArray,
+    joint_s: FloatArray,
+    columns: int,
+    limit_s: float,
+    both_ways: bool,
+) -> tuple[bool, int]:
+    """Return whether no sequence of stages keeps a time, and how many stages were looked at.
+
+    Args:
+        d: of the problem.
+        fits: (O, N + 1, N + 1) whether a stage may lie there, in the case that is looked at.
+        joint_s: (O, N + 1, N + 1) all-reduces together with other stages in that case.
+        columns: how many of NUMBERS count.
+        limit_s: to keep.
+        both_ways: whether a pass counts forwards and gradients with the way home of the last one,
+            or else all work of each stage and no way home.
+    """
+    cuts, pairs = d.there_s.shape
+    count, types, ways = d.microbatches, len(d.forward_s), 1 if both_ways else 0
+    table = np.full((cuts, pairs), np.inf)
+    past = np.full((cuts, pairs, columns), np.inf)
+    home = np.full((cuts, pairs, columns), np.inf)
+    come, follow, around, passed, last = np.zeros((5, columns))
+    at_once, rows = np.zeros(1), np.zeros((d.held.shape[1], 7))
+    looked = 0
+    for cut in range(cuts - 1):
+        for pair in range(pairs):
+            u, o = d.used[pair], d.option[pair]
+            if (u == 0) != (cut == 0):
+                continue
+            arrival, left = np.inf, np.inf
+            come[:] = np.inf
+            follow[:] = np.inf if both_ways else 0.0
+            if cut == 0:
+                arrival, left = 0.0, 0.0
+                come[:] = 0.0
+                follow[:] = 0.0
+            for way in range(d.way_begin[pair], d.way_begin[pair + 1]):
+                before, between = d.way_before[way], d.way_between[way]
+                value = table[cut, before]
+                if value + d.busy_s[cut, between] > limit_s:
+                    continue
+                there, back = d.there_s[cut, between], d.back_s[cut, between]
+                arrival = min(arrival, value + there + ways * back)
+                left = min(left, value)
+                for place in range(columns):
+                    come[place] = min(come[place], past[cut, before, place] + there)
+                    if both_ways:
+                        follow[place] = min(follow[place], home[cut, before, place] + back)
+            if arrival + d.rest_s[ways, u, cut] > limit_s:
+                continue
+            first = d.head_s[o, cut] if both_ways else arrival
+            for end in range(cut + 1, cuts):
+                forward, gradient = np.inf, np.inf
+                for k in range(types):
+                    if d.has_type[o, k]:
+                        forward = min(forward, d.forward_s[k, end] - d.forward_s[k, cut])
+                        gradient = min(gradient, d.gradient_s[k, end] - d.gradient_s[k, cut])
+                path = forward + ways * gradient
+                if arrival + path > limit_s:
+                    break
+                rest = d.rest_s[ways, d.after[pair], end]
+                if not fits[o, cut, end] or arrival + path + rest > limit_s:
+                    continue
+                looked += 1
+                end_s = joint_s[o, cut, end] + d.step_s[o, cut, end]
+                after_gradient = d.after_gradient_s[0, o, cut, end] + end_s
+                value = arrival
+                if both_ways:
+                    value = max(value, first + after_gradient)
+                value += path
+                if value + rest > limit_s:
+                    continue
+                for c in range(len(rows)):
+                    k = d.kind[c]
+                    rows[c, 0] = d.held[o, c]
+                    rows[c, 1] = times_within(limit_s - left, d.port_s[c, cut, end])
+                    rows[c, 2] = d.after_backward_s[0, k, o, cut, end] + end_s
+                    rows[c, 3] = d.forward_s[k, end] - d.forward_s[k, cut]
+                    rows[c, 4] = d.gradient_s[k, end] - d.gradient_s[k, cut]
+                    rows[c, 5] = d.backward_s[k, end] - d.backward_s[k, cut]
+                    rows[c, 6] = d.ahead_s[o, end]
+                stage = (arrival, first, after_gradient)
+                if _run(rows, count, limit_s, both_ways, stage, at_once, at_once) < count:
+                    continue
+                if d.is_tight[o, cut, end]:
+                    spent = (arrival, first)
+                    run = _run_in_memory(d, rows, o, cut, end, limit_s, both_ways, spent, end_s)
+                    if run < count:
+                        continue
+                for place in range(columns):
+                    last[place] = max(follow[place], after_gradient) if both_ways else 0.0
+                _around(come, last, around)
+                if _run(rows, count, limit_s, both_ways, stage, come, around) < count:
+                    continue
+                table[end, pair] = min(table[end, pair], value)
+                replicas = d.held[o].sum()
+                _number_passed(come, forward, replicas, passed)
+                for place in range(columns):
+                    past[end, pair, place] = min(past[end, pair, place], passed[place])
+                if both_ways:
+                    _number_passed(last, gradient, replicas, passed)
+                    for place in range(columns):
+                        home[end, pair, place] = min(home[end, pair, place], passed[place])
+    return table[cuts - 1].min() > limit_s, looked

@@ -1,0 +1,594 @@
+"""What single devices can do within a time, where each may hold several stages.
+
+Every layer pays a price for each microbatch of it. If all layers pay more than all devices can earn
+within a time, each with the best stages that it may hold, no plan keeps that time.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from planner.bounds.class_pass import times_within
+from planner.bounds.intervals import IntervalTable
+from planner.bounds.layers import FAR, BoolArray, FloatArray, IntArray, LayerTable, prefix
+from planner.bounds.links import ClassLinks, reduced_s
+from planner.program.compiled import compiled, entry
+
+NOTHING = -1e30
+"""Earned where nothing is possible."""
+
+
+class DeviceArrays(NamedTuple):
+    """Figures of devices of H kinds: of one type and joined to the others alike; N layers.
+
+    Attributes:
+        microbatches: of an iteration.
+        replication: whether a stage may have several devices.
+        stages: that a device may hold at most.
+        counts: (H) devices.
+        forward_s, gradient_s, backward_s, step_s: (H, N + 1) running sums; the step counts a
+            parameter at the first layer that uses it.
+        into_s, out_s: (H, N + 1) a message into a device at each cut, and its gradient back.
+        port_s: (H, N + 1) what both take of the device's port; of two directions the mean.
+        fits: (H, N + 1, N + 1) whether a kind may hold an interval.
+        static_bytes: (N + 1, N + 1) of weights, gradients and optimizer state.
+        capacity_bytes: (H) of memory.
+        last_s: what follows the last gradient of all.
+    """
+
+    microbatches: int
+    replication: bool
+    stages: int
+    counts: IntArray
+    forward_s: FloatArray
+    gradient_s: FloatArray
+    backward_s: FloatArray
+    step_s: FloatArray
+    into_s: FloatArray
+    out_s: FloatArray
+    port_s: FloatArray
+    fits: BoolArray
+    static_bytes: FloatArray
+    capacity_bytes: FloatArray
+    last_s: float
+
+
+class DeviceTable:
+    """Makes the arrays of devices.
+
+    Args:
+        intervals: of the problem's layers.
+    """
+
+    def __init__(self, intervals: IntervalTable) -> None:
+        self.intervals, layers = intervals, intervals.layers
+        alike: dict[object, list[str]] = {}
+        for device in layers.cluster.devices:
+            key = device.type, layers.cluster.attachment(device.name)
+            alike.setdefault(key, []).append(device.name)
+        members = list(alike.values())
+        self._types = [layers.types.index(layers.cluster.type_of(row[0])) for row in members]
+        self._links = ClassLinks(layers.cluster, members)
+        self.arrays = self._arrays(layers, np.array([len(row) for row in members]))
+
+    def _arrays(self, layers: LayerTable, counts: IntArray) -> DeviceArrays:
+        kinds = [layers.cluster.device_types[layers.types[k]] for k in self._types]
+        width = np.array([kind.optimizer_gb_per_s for kind in kinds])
+        step_s = self._step_bytes(layers)[None, :] / (width[:, None] * 1e9)
+        links = self._links
+        both = layers.sent_bytes + layers.returned_bytes
+        each = np.minimum(links.port_s_per_byte, FAR) * np.where(links.takes_turns, 1.0, 0.5)
+        return DeviceArrays(
+            layers.microbatches,
+            layers.space.replication,
+            layers.space.max_stages_per_device,
+            counts,
+            prefix(layers.forward_s[self._types]),
+            prefix(layers.gradient_s[self._types]),
+            prefix(layers.backward_s[self._types]),
+            prefix(step_s),
+            self._message_s(layers.sent_bytes, links.latency_s, links.s_per_byte),
+            self._message_s(layers.returned_bytes, links.latency_s.T, links.s_per_byte.T),
+            each[:, None] * both[None, :],
+            np.ascontiguousarray(self.intervals.fits[self._types]),
+            self.intervals.parameters.static,
+            np.array([float(kind.capacity_bytes) for kind in kinds]),
+            float(layers.fastest(layers.weight_s)[0] + step_s[:, 0].min()),
+        )
+
+    def _step_bytes(self, layers: LayerTable) -> FloatArray:
+        """Return what a step moves, of each parameter at the first layer that uses it."""
+        step, moved = self.intervals.parameters.step, np.zeros(layers.count)
+        # The step of layers 0 to j - 1 counts each parameter once.
+        moved[:] = np.diff(step[0])
+        return moved
+
+    @staticmethod
+    def _message_s(bytes_: FloatArray, latency_s: FloatArray, s_per_byte: FloatArray) -> FloatArray:
+        """Return the least message to each kind from any, by cut; 0 where nothing is sent."""
+        each = latency_s.min(axis=0)[:, None] + bytes_[None, :] * s_per_byte.min(axis=0)[:, None]
+        return np.where(bytes_ > 0, np.minimum(each, FAR), 0.0)
+
+    # --- ways of a microbatch ---------------------------------------------------------------------
+
+    def ways_s(self, limit_s: float) -> tuple[FloatArray, FloatArray]:
+        """Return the least times before a device's first operation and after its last gradient.
+
+        Without replicas all microbatches pass every stage: one that does not keep the limit is on
+        no way, and every stage costs a message. Stages that adjoin on one device count as one.
+
+        Returns:
+            (N + 1) of a microbatch that has been through the layers before each cut, and of a
+            gradient from each cut on to the end of the iteration.
+        """
+        d, layers = self.arrays, self.intervals.layers
+        if d.replication:
+            passed, left = (
+                prefix(layers.fastest(figure)) for figure in (layers.forward_s, layers.gradient_s)
+            )
+        else:
+            allowed = self._allowed(limit_s)
+            passed = self._way(d.forward_s, d.into_s, allowed)
+            left = self._way(d.gradient_s, d.out_s, allowed)
+        return passed, left + d.last_s
+
+    def _allowed(self, limit_s: float) -> BoolArray:
+        d, layers = self.arrays, self.intervals.layers
+        work = d.microbatches * (d.forward_s + d.backward_s) + d.step_s
+        before = prefix(layers.fastest(layers.forward_s)) + d.into_s
+        took = before[:, :, None] + (work[:, None, :] - work[:, :, None])
+        return np.asarray(d.fits & (took <= limit_s))
+
+    def _way(self, figure: FloatArray, message_s: FloatArray, allowed: BoolArray) -> FloatArray:
+        sums = np.where(allowed, figure[:, None, :] - figure[:, :, None], np.inf)
+        way = np.full(sums.shape[1], np.inf)
+        way[0] = 0.0
+        for cut in range(len(way) - 1):
+            reached = way[cut] + message_s[:, cut, None] + sums[:, cut]
+            way = np.minimum(way, reached.min(axis=0))
+        return way
+
+    # --- all-reduces ------------------------------------------------------------------------------
+
+    def reductions_s(self, replicas: IntArray) -> FloatArray:
+        """Return what follows the last backward of stages with so many replicas at least.
+
+        Tied parameters may be held by the devices of the stage alone, with another stage on them.
+
+        Args:
+            replicas: (N + 1, N + 1) of each interval.
+
+        Returns:
+            (H, N + 1, N + 1) seconds; 0 for all where there are no replicas.
+        """
+        d, parameters = self.arrays, self.intervals.parameters
+        if not d.replication:
+            return np.zeros((len(d.counts), *replicas.shape))
+        rows = []
+        for kind in range(len(d.counts)):
+            overlaps = self.intervals.layers.space.overlap_reduction
+            own = (self._left_s if overlaps else self._own_s)(kind, replicas)
+            shared = self._reduce_s(kind, replicas, parameters.shared)
+            rows.append(np.minimum(own + shared, FAR))
+        return np.array(rows)
+
+    def _reduce_s(self, kind: int, replicas: IntArray, bytes_: FloatArray) -> FloatArray:
+        total = int(self.arrays.counts.sum())
+        counted = np.clip(replicas, 2, max(total, 2))
+        worst = self._joining[kind][counted - 2]
+        seconds = np.maximum(
+            reduced_s(counted, bytes_, worst[..., 0], worst[..., 1]),
+            reduced_s(counted, bytes_, *self._links.alone(kind)),
+        )
+        seconds = np.where((bytes_ > 0) & (replicas > 1), np.minimum(seconds, FAR), 0.0)
+        return np.where(replicas > total, FAR, seconds)
+
+    @cached_property
+    def _joining(self) -> FloatArray:
+        """Least latency and seconds a byte of the worst link: by kind and devices, from 2."""
+        counts = self.arrays.counts
+        numbers = range(2, max(int(counts.sum()), 2) + 1)
+        rows = [[self._links.joining([k], n) for n in numbers] for k in range(len(counts))]
+        return np.array(rows)
+
+    def _own_s(self, kind: int, replicas: IntArray) -> FloatArray:
+        return self._reduce_s(kind, replicas, self.intervals.parameters.own)
+
+    def _left_s(self, kind: int, replicas: IntArray) -> FloatArray:
+        """Return what is left of overlapped all-reduces after the last backward, at least.
+
+        The gradients of a stage's layers up to any one of them wait for that one's backward, and
+        only the layers before it follow.
+        """
+        own, backward_s = self.intervals.parameters.own, self.arrays.backward_s[kind]
+        left = np.zeros(own.shape)
+        for end in range(1, len(own)):
+            ahead = np.maximum(backward_s[end - 1] - backward_s, 0.0)[:, None]
+            beyond = self._reduce_s(kind, replicas, own[:, end : end + 1]) - ahead
+            left[:, end:] = np.maximum(left[:, end:], beyond[:, end:])
+        return left
+
+
+class Column(NamedTuple):
+    """What a device holds: up to two intervals or any number, each with its microbatches.
+
+    Attributes:
+        value: what the device earns.
+        taken: (N) microbatches of each layer.
+    """
+
+    value: float
+    taken: FloatArray
+
+
+# --- all pairs of stages --------------------------------------------------------------------------
+
+
+def most_single(
+    table: DeviceTable, limit_s: float, reduction_s: FloatArray, near: bool
+) -> IntArray:
+    """Return how many microbatches of each interval a device of each kind can run.
+
+    Args:
+        table: of the devices.
+        limit_s: to keep.
+        reduction_s: (H, N + 1, N + 1) after the last of them, unless it runs all.
+        near: whether the stages around may be on the same device: no message is needed then.
+    """
+    d, (passed, left) = table.arrays, table.ways_s(limit_s)
+    head = passed + (0.0 if near else d.into_s)
+    home = left + (0.0 if near else d.out_s)
+    head, home = np.broadcast_to(head, d.into_s.shape), np.broadcast_to(home, d.into_s.shape)
+    return _most_single(d, limit_s, limit_s - passed - left, head, home, reduction_s, near)
+
+
+@entry
+def _most_single(
+    d: DeviceArrays,
+    limit_s: float,
+    window_s: FloatArray,
+    head_s: FloatArray,
+    home_s: FloatArray,
+    reduction_s: FloatArray,
+    near: bool,
+) -> IntArray:
+    kinds, cuts = d.into_s.shape
+    most = np.zeros((kinds, cuts, cuts), dtype=np.int64)
+    for k in range(kinds):
+        for a in range(cuts):
+            for e in range(a + 1, cuts):
+                if not d.fits[k, a, e]:
+                    continue
+                forward, gradient = (
+                    d.forward_s[k, e] - d.forward_s[k, a],
+                    d.gradient_s[k, e] - d.gradient_s[k, a],
+                )
+                work = forward + d.backward_s[k, e] - d.backward_s[k, a]
+                spare = limit_s - head_s[k, a] - (d.step_s[k, e] - d.step_s[k, a])
+                n = times_within(spare, work)
+                if n < d.microbatches:
+                    reduced = times_within(spare - reduction_s[k, a, e], work)
+                    n = min(reduced, d.microbatches - 1.0)
+                n = min(n, times_within(limit_s - head_s[k, a] - home_s[k, a], forward + gradient))
+                if not near:
+                    n = min(n, times_within(window_s[a], d.port_s[k, a] + d.port_s[k, e]))
+                n = max(0.0, min(n, float(d.microbatches)))
+                if d.replication or n >= d.microbatches:
+                    most[k, a, e] = int(n)
+    return most
+
+
+def least_replicas(most: IntArray, counts: IntArray, microbatches: int) -> IntArray:
+    """Return how many devices all microbatches of each interval need at least."""
+    left = np.full(most.shape[1:], microbatches)
+    replicas = np.zeros_like(left)
+    order = np.argsort(-most, axis=0, kind="stable")
+    for kinds in order:
+        each = np.take_along_axis(most, kinds[None], axis=0)[0]
+        needed = np.where(each > 0, -(-left // np.maximum(each, 1)), 0)
+        used = np.minimum(needed, counts[kinds])
+        left, replicas = np.maximum(left - used * each, 0), replicas + used
+    return np.where(left > 0, int(counts.sum()) + 1, np.maximum(replicas, 1))
+
+
+class Pairs:
+    """Devices with one stage or two, within a time.
+
+    Args:
+        table: of the devices.
+        limit_s: to keep.
+    """
+
+    def __init__(self, table: DeviceTable, limit_s: float) -> None:
+        d = table.arrays
+        self._table, self._limit_s = table, limit_s
+        replicas = np.full(d.static_bytes.shape, 2)
+        if d.replication:
+            most = most_single(table, limit_s, table.reductions_s(replicas), near=True)
+            replicas = np.maximum(least_replicas(most, d.counts, d.microbatches), 2)
+        self._reduction_s = table.reductions_s(replicas)
+        self._single = most_single(table, limit_s, self._reduction_s, near=False)
+        self._most = most_single(table, limit_s, self._reduction_s, near=True)
+        self._passed_s, self._left_s = table.ways_s(limit_s)
+
+    def best(self, kind: int, prices: FloatArray) -> list[Column]:
+        """Return what a device of a kind earns most with, by its first layer."""
+        found = _best_pairs(
+            self._table.arrays,
+            kind,
+            self._limit_s,
+            self._passed_s,
+            self._left_s,
+            self._single[kind],
+            self._most[kind],
+            self._reduction_s[kind],
+            prefix(prices),
+        )
+        columns = []
+        for a, b, c, e, first, second in found[found[:, 1] > 0].tolist():
+            taken = np.zeros(len(prices))
+            taken[a:b] += first
+            taken[c:e] += second
+            columns.append(Column(float(taken @ prices), taken))
+        return columns
+
+
+@entry
+def _best_pairs(
+    d: DeviceArrays,
+    k: int,
+    limit_s: float,
+    passed_s: FloatArray,
+    left_s: FloatArray,
+    single: IntArray,
+    most: IntArray,
+    reduction_s: FloatArray,
+    paid: FloatArray,
+) -> IntArray:
+    """Return the best two stages by the first layer, each with its microbatches; zeros: none."""
+    cuts = len(passed_s)
+    found = np.zeros((cuts, 6), dtype=np.int64)
+    least = 1 if d.replication else d.microbatches
+    for a in range(cuts):
+        best = 0.0
+        for b in range(a + 1, cuts):
+            value = single[a, b] * (paid[b] - paid[a])
+            if value > best:
+                best = value
+                found[a] = (a, b, 0, 0, single[a, b], 0)
+            if most[a, b] < least:
+                continue
+            for c in range(b, cuts):
+                for e in range(c + 1, cuts):
+                    static = d.static_bytes[a, b] + d.static_bytes[c, e]
+                    if static > d.capacity_bytes[k] or most[c, e] < least:
+                        continue
+                    upper = most[a, b] * (paid[b] - paid[a]) + most[c, e] * (paid[e] - paid[c])
+                    if upper <= best:
+                        continue
+                    for second in range(least, most[c, e] + 1):
+                        upper = most[a, b] * (paid[b] - paid[a]) + second * (paid[e] - paid[c])
+                        if upper <= best:
+                            continue
+                        first = _most_beside(
+                            d, k, limit_s, passed_s, left_s, reduction_s, (a, b, c, e), second
+                        )
+                        first = min(first, float(most[a, b]))
+                        value = first * (paid[b] - paid[a]) + second * (paid[e] - paid[c])
+                        if first >= least and value > best:
+                            best = value
+                            found[a] = (a, b, c, e, int(first), second)
+    return found
+
+
+@compiled
+def _most_beside(
+    d: DeviceArrays,
+    k: int,
+    limit_s: float,
+    passed_s: FloatArray,
+    left_s: FloatArray,
+    reduction_s: FloatArray,
+    at: tuple[int, int, int, int],
+    n: int,
+) -> float:
+    """Return how many microbatches of a device's first stage fit beside so many of the second.
+
+    For every beginning x and end y of the two, the forwards from x on and the gradients from y on
+    fit between the first arrival at x and the last way home from y. Backwards come after a whole
+    way forward, forwards before a whole way back. A microbatch comes to the second stage over a
+    link or, where the stages adjoin, from the first one.
+    """
+    a, b, c, e = at
+    f1, f2 = d.forward_s[k, b] - d.forward_s[k, a], d.forward_s[k, e] - d.forward_s[k, c]
+    g1, g2 = d.gradient_s[k, b] - d.gradient_s[k, a], d.gradient_s[k, e] - d.gradient_s[k, c]
+    b1, b2 = d.backward_s[k, b] - d.backward_s[k, a], d.backward_s[k, e] - d.backward_s[k, c]
+    step = d.step_s[k, b] - d.step_s[k, a] + d.step_s[k, e] - d.step_s[k, c]
+    spare, count = limit_s - step, float(d.microbatches)
+    adjoin = b == c
+    head1, head2 = passed_s[a] + d.into_s[k, a], passed_s[c] + d.into_s[k, c]
+    home1, home2 = left_s[a] + d.out_s[k, a], left_s[c] + d.out_s[k, c]
+    if adjoin:
+        on_device, on_back = head1 + f1, home1 + g1
+        head2 = min(head2, on_device) if d.replication else on_device
+        home2 = min(home2, on_back) if d.replication else on_back
+    head2, home2 = min(head2, passed_s[-1]), min(home2, left_s[-1])
+    head1, home1 = min(head1, head2), min(home1, home2)
+    most = count
+    for x in range(2):
+        begun = (head1 if x == 0 else head2) + n * f2
+        own = f1 if x == 0 else 0.0
+        most = min(most, times_within(spare - begun - n * b2, own + b1))
+        for y in range(2):
+            home, again = (home1, g1) if y == 0 else (home2, 0.0)
+            most = min(most, times_within(limit_s - begun - home - n * g2, own + again))
+    if most < count and n < count:
+        reduced = min(reduction_s[a, b], reduction_s[c, e])
+        room = spare - min(head1, head2) - n * f2 - n * b2 - reduced
+        most = min(most, times_within(room, f1 + b1), count - 1)
+    window = limit_s - passed_s[a] - left_s[a]
+    p0, p1, p2, p3 = d.port_s[k, a], d.port_s[k, b], d.port_s[k, c], d.port_s[k, e]
+    if not adjoin:
+        return min(most, times_within(window - n * (p2 + p3), p0 + p1))
+    # What only one of two stages that adjoin takes passes between this device and others.
+    more = times_within(window - n * (p3 - p2), p0 + p2)
+    if more >= n:
+        return min(most, more)
+    room, each = window - n * (p3 + p2), p0 - p2
+    if each < 0:
+        # With fewer of the first than of the second, each one more may save a message.
+        return min(most, n - 1.0 if room - (n - 1) * each >= 0 else -1.0)
+    return min(most, n - 1.0, times_within(room, each))
+
+
+# --- loads on a grid ------------------------------------------------------------------------------
+
+
+class Loads:
+    """Devices with any number of stages within a time, by loads on a grid, rounded down.
+
+    Args:
+        table: of the devices.
+        limit_s: to keep.
+        steps: of the grid, for the whole limit.
+    """
+
+    def __init__(self, table: DeviceTable, limit_s: float, steps: int) -> None:
+        self._table, self._limit_s, self._step_s = table, limit_s, limit_s / steps
+        self._passed_s, self._left_s = table.ways_s(limit_s)
+
+    def best(self, kind: int, prices: FloatArray) -> list[Column]:
+        """Return what a device of a kind earns most with, by its first layer.
+
+        That is the lesser of what two loads allow: all forwards and gradients on their
+        way, with the way home of the last one; and all work with the optimizer step.
+        """
+        d = self._table.arrays
+        head = self._first_s(self._passed_s + d.into_s[kind])[:-1]
+        home = self._first_s(self._left_s + d.out_s[kind])[:-1]
+        forward, none = np.diff(d.forward_s[kind]), np.zeros(len(prices))
+        way, work = forward + np.diff(d.gradient_s[kind]), forward + np.diff(d.backward_s[kind])
+        ways = self._earned(kind, self._limit_s - head - home, way, none, prices)
+        works = self._earned(kind, self._limit_s - head, work, np.diff(d.step_s[kind]), prices)
+        rows = []
+        for first in range(len(prices)):
+            value, taken = min(
+                ((e[first], t[first]) for e, t in (ways, works)), key=lambda row: float(row[0])
+            )
+            rows.append(Column(float(value), taken))
+        return rows
+
+    def _first_s(self, seconds: FloatArray) -> FloatArray:
+        """Return the least time at each cut; with replicas at any later cut as well.
+
+        A microbatch may come to a later stage of the device without having been at the first one.
+        """
+        if not self._table.arrays.replication:
+            return seconds
+        return np.asarray(np.minimum.accumulate(seconds[::-1])[::-1])
+
+    def _earned(
+        self,
+        kind: int,
+        room_s: FloatArray,
+        each_s: FloatArray,
+        once_s: FloatArray,
+        prices: FloatArray,
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return what a device earns at most, and with what, by its first layer."""
+        d, margin = self._table.arrays, 1 + 2e-9
+        steps = np.floor(np.maximum(room_s, -self._step_s) * margin / self._step_s + 1e-9)
+        room = steps.astype(np.int64)
+        width = int(max(room.max(initial=-1), 0)) + 1
+        least = 1 if d.replication else d.microbatches
+        numbers = np.arange(least, d.microbatches + 1)
+        seconds = numbers[:, None] * each_s[None, :] + once_s[None, :]
+        loads = np.minimum(np.floor(seconds / (self._step_s * margin)), width).astype(np.int64)
+        layers = np.arange(len(prices))
+        loads[:, ~d.fits[kind][layers, layers + 1]] = width
+        return _most_loaded(numbers, loads, prices, room, self._messages(kind), width)
+
+    def _messages(self, kind: int) -> IntArray:
+        """Return at how many cuts a device may exchange messages, by its first layer.
+
+        Without replicas all microbatches' messages pass its port at each of them.
+        """
+        d, layers = self._table.arrays, np.arange(len(self._passed_s) - 1)
+        at_most = 2 * d.stages - (layers == 0)
+        least_s = d.port_s[kind, 1:-1].min(initial=np.inf) * d.microbatches
+        if d.replication or not 0 < least_s < np.inf:
+            return np.asarray(at_most, dtype=np.int64)
+        window_s = self._limit_s - self._passed_s[:-1] - self._left_s[:-1]
+        carried = np.floor(np.maximum(window_s, 0.0) * (1 + 2e-9) / least_s + 1e-9)
+        return np.asarray(np.minimum(at_most, carried), dtype=np.int64)
+
+
+@entry
+def _most_loaded(
+    numbers: IntArray,
+    loads: IntArray,
+    prices: FloatArray,
+    room: IntArray,
+    messages: IntArray,
+    width: int,
+) -> tuple[FloatArray, FloatArray]:
+    """Return what is earned most by a device's first layer, and the microbatches of each layer.
+
+    From the last layer to the first: the most from a layer on, by how many more messages the device
+    may take part in and how much of its time is left.
+
+    Args:
+        numbers: of microbatches that a stage may take.
+        loads: of each number and layer; the width where none is possible.
+        prices: of layers.
+        room: steps of time by first layer; negative: none.
+        messages: cuts with messages by first layer.
+        width: of the grid.
+    """
+    count, rows, depth = len(prices), len(numbers), messages.max() + 1
+    outside = np.zeros((count + 1, depth, width))
+    inside = np.full((count + 1, rows, depth, width), NOTHING)
+    began = np.full((count, depth, width), NOTHING)
+    which = np.zeros((count, depth, width), dtype=np.int64)
+    for layer in range(count - 1, -1, -1):
+        for m in range(depth):
+            for row in range(rows):
+                load = loads[row, layer]
+                for w in range(load, width):
+                    after = inside[layer + 1, row, m, w - load]
+                    if layer == count - 1:
+                        after = 0.0
+                    elif m:
+                        after = max(after, outside[layer + 1, m - 1, w - load])
+                    earned = after + numbers[row] * prices[layer]
+                    inside[layer, row, m, w] = earned
+                    if earned > began[layer, m, w]:
+                        began[layer, m, w] = earned
+                        which[layer, m, w] = row
+            for w in range(width):
+                outside[layer, m, w] = outside[layer + 1, m, w]
+                if m:
+                    outside[layer, m, w] = max(outside[layer, m, w], began[layer, m - 1, w])
+    most, taken = np.zeros(count), np.zeros((count, count))
+    for first in range(count):
+        m, w = messages[first] - (1 if first else 0), room[first]
+        if w < 0 or m < 0 or began[first, m, w] <= 0:
+            continue
+        most[first] = began[first, m, w]
+        layer, row, is_inside = first, which[first, m, w], True
+        while layer < count:
+            if is_inside:
+                taken[first, layer] = numbers[row]
+                w -= loads[row, layer]
+                layer += 1
+                if layer < count and m and outside[layer, m - 1, w] > inside[layer, row, m, w]:
+                    is_inside, m = False, m - 1
+            elif m and began[layer, m - 1, w] >= outside[layer, m, w] > outside[layer + 1, m, w]:
+                is_inside, m = True, m - 1
+                row = which[layer, m, w]
+            else:
+                layer += 1
+    return most, taken

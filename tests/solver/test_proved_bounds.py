@@ -1,0 +1,114 @@
+"""Bounds of planner.bounds against every plan of tiny problems, and against the checker."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import group_problems
+import pytest
+from benchmarks.exhaustive.oracle import optimum_below
+from brute_force import brute_force
+from offloading import with_host_links
+from tiny_problems import seeds, tiny_problem
+from unequal_graphs import SHARES, TOKENS, unequal
+
+from planner import Job, Problem
+from planner.bounds import ProvedBound, prove
+from planner.cluster.cluster import Host
+from planner.cluster.tensor_groups import TensorGroup
+from planner.plan.runtime_rules import PIPEPLAN
+from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.variants.problems import with_job
+from planner.verification.proof import BoundCheck
+
+ROUNDING = 1 - 2e-6
+"""The oracle counts in ticks of a nanosecond, of problems of milliseconds."""
+FEATURES = ("plain", "memory", "lengths", "offload", "groups", "runtime", "hosts", "several")
+
+
+def drawn(seed: int) -> Problem:
+    """Return a random tiny problem; every eighth has the same feature."""
+    rng, feature = random.Random(seed), FEATURES[seed % len(FEATURES)]
+    if feature == "lengths":
+        seconds = [sorted((rng.uniform(1, 3), rng.uniform(1, 6)) for _ in TOKENS) for _ in "abc"]
+        graph = unequal(seconds, sorted(rng.uniform(0.01, 2) for _ in TOKENS))
+        sizes = {"tokens": TOKENS, "shares": SHARES}
+        other = tiny_problem(seed, layers=2, devices=rng.randint(2, 3), microbatches=2)
+        job = Job.parse(
+            {"format": "pipeplan-job/1", "microbatches": rng.randint(1, 3), "lengths": sizes}, "job"
+        )
+        return Problem(graph, other.cluster, job)
+    if feature == "groups":
+        made = group_problems.tiny_problem(seed, microbatches=2, tensor_parallel=2)
+        pairs = ("d0", "d1"), ("d2", "d3")
+        groups = tuple(TensorGroup(name=f"g{n}", devices=pair) for n, pair in enumerate(pairs))
+        return grouped_problem(made, TensorParallel(degree=2, groups=groups))
+    problem = tiny_problem(
+        seed,
+        layers=rng.randint(2, 4),
+        devices=2 if feature in ("hosts", "several") else rng.randint(2, 3),
+        microbatches=rng.randint(1, 2 if feature == "several" else 4),
+        types=rng.randint(1, 2),
+        replication=rng.random() < 0.6,
+        max_stages_per_device=2 if feature == "several" else 1,
+        tied=rng.random() < 0.4,
+        topology=rng.choice(["mesh", "switches"]),
+        memory_mib=rng.choice([50.0, 70.0, 90.0]) if feature == "memory" else 1e5,
+        cut_mib=rng.choice([1.0, 7.5, 30.0, 100.0]),
+        link_scale=rng.choice([0.2, 1.0, 5.0]),
+        recompute=feature == "memory",
+        backward="whole" if feature == "hosts" else rng.choice(["whole", "any", "split"]),
+        overlap=rng.random() < 0.6,
+        largest_mib=rng.choice([8, 60]),
+    )
+    if feature == "offload":
+        return with_host_links(with_job(problem, backward="any"), rng)
+    if feature == "runtime":
+        behaviour = PIPEPLAN.behaviour.model_copy(update={"computation_us": 1e3, "message_us": 500})
+        runtime = PIPEPLAN.model_copy(update={"behaviour": behaviour})
+        return replace(problem, runtime=runtime)
+    if feature == "hosts":
+        host = Host(devices=problem.cluster.device_names, slowdown=(1, rng.uniform(1, 2)))
+        small = with_job(problem, microbatches=2)
+        return replace(small, cluster=problem.cluster.model_copy(update={"hosts": (host,)}))
+    return problem
+
+
+def last(found: Iterator[ProvedBound]) -> ProvedBound:
+    """Return the highest bound, and require that bounds never fall."""
+    rows = list(found)
+    assert [row.bound_s for row in rows] == sorted(row.bound_s for row in rows)
+    return rows[-1]
+
+
+def best_s(problem: Problem, known_s: float) -> float:
+    """Return the time of the fastest plan below a time, by trying every plan."""
+    if problem.cluster.hosts:  # The oracle knows no devices that slow each other.
+        return brute_force(problem).time_s
+    return optimum_below(problem, known_s).time_s
+
+
+@pytest.mark.parametrize("seed", seeds(60, 500))
+def test_no_plan_is_faster_than_a_bound_and_the_checker_confirms_it(seed: int) -> None:
+    problem = drawn(seed)
+    found = last(prove(problem))
+    assert best_s(problem, found.bound_s) >= found.bound_s * ROUNDING
+    assert BoundCheck(problem, problem.job.space).proves(found.argument, found.bound_s)
+
+
+def test_bounds_of_tiny_problems_are_close_to_the_best_plan() -> None:
+    """They would all be sound if they proved nothing."""
+    shares = []
+    for seed in range(0, 80, 8):
+        problem = drawn(seed)
+        bound_s = last(prove(problem)).bound_s
+        shares.append(bound_s / optimum_below(problem, 3 * bound_s).time_s)
+    assert sorted(shares)[len(shares) // 2] > 0.93
+
+
+def test_a_plan_that_is_as_fast_as_the_bound_ends_the_search_for_larger_ones() -> None:
+    problem = drawn(0)
+    bound_s = last(prove(problem)).bound_s
+    rows = list(prove(problem, bound_s))
+    assert len(rows) < 12
+    assert rows[-1].bound_s >= bound_s * (1 - 1e-3)
