@@ -34,8 +34,8 @@ def _record(whole: str, real: str = "") -> np.dtype[Any]:
 
 
 _STAGE = _record(
-    "first last stash_bytes weight_stash_bytes input_bytes output_bytes input_gradient_bytes "
-    "output_gradient_bytes offload_bytes is_together"
+    "first last begin end rerun is_together stash_bytes weight_stash_bytes input_bytes"
+    " output_bytes input_gradient_bytes output_gradient_bytes offload_bytes"
 )
 _REPLICA = _record("stage device split_extra_bytes", "copy_s")
 _DEVICE = _record("number static_bytes capacity_bytes", "optimizer_s")
@@ -76,10 +76,12 @@ _REDUCTION = _record(
 """The tables of S stages with R replicas on D devices, C classes and M microbatches.
 
 STAGE: replicas from ``first`` up to ``last``, and the bytes of
-:class:`planner.costs.placed_pipeline.PlacedStage`; REPLICA: in the order of a stage's devices;
-``device`` is a row of DEVICE, ``copy_s`` moves the offloaded part of a stash; DEVICE: in the order
-of stages; ``number`` is that of the cluster. SECONDS: C x R x 4, of operations. RECEIVED_BYTES: C x
-S x 2, of the messages that a stage receives before a backward, and before a forward; 0: none.
+:class:`planner.costs.placed_pipeline.PlacedStage`; only where reductions are made in compiled code,
+its layers from ``begin`` up to ``end`` and the limit ``rerun`` on those that it recomputes.
+REPLICA: in the order of a stage's devices; ``device`` is a row of DEVICE, ``copy_s`` moves the
+offloaded part of a stash. DEVICE: in the order of stages; ``number`` is that of the cluster.
+SECONDS: C x R x 4, of operations. RECEIVED_BYTES: C x S x 2, of the messages that a stage receives
+before a backward, and before a forward; 0: none.
 RECEIVED_S: C x R x 2, seconds of these messages besides the route's, in which no link is used: host
 time, and gathering in a tensor-parallel group. LENGTH_OF: the class of each microbatch. REDUCTION:
 ranges of REDUCTION_DEVICE (rows of DEVICE), REDUCTION_LINK (the directed links that its edges
@@ -181,11 +183,6 @@ def require_supported(runtime: RuntimeRules) -> None:
     if runtime.links != "fair":
         raise PipeplanError(
             f'runtime.links: "{runtime.links}" is not supported; messages share links: remove it'
-        )
-    if runtime.gradients != "always":
-        raise PipeplanError(
-            f'runtime.gradients: "{runtime.gradients}" is not supported; gradients count as always '
-            "in memory: remove it"
         )
 
 

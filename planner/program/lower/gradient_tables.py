@@ -1,0 +1,137 @@
+"""Trainable parameters of all layers in tables, from which reductions of any stages are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.costs.stage_table import Ints, StageTable
+from planner.program.compiled import Block, block
+from planner.program.program import INT, REAL
+from planner.program.stage_rows import rows_for
+
+_LONG = np.dtype(np.int64)
+(
+    GRADIENTS, LAYER_S, AGAIN_S, RERUN_RANK, BLOCK_OF, START, PARAMETER, BEFORE, BYTES, TIED,
+    USER_START, USERS, STAGE_OF, TIE_START, TIE_STAGES, TIE_BYTES, STAGES, MEMBERS, MEMBER_NUMBERS,
+    MESSAGE_LATENCY_S, MESSAGE_GB_PER_S, SHARING,
+) = block(
+    "layers parameters in_blocks shares_state in_turn has_buckets ties ring_messages tree_messages"
+    " members",
+    reals="bucket_bytes",
+    layer_s=REAL, again_s=REAL, rerun_rank=_LONG, block_of=_LONG, start=INT, parameter=INT,
+    before=INT, bytes=_LONG, tied=INT, user_start=INT, users=INT, stage_of=INT, tie_start=INT,
+    tie_stages=INT, tie_bytes=_LONG, stages=INT, members=INT, member_numbers=INT,
+    message_latency_s=REAL, message_gb_per_s=REAL, sharing=INT,
+)  # fmt: skip
+"""The parameters of N layers on K types, each an entry of every layer that uses it.
+
+LAYER_S: K x N x 4, seconds of layers, AGAIN_S: K x N, what recomputation adds; RERUN_RANK and
+BLOCK_OF as in :mod:`planner.costs.stage_table`. START: N + 1, where the entries of each layer
+begin; PARAMETER of each; BEFORE: the layer before that uses it, -1. BYTES: K x parameters, 0 of
+those whose gradients backwards scatter themselves. TIED: parameters of several layers; USERS of
+each parameter from its USER_START on, ascending.
+
+To work in: STAGE_OF: the stage of each layer; TIE_STAGES from TIE_START on: sets of stages that
+hold tied parameters of TIE_BYTES; STAGES and MEMBERS: stages of a reduction, and its devices, with
+their MEMBER_NUMBERS in the cluster; MESSAGE_LATENCY_S and MESSAGE_GB_PER_S: unlike messages of a
+step of a ring, then of a tree; SHARING: messages on each directed link, all 0 between calls.
+"""
+
+
+def gradient_tables(table: StageTable, bucket_bytes: float | None, stages: int) -> Block:
+    """Return the tables of a problem.
+
+    Args:
+        table: of its layers.
+        bucket_bytes: the size of buckets that are reduced while the last backwards still run; None:
+            all gradients of a stage are reduced at once.
+        stages: that there are at most.
+    """
+    problem, arrays = table.problem, table.arrays
+    names = list(problem.graph.parameters)
+    divided = np.isin(names, list(problem.divided_parameters))
+    trainable = np.any(arrays.gradient > 0, axis=0, keepdims=True)[0]
+    users = _users(arrays.held_start, arrays.held, len(names))
+    tied = [n for n, row in enumerate(users) if len(row) > 1 and trainable[n]]
+    devices, links = len(problem.cluster.devices), 2 * len(problem.cluster.links)
+    rows: dict[int, Any] = {
+        LAYER_S: arrays.seconds,
+        AGAIN_S: arrays.again_s,
+        RERUN_RANK: arrays.rerun_rank,
+        BLOCK_OF: arrays.block,
+        START: arrays.held_start,
+        PARAMETER: arrays.held,
+        BEFORE: arrays.held_before,
+        BYTES: np.where(divided, 0, arrays.gradient),
+        TIED: tied,
+        USER_START: np.cumsum([0, *map(len, users)]),
+        USERS: [layer for row in users for layer in row],
+    }
+    sizes = {number: np.size(row) for number, row in rows.items()}
+    sizes |= {STAGE_OF: len(table.layers), TIE_START: len(tied) + 2, TIE_BYTES: len(tied) + 1}
+    sizes |= {
+        TIE_STAGES: sizes[USERS] + 1,
+        STAGES: stages,
+        MEMBERS: devices,
+        MEMBER_NUMBERS: devices,
+    }
+    sizes |= dict.fromkeys((MESSAGE_LATENCY_S, MESSAGE_GB_PER_S), 2 * devices)
+    found = Block(GRADIENTS, {**sizes, SHARING: links})
+    for number, row in rows.items():
+        found[number][:] = np.ravel(row)
+    numbers, job = found.numbers, problem.job
+    numbers["layers"], numbers["parameters"] = len(table.layers), len(names)
+    numbers["in_blocks"], numbers["shares_state"] = arrays.in_blocks, job.shards_state
+    numbers["in_turn"] = problem.runtime.tied == "in_turn"
+    set_buckets(found, bucket_bytes)
+    return found
+
+
+def set_buckets(gradients: Block, bucket_bytes: float | None) -> None:
+    """Have gradients reduced in buckets of a size, or at once; see :func:`gradient_tables`."""
+    gradients.numbers["has_buckets"] = bucket_bytes is not None
+    gradients.numbers["bucket_bytes"] = bucket_bytes or 0.0
+
+
+def _users(start: Ints, held: Ints, parameters: int) -> list[list[int]]:
+    """Return the layers that use each parameter."""
+    users: list[list[int]] = [[] for _ in range(parameters)]
+    for layer in range(len(start) - 1):
+        for entry in range(start[layer], start[layer + 1]):
+            users[held[entry]].append(layer)
+    return users
+
+
+def gradient_rows(
+    gradients: Block, wires: Block, stages: int, replicas: int, microbatches: int
+) -> Block:
+    """Return tables of stages with room for all reductions of any stages.
+
+    Args:
+        gradients: of the problem.
+        wires: of its network.
+        stages: that there are at most.
+        replicas: that all stages have at most.
+        microbatches: of an iteration.
+    """
+    devices, route = int(wires.numbers["devices"]), int(wires.numbers["longest_route"])
+    total, limit = int(gradients[BYTES].sum()), float(gradients.numbers["bucket_bytes"])
+    buckets = stages
+    if gradients.numbers["has_buckets"]:
+        # Two buckets that follow each other have more bytes than one may have.
+        most = len(gradients[PARAMETER])
+        buckets += min(most, int(2 * total / limit)) if limit > 0 else most
+    ties = len(gradients[TIED]) * (devices if gradients.numbers["in_turn"] else 1)
+    reductions = buckets + ties
+    return rows_for(
+        stages,
+        replicas,
+        devices,
+        microbatches,
+        reductions=reductions,
+        members=reductions * devices,
+        links=reductions * devices * route,
+        makers=buckets * devices + ties * replicas,
+    )

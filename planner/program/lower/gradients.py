@@ -1,0 +1,349 @@
+"""Reductions of stages that are intervals of layers: what :mod:`planner.costs.reductions` says.
+
+Each stage has its buckets in the order in which a backward fills them; then come the gradients of
+tied parameters, by the stages that hold them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.program.compiled import compiled, header, inlined, items, row
+from planner.program.lower.collectives import (
+    RING,
+    TREE,
+    edge_source,
+    edge_target,
+    edges_of,
+    fill_collective,
+    find_messages,
+)
+from planner.program.lower.gradient_tables import (
+    AGAIN_S,
+    BEFORE,
+    BLOCK_OF,
+    BYTES,
+    GRADIENTS,
+    LAYER_S,
+    MEMBER_NUMBERS,
+    MEMBERS,
+    PARAMETER,
+    RERUN_RANK,
+    STAGE_OF,
+    STAGES,
+    START,
+    TIE_BYTES,
+    TIE_STAGES,
+    TIE_START,
+    TIED,
+    USER_START,
+    USERS,
+)
+from planner.program.lower.wires import TYPE_OF, route_end, route_link
+from planner.program.stage_rows import (
+    AHEAD_S,
+    DEVICE,
+    MAKER,
+    REDUCTION,
+    REDUCTION_DEVICE,
+    REDUCTION_LINK,
+    REPLICA,
+    ROWS,
+    STAGE,
+)
+
+
+@compiled
+def fill_gradients(rows: Any, gradients: Any, wires: Any) -> bool:
+    """Fill in the reductions of stages of one class; return whether all their devices have paths.
+
+    Args:
+        rows: pointer to the tables of stages, with ``begin``, ``end`` and ``rerun`` of each: its
+            layers, and the limit on those that it recomputes.
+        gradients: pointer to the tables of :mod:`planner.program.lower.gradient_tables`.
+        wires: pointer to the tables of the network.
+    """
+    h, stage_of = header(rows, ROWS), items(gradients, STAGE_OF)
+    h.reductions, h.makers = 0, 0
+    for stage in range(h.stages):
+        found = row(rows, STAGE, stage)
+        for layer in range(found.begin, found.end):
+            stage_of[layer] = stage
+    for stage in range(h.stages):
+        items(gradients, STAGES)[0] = stage
+        found = row(rows, STAGE, stage)
+        if found.last - found.first > 1 and not _reduce_stage(rows, gradients, wires, stage):
+            return False
+    _find_ties(rows, gradients, wires)
+    for tie in range(header(gradients, GRADIENTS).ties):
+        if not _reduce_tie(rows, gradients, wires, tie):
+            return False
+    return True
+
+
+# --- stages ---------------------------------------------------------------------------------------
+
+
+@compiled
+def _reduce_stage(rows: Any, gradients: Any, wires: Any, stage: int) -> bool:
+    """Add the buckets of a stage, the last of a forward first."""
+    g, found, start = header(gradients, GRADIENTS), row(rows, STAGE, stage), items(gradients, START)
+    g.members = 0
+    _add_members(rows, gradients, stage)
+    first, kind = g.parameters * _type_of(rows, wires, found.first), -1
+    held, place = 0, -1
+    for layer in range(found.end - 1, found.begin - 1, -1):
+        for entry in range(start[layer + 1] - 1, start[layer] - 1, -1):
+            bytes_ = items(gradients, BYTES)[first + items(gradients, PARAMETER)[entry]]
+            if bytes_ == 0 or not _is_own(rows, gradients, entry, found.begin, found.end):
+                continue
+            if kind < 0:
+                kind = 0
+                if not _find_ways(gradients, wires):
+                    return False
+            if held > 0 and g.has_buckets and held + bytes_ > g.bucket_bytes:
+                _add(rows, gradients, wires, held, 1, g.shares_state)
+                _set_ahead(rows, gradients, wires, stage, place)
+                held = 0
+            held += bytes_
+            place = layer
+    if held > 0:
+        _add(rows, gradients, wires, held, 1, g.shares_state)
+        if g.has_buckets:
+            _set_ahead(rows, gradients, wires, stage, place)
+    return True
+
+
+@inlined
+def _type_of(rows: Any, wires: Any, replica: int) -> int:
+    return int(items(wires, TYPE_OF)[row(rows, DEVICE, row(rows, REPLICA, replica).device).number])
+
+
+@compiled
+def _is_own(rows: Any, gradients: Any, entry: int, begin: int, end: int) -> bool:
+    """Return whether a stage reduces an entry's gradient by itself, in the place of this entry."""
+    if items(gradients, BEFORE)[entry] >= begin:
+        return False
+    start, users = items(gradients, USER_START), items(gradients, USERS)
+    parameter = items(gradients, PARAMETER)[entry]
+    first, last = start[parameter], start[parameter + 1]
+    if users[first] >= begin and users[last - 1] < end:
+        return True
+    if not header(gradients, GRADIENTS).in_turn:
+        return False
+    stage_of = items(gradients, STAGE_OF)
+    for place in range(first, last):
+        one, other = row(rows, STAGE, stage_of[users[first]]), stage_of[users[place]]
+        second = row(rows, STAGE, other)
+        if one.last - one.first != second.last - second.first:
+            return False
+    return True
+
+
+@compiled
+def _add_members(rows: Any, gradients: Any, stage: int) -> None:
+    found = row(rows, STAGE, stage)
+    for replica in range(found.first, found.last):
+        _add_member(rows, gradients, replica)
+
+
+@compiled
+def _add_member(rows: Any, gradients: Any, replica: int) -> None:
+    """Add the device of a replica to the members, in the order of the cluster, if it is none."""
+    members, numbers = items(gradients, MEMBERS), items(gradients, MEMBER_NUMBERS)
+    g, device = header(gradients, GRADIENTS), row(rows, REPLICA, replica).device
+    number, at = row(rows, DEVICE, device).number, g.members
+    while at > 0 and numbers[at - 1] > number:
+        at -= 1
+    if at > 0 and numbers[at - 1] == number:
+        return
+    for place in range(g.members, at, -1):
+        members[place], numbers[place] = members[place - 1], numbers[place - 1]
+    members[at], numbers[at] = device, number
+    g.members += 1
+
+
+@compiled
+def _find_ways(gradients: Any, wires: Any) -> bool:
+    """Work out the messages of a ring and a tree; return whether they have paths."""
+    g = header(gradients, GRADIENTS)
+    g.ring_messages = find_messages(wires, gradients, RING)
+    g.tree_messages = find_messages(wires, gradients, TREE)
+    return bool(g.ring_messages >= 0 and g.tree_messages >= 0)
+
+
+@compiled
+def _add(rows: Any, gradients: Any, wires: Any, bytes_: int, stages: int, is_half: int) -> None:
+    """Add a reduction of some bytes among the members, of so many of the stages listed."""
+    h, members = header(rows, ROWS), items(gradients, MEMBERS)
+    found, count = row(rows, REDUCTION, h.reductions), header(gradients, GRADIENTS).members
+    found.first_device = found.first_link = 0
+    if h.reductions:
+        before = row(rows, REDUCTION, h.reductions - 1)
+        found.first_device, found.first_link = before.last_device, before.last_link
+    h.reductions += 1
+    algorithm = fill_collective(wires, gradients, bytes_, is_half != 0, found)
+    found.gathers = is_half
+    found.last_device = found.first_device + count
+    for place in range(count):
+        items(rows, REDUCTION_DEVICE)[found.first_device + place] = members[place]
+    found.last_link = found.first_link
+    for number in range(edges_of(gradients, algorithm)):
+        source = edge_source(gradients, algorithm, number)
+        target = edge_target(gradients, algorithm, number)
+        end = route_end(wires, source, target)
+        for place in range(end):
+            link = route_link(wires, source, target, place, end)
+            if link >= 0:
+                items(rows, REDUCTION_LINK)[found.last_link] = link
+                found.last_link += 1
+    found.first_maker = h.makers
+    for place in range(stages):
+        _add_makers(rows, gradients, items(gradients, STAGES)[place])
+    found.last_maker = h.makers
+
+
+@compiled
+def _add_makers(rows: Any, gradients: Any, stage: int) -> None:
+    """Have the replicas of a stage on the members make a reduction's gradients, at their end."""
+    h, found, members = header(rows, ROWS), row(rows, STAGE, stage), items(gradients, MEMBERS)
+    for replica in range(found.first, found.last):
+        for place in range(header(gradients, GRADIENTS).members):
+            if members[place] == row(rows, REPLICA, replica).device:
+                items(rows, MAKER)[h.makers] = replica
+                items(rows, AHEAD_S)[2 * h.makers] = items(rows, AHEAD_S)[2 * h.makers + 1] = 0.0
+                h.makers += 1
+                break
+
+
+@compiled
+def _set_ahead(rows: Any, gradients: Any, wires: Any, stage: int, place: int) -> None:
+    """Have replicas make the last bucket when a backward has run the layer at a place."""
+    found, last = row(rows, STAGE, stage), row(rows, REDUCTION, header(rows, ROWS).reductions - 1)
+    layers, kind = header(gradients, GRADIENTS).layers, -1
+    layer_s, ahead_s, again_s = items(gradients, LAYER_S), items(rows, AHEAD_S), 0.0
+    whole_s = weight_s = 0.0
+    for at in range(last.first_maker, last.last_maker):
+        other = _type_of(rows, wires, items(rows, MAKER)[at])
+        if other != kind:
+            kind, whole_s, weight_s = other, 0.0, 0.0
+            for layer in range(found.begin, place):
+                again_s = 0.0
+                if _is_again(gradients, found.begin, layer, found.rerun):
+                    again_s = items(gradients, AGAIN_S)[kind * layers + layer]
+                whole_s += layer_s[(kind * layers + layer) * 4] + again_s
+                weight_s += layer_s[(kind * layers + layer) * 4 + 3]
+        ahead_s[2 * at], ahead_s[2 * at + 1] = whole_s, weight_s
+
+
+@compiled
+def _is_again(gradients: Any, begin: int, layer: int, rerun: int) -> bool:
+    """Return whether a stage recomputes a layer; see :mod:`planner.costs.stage_table`."""
+    if not header(gradients, GRADIENTS).in_blocks:
+        return bool(items(gradients, RERUN_RANK)[layer] < rerun)
+    block_of = items(gradients, BLOCK_OF)
+    first = begin
+    while block_of[first] < 0 and first < layer:
+        first += 1
+    return bool(block_of[layer] >= 0 and block_of[layer] - block_of[first] < rerun)
+
+
+# --- tied parameters ------------------------------------------------------------------------------
+
+
+@compiled
+def _find_ties(rows: Any, gradients: Any, wires: Any) -> None:
+    """List the sets of several stages that hold tied parameters, in the order of tuples."""
+    g, tied, start = (
+        header(gradients, GRADIENTS),
+        items(gradients, TIED),
+        items(gradients, USER_START),
+    )
+    stages, ends = items(gradients, TIE_STAGES), items(gradients, TIE_START)
+    g.ties, ends[0] = 0, 0
+    for number in range(g.tied_rows):
+        at = ends[g.ties]
+        for place in range(start[tied[number]], start[tied[number] + 1]):
+            stage = items(gradients, STAGE_OF)[items(gradients, USERS)[place]]
+            if at == ends[g.ties] or stages[at - 1] != stage:
+                stages[at] = stage
+                at += 1
+        if at - ends[g.ties] < 2:
+            continue
+        kind = _type_of(rows, wires, row(rows, STAGE, stages[at - 1]).first)
+        bytes_ = items(gradients, BYTES)[kind * g.parameters + tied[number]]
+        ends[g.ties + 1] = at
+        _insert_tie(gradients, bytes_)
+
+
+@compiled
+def _insert_tie(gradients: Any, bytes_: int) -> None:
+    """Add the bytes to those of an equal set of stages, or keep the last one as a new set."""
+    g, total = header(gradients, GRADIENTS), items(gradients, TIE_BYTES)
+    for tie in range(g.ties):
+        if not _is_before(gradients, tie, g.ties) and not _is_before(gradients, g.ties, tie):
+            total[tie] += bytes_
+            return
+    total[g.ties] = bytes_
+    g.ties += 1
+
+
+@compiled
+def _is_before(gradients: Any, one: int, other: int) -> bool:
+    """Return whether a set of stages comes before another."""
+    stages, ends = items(gradients, TIE_STAGES), items(gradients, TIE_START)
+    count, size = ends[one + 1] - ends[one], ends[other + 1] - ends[other]
+    for place in range(min(count, size)):
+        here, there = stages[ends[one] + place], stages[ends[other] + place]
+        if here != there:
+            return bool(here < there)
+    return bool(count < size)
+
+
+@compiled
+def _reduce_tie(rows: Any, gradients: Any, wires: Any, rank: int) -> bool:
+    """Add the reductions of a set of stages, by its rank; return whether its devices have paths."""
+    g, tie = header(gradients, GRADIENTS), 0
+    for one in range(g.ties):
+        before = 0
+        for other in range(g.ties):
+            before += _is_before(gradients, other, one)
+        if before == rank:
+            tie = one
+    ends, stages = items(gradients, TIE_START), items(gradients, STAGES)
+    count, replicas = ends[tie + 1] - ends[tie], -1
+    for place in range(count):
+        stages[place] = items(gradients, TIE_STAGES)[ends[tie] + place]
+        found = row(rows, STAGE, stages[place])
+        size = found.last - found.first
+        replicas = size if place == 0 or size == replicas else -2
+    bytes_ = items(gradients, TIE_BYTES)[tie]
+    if bytes_ == 0:
+        return True
+    if not g.in_turn or replicas < 0:
+        return _reduce_among(rows, gradients, wires, bytes_, count, -1)
+    for replica in range(replicas):
+        if not _reduce_among(rows, gradients, wires, bytes_, count, replica):
+            return False
+    return True
+
+
+@compiled
+def _reduce_among(
+    rows: Any, gradients: Any, wires: Any, bytes_: int, stages: int, replica: int
+) -> bool:
+    """Reduce among all devices of the stages listed, or among one replica of each."""
+    g = header(gradients, GRADIENTS)
+    g.members = 0
+    for place in range(stages):
+        stage = items(gradients, STAGES)[place]
+        if replica < 0:
+            _add_members(rows, gradients, stage)
+        else:
+            _add_member(rows, gradients, row(rows, STAGE, stage).first + replica)
+    if g.members < 2:
+        return True
+    if not _find_ways(gradients, wires):
+        return False
+    _add(rows, gradients, wires, bytes_, stages, g.shares_state if replica < 0 else 0)
+    return True
