@@ -77,6 +77,7 @@ class CheckedTimes:
             for key, task in self.tasks.items()
         }
         earliest_s = dict(came_s)
+        self.lines.clear()
         for task in sorted(self.tasks.values(), key=lambda row: (*self.times[row.key], row.rank)):
             for line in task.lines:
                 self.lines[line].append(task)
