@@ -1,7 +1,18 @@
-"""The independent checker of plans: its own replay and its own costs, from docs/cost_model.md.
+"""The independent checker of plans: costs, tasks and times of its own, from docs/cost_model.md.
 
-It shares no formula and no replay with what makes plans: it reads the records of a plan and
-imports neither costs nor the simulator nor any search. A mistake there shows as a refused plan.
+``verify(plan)`` returns what is wrong with a plan, a line each; ``require_valid`` raises that, and
+``save_valid`` writes the plan if nothing is. It shares no formula with what makes plans: it reads
+the records of a plan and imports neither the costs nor any search. Its parts, in order of use:
+
+- ``form``, ``tensor_groups``: stages, devices, groups and orders are some that the job allows; a
+  plan of groups becomes one on a cluster whose devices they are.
+- ``routes``, ``layer_costs``, ``costs``, ``stage_bytes``, ``reductions``: seconds and bytes.
+- ``tasks``: what there is to do, and what each task waits for; orders that deadlock are found here.
+- ``claims``: when each task starts and ends, as a simulation claims. Nothing of it is trusted.
+- ``times``, ``speeds``: each claimed time is checked without a replay.
+- ``memory``, ``time_shares``, ``predicted``: what follows from these times.
+- ``proof``: whether a plan's certificate proves its bound (docs/proofs.md).
+- ``issue_order``: whether ranks can issue what a runtime has lowered a plan to.
 """
 
 from planner.verification.verify import require_valid, save_valid, verify

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from builders import checked
+from builders import checked, orders
+from hypothesis import given
+from hypothesis import strategies as st
 from many_sided import many_sided_plans
+from test_divided_and_offloaded import dividing, offloads
 
-from planner.errors import PipeplanError
+from planner.errors import DeadlockError, PipeplanError
+from planner.plan.operations import Operation
 from planner.verification import verify
-from planner.verification.speeds import Span
-from planner.verification.tasks import Key
+from planner.verification.costs import PlanCosts
+from planner.verification.speeds import Clock, Span
+from planner.verification.tasks import Key, PlanTasks
 from planner.verification.times import CheckedTimes
 
 CHANGES: dict[str, Callable[[Span, float], Span | None]] = {
@@ -49,6 +54,41 @@ def test_a_task_that_the_plan_does_not_have_is_refused() -> None:
     assert list(CheckedTimes(found.plan_tasks, times).problems()) == [
         "gather 0 has a time, but the plan has no such task"
     ]
+
+
+def test_of_two_stashes_asked_for_at_once_the_one_that_leaves_goes_first() -> None:
+    """As the last forward ends its stash is to leave, and that of the second backward to come."""
+    found = checked(offloads())
+    leaving, coming = (Key("copy", Operation(0, *row)) for row in (("F", 2), ("B", 1)))
+    first, second = found.times[leaving], found.times[coming]
+    assert first.end_s == second.start_s
+    times = {**found.times, leaving: second, coming: first}
+    assert f"{leaving} came before {coming}, but goes after it" in list(
+        CheckedTimes(found.plan_tasks, times).problems()
+    )
+
+
+def test_replicas_that_start_together_need_equally_many_microbatches() -> None:
+    plan = dividing()
+    with pytest.raises(DeadlockError, match="the orders deadlock: d0 waits at 0F1"):
+        PlanTasks(plan, orders(d0="0F0 0B0 0F1 0B1 0F2 0B2", d1="0F3 0B3"), PlanCosts(plan))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 9), st.sampled_from([1.0, 1.5, 4.0])), max_size=5),
+    st.floats(0, 20),
+)
+def test_a_clock_shows_its_seconds_at_their_moment(
+    steps: list[tuple[float, float]], moment_s: float
+) -> None:
+    clock = Clock(sorted(steps))
+    shown_s, before, slower = 0.0, 0.0, 1.0
+    for change_s, factor in sorted(steps):
+        shown_s += max(0.0, min(change_s, moment_s) - before) / slower
+        before, slower = change_s, factor
+    shown_s += max(0.0, moment_s - before) / slower
+    assert clock.at(moment_s) == pytest.approx(shown_s)
+    assert clock.when(clock.at(moment_s)) == pytest.approx(moment_s)
 
 
 @pytest.mark.parametrize("what", ["plan.json", None, {"format": "pipeplan/8"}])
