@@ -7,17 +7,19 @@ microbatches in what is left, together run all of them. docs/proofs.md has the r
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from planner.bounds.class_tables import ClassArrays
 from planner.bounds.layers import BoolArray, FloatArray, IntArray
-from planner.program.compiled import compiled, entry
+from planner.program.compiled import entry, inlined
 
 NUMBERS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
 """Microbatches that are counted, the first or the last ones; others count as the next lower."""
 
 
-@compiled
+@inlined
 def times_within(spare_s: float, each_s: float) -> float:
     """Return how many times something fits into a time; any number if it takes nothing."""
     if each_s > 0:
@@ -25,7 +27,7 @@ def times_within(spare_s: float, each_s: float) -> float:
     return np.inf if spare_s >= 0 else -1.0
 
 
-@compiled
+@inlined
 def round_trips(spare_s: float, forward_s: float, back_s: float, ahead_s: float) -> float:
     """Return how many microbatches a device can run in a time, at most.
 
@@ -43,14 +45,14 @@ def round_trips(spare_s: float, forward_s: float, back_s: float, ahead_s: float)
     return min(most, times_within(spare_s - back_s - ahead_s, forward_s))
 
 
-@compiled
+@inlined
 def _place(number: int) -> int:
     """Return the place of the largest of NUMBERS that is no larger than a number."""
     return int(np.searchsorted(NUMBERS, number, side="right")) - 1
 
 
-@compiled
-def _number_passed(come_s: FloatArray, each_s: float, replicas: int, passed_s: FloatArray) -> None:
+@inlined
+def number_passed(come_s: FloatArray, each_s: float, replicas: int, passed_s: FloatArray) -> None:
     """Write when the first microbatches have passed a stage, at the earliest.
 
     Of the first k that have, all but j - 1 came with number j or later, and some replica ran as
@@ -70,7 +72,7 @@ def _number_passed(come_s: FloatArray, each_s: float, replicas: int, passed_s: F
                 passed_s[place] = max(passed_s[place], come_s[before] + rounds * each_s)
 
 
-@compiled
+@inlined
 def _around(come_s: FloatArray, follow_s: FloatArray, around_s: FloatArray) -> None:
     """Write what passes before one of some replicas begins and after it has ended, at least.
 
@@ -83,7 +85,7 @@ def _around(come_s: FloatArray, follow_s: FloatArray, around_s: FloatArray) -> N
         around_s[place] = max(most, come_s[middle] + follow_s[middle])
 
 
-@compiled
+@inlined
 def _most_in_flight(
     each: tuple[float, float, float, float],
     count: int,
@@ -116,7 +118,7 @@ def _most_in_flight(
     return max(most, 0.0)
 
 
-@compiled
+@inlined
 def _run(
     rows: FloatArray,
     count: int,
@@ -164,7 +166,7 @@ def _run(
     return total
 
 
-@compiled
+@inlined
 def _most_in_memory(
     each: tuple[float, float, float, float],
     count: int,
@@ -202,7 +204,7 @@ def _most_in_memory(
     return most
 
 
-@compiled
+@inlined
 def _run_in_memory(
     d: ClassArrays,
     rows: FloatArray,
@@ -248,6 +250,107 @@ def _run_in_memory(
     return total
 
 
+class StageWork(NamedTuple):
+    """Room to work in, by place in NUMBERS where nothing else is said.
+
+    Attributes:
+        come: when the first microbatches come to a stage.
+        follow: what follows before the last gradients begin there, seen from the end.
+        last: what follows the last gradients on its replicas.
+        around: both together, of the same replica.
+        passed: when the first microbatches have passed it.
+        at_once: for replicas that all begin at once.
+        rows: (C, 7) of :func:`_run`.
+    """
+
+    come: FloatArray
+    follow: FloatArray
+    last: FloatArray
+    around: FloatArray
+    passed: FloatArray
+    at_once: FloatArray
+    rows: FloatArray
+
+
+@inlined
+def _work(classes: int, columns: int) -> StageWork:
+    """Return room to work in."""
+    table = np.zeros((5, columns))
+    rows = np.zeros((classes, 7))
+    return StageWork(table[0], table[1], table[2], table[3], table[4], np.zeros(1), rows)
+
+
+@inlined
+def fastest(d: ClassArrays, o: int, cut: int, end: int) -> tuple[float, float]:
+    """Return a microbatch's forward and gradient on the fastest type that a stage has."""
+    forward, gradient = np.inf, np.inf
+    for k in range(len(d.forward_s)):
+        if d.has_type[o, k]:
+            forward = min(forward, d.forward_s[k, end] - d.forward_s[k, cut])
+            gradient = min(gradient, d.gradient_s[k, end] - d.gradient_s[k, cut])
+    return forward, gradient
+
+
+@inlined
+def stage_spent_s(
+    d: ClassArrays,
+    work: StageWork,
+    o: int,
+    cut: int,
+    end: int,
+    most_s: float,
+    limit_s: float,
+    both_ways: bool,
+    reached: tuple[float, float, float],
+    joint_s: float,
+) -> float:
+    """Return what passes before and after a stage's first microbatch; infinity if it keeps no time.
+
+    Args:
+        d: of the problem.
+        work: with ``come`` and ``follow``; what follows the last gradients is written to ``last``.
+        o: the stage's devices.
+        cut: before the stage.
+        end: the cut behind it.
+        most_s: what it may return at most.
+        limit_s: to keep.
+        both_ways: whether gradients on their way count.
+        reached: what passes before its first operation and after its last that counts; the same
+            without the messages at the cut; and what passes before its first operation.
+        joint_s: all-reduces together with other stages.
+    """
+    arrival, left, first = reached
+    count, rows = d.microbatches, work.rows
+    end_s = joint_s + d.step_s[o, cut, end]
+    after_gradient = d.after_gradient_s[0, o, cut, end] + end_s
+    spent = max(arrival, first + after_gradient) if both_ways else arrival
+    if spent > most_s:
+        return np.inf
+    for c in range(len(rows)):
+        k = d.kind[c]
+        rows[c, 0] = d.held[o, c]
+        rows[c, 1] = times_within(limit_s - left, d.port_s[c, cut, end])
+        rows[c, 2] = d.after_backward_s[0, k, o, cut, end] + end_s
+        rows[c, 3] = d.forward_s[k, end] - d.forward_s[k, cut]
+        rows[c, 4] = d.gradient_s[k, end] - d.gradient_s[k, cut]
+        rows[c, 5] = d.backward_s[k, end] - d.backward_s[k, cut]
+        rows[c, 6] = d.ahead_s[o, end]
+    stage = (arrival, first, after_gradient)
+    if _run(rows, count, limit_s, both_ways, stage, work.at_once, work.at_once) < count:
+        return np.inf
+    if d.is_tight[o, cut, end]:
+        around = (arrival, first)
+        run = _run_in_memory(d, rows, o, cut, end, limit_s, both_ways, around, end_s)
+        if run < count:
+            return np.inf
+    for place in range(len(work.come)):
+        work.last[place] = max(work.follow[place], after_gradient) if both_ways else 0.0
+    _around(work.come, work.last, work.around)
+    if _run(rows, count, limit_s, both_ways, stage, work.come, work.around) < count:
+        return np.inf
+    return spent
+
+
 @entry
 def refutes(
     d: ClassArrays,
@@ -269,12 +372,12 @@ def refutes(
             or else all work of each stage and no way home.
     """
     cuts, pairs = d.there_s.shape
-    count, types, ways = d.microbatches, len(d.forward_s), 1 if both_ways else 0
+    ways = 1 if both_ways else 0
     table = np.full((cuts, pairs), np.inf)
     past = np.full((cuts, pairs, columns), np.inf)
     home = np.full((cuts, pairs, columns), np.inf)
-    come, follow, around, passed, last = np.zeros((5, columns))
-    at_once, rows = np.zeros(1), np.zeros((d.held.shape[1], 7))
+    work = _work(d.held.shape[1], columns)
+    come, follow = work.come, work.follow
     looked = 0
     for cut in range(cuts - 1):
         for pair in range(pairs):
@@ -304,11 +407,7 @@ def refutes(
                 continue
             first = d.head_s[o, cut] if both_ways else arrival
             for end in range(cut + 1, cuts):
-                forward, gradient = np.inf, np.inf
-                for k in range(types):
-                    if d.has_type[o, k]:
-                        forward = min(forward, d.forward_s[k, end] - d.forward_s[k, cut])
-                        gradient = min(gradient, d.gradient_s[k, end] - d.gradient_s[k, cut])
+                forward, gradient = fastest(d, o, cut, end)
                 path = forward + ways * gradient
                 if arrival + path > limit_s:
                     break
@@ -316,43 +415,20 @@ def refutes(
                 if not fits[o, cut, end] or arrival + path + rest > limit_s:
                     continue
                 looked += 1
-                end_s = joint_s[o, cut, end] + d.step_s[o, cut, end]
-                after_gradient = d.after_gradient_s[0, o, cut, end] + end_s
-                value = arrival
-                if both_ways:
-                    value = max(value, first + after_gradient)
-                value += path
-                if value + rest > limit_s:
-                    continue
-                for c in range(len(rows)):
-                    k = d.kind[c]
-                    rows[c, 0] = d.held[o, c]
-                    rows[c, 1] = times_within(limit_s - left, d.port_s[c, cut, end])
-                    rows[c, 2] = d.after_backward_s[0, k, o, cut, end] + end_s
-                    rows[c, 3] = d.forward_s[k, end] - d.forward_s[k, cut]
-                    rows[c, 4] = d.gradient_s[k, end] - d.gradient_s[k, cut]
-                    rows[c, 5] = d.backward_s[k, end] - d.backward_s[k, cut]
-                    rows[c, 6] = d.ahead_s[o, end]
-                stage = (arrival, first, after_gradient)
-                if _run(rows, count, limit_s, both_ways, stage, at_once, at_once) < count:
-                    continue
-                if d.is_tight[o, cut, end]:
-                    spent = (arrival, first)
-                    run = _run_in_memory(d, rows, o, cut, end, limit_s, both_ways, spent, end_s)
-                    if run < count:
-                        continue
-                for place in range(columns):
-                    last[place] = max(follow[place], after_gradient) if both_ways else 0.0
-                _around(come, last, around)
-                if _run(rows, count, limit_s, both_ways, stage, come, around) < count:
+                spent = (arrival, left, first)
+                joint = joint_s[o, cut, end]
+                value = path + stage_spent_s(
+                    d, work, o, cut, end, limit_s - path - rest, limit_s, both_ways, spent, joint
+                )
+                if value > limit_s:
                     continue
                 table[end, pair] = min(table[end, pair], value)
                 replicas = d.held[o].sum()
-                _number_passed(come, forward, replicas, passed)
+                number_passed(work.come, forward, replicas, work.passed)
                 for place in range(columns):
-                    past[end, pair, place] = min(past[end, pair, place], passed[place])
+                    past[end, pair, place] = min(past[end, pair, place], work.passed[place])
                 if both_ways:
-                    _number_passed(last, gradient, replicas, passed)
+                    number_passed(work.last, gradient, replicas, work.passed)
                     for place in range(columns):
-                        home[end, pair, place] = min(home[end, pair, place], passed[place])
+                        home[end, pair, place] = min(home[end, pair, place], work.passed[place])
     return table[cuts - 1].min() > limit_s, looked

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import group_problems
 import pytest
-from benchmarks.exhaustive.oracle import optimum_below
 from brute_force import brute_force
 from offloading import with_host_links
 from tiny_problems import seeds, tiny_problem
 from unequal_graphs import SHARES, TOKENS, unequal
 
+from benchmarks.plans.oracle import optimum_below
 from planner import Job, Problem
 from planner.bounds import ProvedBound, prove
 from planner.cluster.cluster import Host
