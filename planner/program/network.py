@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.program.choice import touch
 from planner.program.compiled import compiled, header, inlined, items, row
 from planner.program.events import end_code, push
 from planner.program.memory import starts_to_hold
@@ -80,7 +81,10 @@ def request(p: int, w: int, n: int, now: float) -> None:
 
 @compiled
 def _hold_sender(p: int, w: int, effect: int, change: int) -> None:
-    row(w, MACHINES, row(p, EFFECTS, effect).end_device).held_by += change
+    sender = row(p, EFFECTS, effect).end_device
+    row(w, MACHINES, sender).held_by += change
+    if change < 0:
+        touch(w, sender)
 
 
 @compiled
