@@ -3,7 +3,8 @@
 Usage:
     python -m benchmarks.plans [--published FOLDER] [--compare BUILD] [--output FOLDER]
     python -m benchmarks.plans --without walk --without polish
-    python -m benchmarks.plans --tiny | --schedules | --fits | --rules | --spaces | --rivals
+    python -m benchmarks.plans --rivals | --tiny | --schedules | --fits | --rules | --conflicts |
+        --spaces
 
 A run is a problem, a build, a limit in CPU seconds summed over threads and a random seed, in a
 process of its own that calls the build's public functions. Rows are kept in the output folder, and
@@ -26,7 +27,13 @@ from benchmarks.plans.runs import Build, Run, Series, Settings, run_all, this_bu
 from benchmarks.reporting.report import data_folder
 from planner import PipeplanError
 
-SECONDS = {"tiny": (2.0,), "schedules": (10.0,), "fits": (10.0,), "rules": (10.0,)}
+SECONDS = {
+    "tiny": (2.0,),
+    "schedules": (10.0,),
+    "fits": (10.0,),
+    "rules": (10.0,),
+    "conflicts": (10.0,),
+}
 """Limits of a part, where they are not those of the corpus."""
 
 

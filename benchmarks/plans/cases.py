@@ -42,6 +42,8 @@ class Case:
             ``runtime``, ``rules`` with ``prices``, and, of a schedule, ``stages`` and ``split``.
         known_s: a time to compare with: the best known, an optimum or a bar.
         wider: name of the case whose space includes that of this one.
+        is_schedule: whether only the schedule of given stages is asked for.
+        conflict: names of the rules that no plan keeps together.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Case:
     known_s: float | None = None
     wider: str | None = None
     is_schedule: bool = False
+    conflict: tuple[str, ...] = ()
 
 
 def read_graph(name: str) -> Data:
@@ -74,7 +77,20 @@ def problem_of(row: Data, **changes: Any) -> Data:
     graph = TABLE["graphs"][row["graph"]]
     job = {"format": "pipeplan-job/1", **graph.get("job", {}), **row["job"], **changes}
     data = {"graph": read_graph(row["graph"]), "cluster": read_cluster(row["cluster"]), "job": job}
-    return {**data, "rules": row.get("rules"), "prices": TABLE["prices"]}
+    return data | (_ruled(data, row["rules"]) if "rules" in row else {})
+
+
+def _ruled(data: Data, rules: Data) -> Data:
+    """Return a problem under rules, with the prices of its devices."""
+    cluster = data["cluster"]
+    rows = {
+        what: [
+            {**row, "price_per_hour": TABLE["prices"][row["type"]] * row.get("devices", 1)}
+            for row in cluster.get(what, ())
+        ]
+        for what in ("nodes", "devices")
+    }
+    return {**data, "cluster": {**cluster, **rows}, "rules": rules}
 
 
 def corpus(published: Path | None) -> Iterator[Case]:
@@ -158,30 +174,63 @@ def fits(published: Path | None) -> Iterator[Case]:
         yield Case(name, "memory by construction", lambda s=shape, n=number: fitting.problem(*s, n))
 
 
+def _to_rule(number: int) -> tuple[Data, list[str], list[str]]:
+    """Return a problem with GPT-2 small, its nodes and its layers."""
+    cluster = ("irregular", "mixed24")[number % 2]
+    row = next(row for row in TABLE["problems"] if row["cluster"] == cluster)
+    nodes = ["big", "old", "ws0", "ws1"] if number % 2 == 0 else [f"h{i}" for i in range(6)]
+    data = problem_of(row)
+    return data, nodes, [layer["name"] for layer in data["graph"]["layers"]]
+
+
 def rules(published: Path | None) -> Iterator[Case]:
     """Yield problems with a user's rules under which some plan exists."""
     for number in range(10):
-        yield Case(f"rules {number}", "drawn rules", lambda number=number: _ruled(number))
+        yield Case(f"rules {number}", "drawn rules", lambda number=number: _drawn_rules(number))
 
 
-def _ruled(number: int) -> Data:
-    """Return a problem with two to four rules; the ends of the model can always be kept apart."""
+def _drawn_rules(number: int) -> Data:
+    """Return a problem with two to four rules, which a plan on one or two devices keeps."""
     rng = random.Random(f"rules {number}")
-    row = next(r for r in TABLE["problems"] if r["cluster"] == ("irregular", "mixed24")[number % 2])
-    data = problem_of(row)
-    hosts = ["big", "old", "ws0", "ws1"] if number % 2 == 0 else [f"h{i}" for i in range(6)]
-    first, last = rng.sample(hosts, 2)
-    drawn_rules: Data = {
-        "first": [first],
-        "last": [last],
-        "most_hosts": rng.choice([2, 3]),
-        "most_cost": rng.choice([6.0, 8.0, 12.0]),
-        "together": [[start := rng.randint(0, 10), start + rng.randint(2, 4)]],
-    }
-    chosen = rng.sample(sorted(drawn_rules), rng.randint(2, 4))
-    return {**data, "rules": {name: drawn_rules[name] for name in sorted(chosen)}}
+    data, nodes, layers = _to_rule(number)
+    first, last = rng.sample(nodes, 2)
+    start = rng.randint(1, 10)
+    possible: list[Data] = [
+        {"place": {layers[0]: [first], layers[-1]: [last]}},
+        {"most_nodes": rng.choice([2, 3])},
+        {"most_price_per_hour": rng.choice([6.0, 8.0, 12.0])},
+        {"together": [layers[start : start + rng.randint(3, 5)]]},
+    ]
+    chosen = rng.sample(possible, rng.randint(2, 4))
+    return _ruled(data, {name: rule for row in chosen for name, rule in row.items()})
 
 
+def conflicts(published: Path | None) -> Iterator[Case]:
+    """Yield sets of rules that no plan keeps; which of them are in conflict is to be named."""
+    for number in range(2 * len(CONFLICTS)):
+        names = CONFLICTS[number // 2]
+
+        def data(number: int = number, names: tuple[str, ...] = names) -> Data:
+            problem, nodes, layers = _to_rule(number)
+            possible = {
+                "place": {layers[0]: [nodes[2]], layers[-1]: [nodes[1]]},
+                "most_nodes": 1,
+                "most_price_per_hour": 0.5 if "place" not in names else 1.0,
+                "together": [[layers[0], *layers[3:6]], [layers[5], layers[-1]]],
+            }
+            return _ruled(problem, {name: possible[name] for name in names})
+
+        yield Case(f"conflict {number}: {', '.join(names)}", "conflicts", data, conflict=names)
+
+
+CONFLICTS = (
+    ("place", "most_nodes"),
+    ("most_price_per_hour",),
+    ("place", "most_price_per_hour"),
+    ("place", "together"),
+    ("place", "most_nodes", "together"),
+)
+"""Names of the rules of each set, for each of two clusters; the last has more than one conflict."""
 NARROWER: dict[str, Data] = {
     "no replicas": {"replication": False},
     "whole backwards": {"backward": "whole"},
@@ -219,6 +268,7 @@ PARTS: dict[str, Callable[[Path | None], Iterator[Case]]] = {
     "schedules": orders,
     "fits": fits,
     "rules": rules,
+    "conflicts": conflicts,
     "spaces": spaces,
 }
 """Problems by the name of their part on the command line."""

@@ -76,7 +76,14 @@ class Results:
         return min(self.time_s(case, self.limits[-1], one) for one in self.series)
 
     def is_reached(self, case: Case, limit_s: float, one: Series) -> bool:
-        """Return whether the time that a problem is known by was reached."""
+        """Return whether the known time of a problem was reached, or a conflict named."""
+        if case.conflict:
+            told = [row.get("error") or "" for row in self.of(case, limit_s, one)]
+            return all(
+                words.startswith("InfeasibleError: ")
+                and any(name in words for name in case.conflict)
+                for words in told
+            )
         tolerance = 1 + REACHED.get(case.group, 0.0)
         return case.known_s is not None and self.time_s(case, limit_s, one) <= (
             tolerance * case.known_s
@@ -133,7 +140,7 @@ def _cells(
     both = [results.ratio(case, limit_s, one) for case in cases]
     ratios = [ratio for ratio in both if 0 < ratio < NONE]
     gaps = [results.gap(case, limit_s, one) for case in cases]
-    known = [case for case in cases if case.known_s is not None]
+    known = [case for case in cases if case.known_s is not None or case.conflict]
     reached = sum(results.is_reached(case, limit_s, one) for case in known)
     with_plan = [row for row in rows if "time_s" in row]
     return [

@@ -11,6 +11,7 @@ import inspect
 import json
 import sys
 import time
+from itertools import pairwise, product
 from pathlib import Path
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -66,10 +67,12 @@ def _limit_cp_sat_by_cpu() -> None:
 def _problem(data: dict[str, Any]) -> Any:
     from planner import Cluster, Job, LayerGraph, Problem
 
+    # Builds without rules in the job get them as constraints.
+    rules = {"rules": data["rules"]} if data.get("rules") and "rules" in Job.model_fields else {}
     problem = Problem(
         LayerGraph.parse(data["graph"]),
         Cluster.from_data(data["cluster"]),
-        Job.parse(data["job"], "job"),
+        Job.parse({**data["job"], **rules}, "job"),
     )
     if data.get("runtime"):
         rules = type(problem.runtime).parse(data["runtime"], "runtime")
@@ -89,8 +92,8 @@ def _solved(task: dict[str, Any]) -> dict[str, Any]:
     options = {"time_limit_s": task["seconds"], "seed": task["seed"], "workers": task["workers"]}
     options |= {"progress": progress, "deterministic": task["clock"] == "work"}
     options |= _without(solve, task["without"])
-    if task["problem"].get("rules"):
-        options["constrain"] = _constraints(task["problem"])
+    if task["problem"].get("rules") and not hasattr(problem.job, "rules"):
+        options["constrain"] = _constraints(problem, task["problem"]["rules"])
     begin, wall = time.process_time(), WALL_S()
     try:
         result, error = solve(problem, **options), None
@@ -176,38 +179,40 @@ def _checked(task: dict[str, Any]) -> dict[str, Any]:
     return {"judged_s": simulate(plan).iteration_time_s, "problems": list(verify(plan))[:3]}
 
 
-def _price_of(data: dict[str, Any], cluster: Any) -> dict[str, int]:
-    """Return the price of each device in hundredths."""
-    return {row.name: round(100 * data["prices"][row.type]) for row in cluster.devices}
+def _prices(cluster: Any) -> dict[str, int]:
+    """Return the price of each device an hour, in hundredths."""
+    return {row.name: round(100 * (row.price_per_hour or 0)) for row in cluster.devices}
 
 
-def _constraints(data: dict[str, Any]) -> Any:
-    """Return the problem's rules as constraints on the model's decisions."""
-    rules, problem = data["rules"], _problem(data)
-    layers, devices = list(problem.graph.layers), problem.cluster.device_names
-    host = {name: name.split("/")[0] for name in devices}
+def _is_at(device: str, wanted: list[str]) -> bool:
+    """Return whether a device, or its node, is one of those that a rule names."""
+    return device in wanted or device.split("/")[0] in wanted
+
+
+def _constraints(problem: Any, rules: dict[str, Any]) -> Any:
+    """Return the rules of a job as constraints on the decisions of the partition model."""
+    devices, price = problem.cluster.device_names, _prices(problem.cluster)
 
     def constrain(decisions: Any) -> None:
-        model = decisions.model
-        if "most_cost" in rules:
-            price = _price_of(data, problem.cluster)
+        model, stages = decisions.model, range(len(decisions.active))
+        if "most_price_per_hour" in rules:
             total = sum(price[name] * decisions.is_used(name) for name in devices)
-            model.add(total <= round(100 * rules["most_cost"]))
-        if "most_hosts" in rules:
-            used = {name: model.new_bool_var(name) for name in set(host.values())}
+            model.add(total <= round(100 * rules["most_price_per_hour"]))
+        if "most_nodes" in rules:
+            nodes = {name.split("/")[0] for name in devices}
+            used = {name: model.new_bool_var(name) for name in sorted(nodes)}
             for name in devices:
-                model.add(decisions.is_used(name) <= used[host[name]])
-            model.add(sum(used.values()) <= rules["most_hosts"])
-        for where, layer in (("first", layers[0]), ("last", layers[-1])):
+                model.add(decisions.is_used(name) <= used[name.split("/")[0]])
+            model.add(sum(used.values()) <= rules["most_nodes"])
+        for layer, wanted in rules.get("place", {}).items():
             for name in devices:
-                if where in rules and host[name] not in rules[where]:
+                if not _is_at(name, wanted):
                     model.add(decisions.runs_on(layer, name) == 0)
-        for one, other in rules.get("apart", ()):
-            for stage in range(len(decisions.active)):
-                model.add(decisions.uses(stage, one) + decisions.uses(stage, other) <= 1)
-        for first, last in rules.get("together", ()):
-            for one, other in zip(range(first, last), range(first + 1, last + 1), strict=True):
-                model.add(decisions.same_stage(layers[one], layers[other]) == 1)
+        for stage, (one, other) in product(stages, rules.get("apart", ())):
+            model.add(decisions.uses(stage, one) + decisions.uses(stage, other) <= 1)
+        for layers in rules.get("together", ()):
+            for one, other in pairwise(layers):
+                model.add(decisions.same_stage(one, other) == 1)
 
     return constrain
 
@@ -216,22 +221,24 @@ def _broken(plan: Any, data: dict[str, Any]) -> list[str]:
     """Return the rules that a plan breaks, read from its stages alone."""
     rules, stages = data.get("rules") or {}, plan.stages
     used = {name for stage in stages for name in stage.devices}
-    hosts = [{name.split("/")[0] for name in stage.devices} for stage in stages]
-    layers = [row["name"] for row in data["graph"]["layers"]]
-    stage_of = {name: number for number, row in enumerate(stages) for name in row.layers}
-    price = _price_of(data, plan.cluster) if "most_cost" in rules else {}
+    nodes = {name.split("/")[0] for name in used}
+    price = _prices(plan.cluster)
+    on = {layer: stage.devices for stage in stages for layer in stage.layers}
     kept = {
-        "most_hosts": len(set().union(*hosts)) <= rules.get("most_hosts", len(used)),
-        "most_cost": sum(price.get(name, 0) for name in used) <= 100 * rules.get("most_cost", 0)
-        or not price,
-        "first": hosts[0] <= set(rules.get("first", hosts[0])),
-        "last": hosts[-1] <= set(rules.get("last", hosts[-1])),
+        "most_nodes": len(nodes) <= rules.get("most_nodes", len(nodes)),
+        "most_price_per_hour": sum(price[name] for name in used)
+        <= 100 * rules.get("most_price_per_hour", float("inf")),
+        "place": all(
+            _is_at(name, wanted)
+            for layer, wanted in rules.get("place", {}).items()
+            for name in on[layer]
+        ),
         "apart": not any(
-            set(pair) <= set(s.devices) for pair in rules.get("apart", ()) for s in stages
+            set(pair) <= set(stage.devices) for pair in rules.get("apart", ()) for stage in stages
         ),
         "together": all(
-            len({stage_of[name] for name in layers[first : last + 1]}) == 1
-            for first, last in rules.get("together", ())
+            any(set(layers) <= set(stage.layers) for stage in stages)
+            for layers in rules.get("together", ())
         ),
     }
     return [f"the rule {name} is broken" for name, is_kept in kept.items() if not is_kept]
