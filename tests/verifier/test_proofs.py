@@ -190,19 +190,6 @@ def test_classes_that_are_not_those_of_the_cluster_are_refused(
     assert reason in refusal(with_argument(kind="classes", classes=classes))
 
 
-@given(st.lists(st.floats(0.5, 1.5), min_size=1, max_size=6))
-def test_a_time_is_refuted_or_not_whatever_was_asked_before(shares: list[float]) -> None:
-    asked = BoundCheck(PLAN.problem, CERTIFICATE.space)
-    times = [share * CERTIFICATE.bound_s for share in shares]
-    found = [asked.proves(CERTIFICATE.argument, time_s) for time_s in times]
-    looked_at = asked.looked_at
-    for time_s, is_proved in zip(times, found, strict=True):
-        alone = BoundCheck(PLAN.problem, CERTIFICATE.space)
-        assert alone.proves(CERTIFICATE.argument, time_s) == is_proved
-        assert asked.proves(CERTIFICATE.argument, time_s) == is_proved
-    assert asked.looked_at == looked_at
-
-
 @given(st.lists(st.floats(1e-30, 1e30), min_size=len(TYPES), max_size=len(TYPES)))
 def test_no_prices_prove_more_than_the_best(prices: list[float]) -> None:
     check = BoundCheck(PLAN.problem, CERTIFICATE.space)

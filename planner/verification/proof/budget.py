@@ -22,7 +22,7 @@ from planner.verification.proof.layers import (
     before_last,
 )
 from planner.verification.proof.links import FAR
-from planner.verification.proof.program import AT_LEAST, MARGIN, Counted
+from planner.verification.proof.program import MARGIN, Counted
 from planner.verification.proof.rules import fewest, trips
 
 STEPS = 2_000
@@ -31,11 +31,11 @@ MOST_WORK = 1e8
 """Stages of all amounts, times pairs of types, that may be looked at for one time."""
 
 
-def budget_work(intervals: ProvedIntervals) -> float:
-    """Return how many stages of all amounts are looked at in one pass, for each pair of types.
+def require_few_amounts(intervals: ProvedIntervals) -> None:
+    """Refuse layers for which a pass takes too long.
 
     Raises:
-        PipeplanError: if they are too many.
+        PipeplanError: if there are too many stages of all amounts, for each pair of types.
     """
     types = len(intervals.layers.types)
     # Few amounts are left at a cut that are worth anything.
@@ -45,7 +45,6 @@ def budget_work(intervals: ProvedIntervals) -> float:
             f"certificate: {intervals.layers.length} layers on {types} types of devices are too "
             "many to check"
         )
-    return work
 
 
 class Budget:
@@ -55,9 +54,6 @@ class Budget:
         intervals: of its layers.
         links: of its devices, wherever they are.
         prices: of a device by type, all devices together costing 1.
-
-    Attributes:
-        looked_at: stages of all amounts that passes have looked at, on each pair of types.
     """
 
     def __init__(self, intervals: ProvedIntervals, links: AnyDevices, prices: FloatArray) -> None:
@@ -67,7 +63,7 @@ class Budget:
             links,
             prices,
         )
-        layers, self.looked_at = self.layers, 0.0
+        layers = self.layers
         self.forward_s, self.gradient_s, self.backward_s, self.weight_s = (
             np.array([intervals.sums(row) for row in figure])
             for figure in (layers.forward_s, layers.gradient_s, layers.backward_s, layers.weight_s)
@@ -161,7 +157,6 @@ class _BudgetPass:
         most, spent = self._most(ends, arrival, weight, reduction, fits)
         cost = np.floor(self._cost(most, quickest) * STEPS / MARGIN)
         value = spent + forward + gradient if self._back else arrival + forward
-        budget.looked_at += AT_LEAST + cost.size * len(most)
         after = amounts[:, None] + np.minimum(cost, 2 * STEPS).astype(np.int64)
         rest = self._rest_s[np.arange(cut + 1, self._count), np.minimum(after, STEPS)]
         row, column = np.nonzero((after <= STEPS) & (value + rest <= self._limit_s))

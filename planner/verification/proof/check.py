@@ -18,16 +18,14 @@ from planner.plan.certificate import (
 from planner.plan.problem import Problem
 from planner.space import Space
 from planner.verification.proof.anywhere import AnyDevices
-from planner.verification.proof.budget import Budget, budget_work, typed_prices
-from planner.verification.proof.classes import ClassProgram
-from planner.verification.proof.columns import MOST_STAGES, earned_too_little, pair_work
+from planner.verification.proof.budget import Budget, require_few_amounts, typed_prices
+from planner.verification.proof.columns import MOST_STAGES, earned_too_little
 from planner.verification.proof.devices import ProvedDevices
 from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
 from planner.verification.proof.links import ClassLinks
-from planner.verification.proof.loads import load_work
-from planner.verification.proof.program import MARGIN, pass_work
+from planner.verification.proof.program import MARGIN, Counted, ProofPass, require_few_states
 from planner.verification.proof.stages import ProvedStages
-from planner.verification.proof.tied import case_count
+from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 from planner.verification.proof.vectors import Vectors
 
 MOST_DEVICES = 64
@@ -48,36 +46,11 @@ class BoundCheck:
     def __init__(self, problem: Problem, space: Space) -> None:
         self._cluster, self._space = problem.cluster, space
         self.layers = ProvedLayers(problem, space)
-        self._programs: dict[LikeDevices, ClassProgram] = {}
-        self._looked_at = 0.0  # Beside those of programs.
 
     def least_s(self, argument: WorkPrices | MicrobatchPath) -> float:
         """Return the largest bound that an argument of one sum proves."""
         sum_s = self.work_s(argument) if isinstance(argument, WorkPrices) else self.path_s
         return sum_s / MARGIN
-
-    def work(self, argument: LikeDevices | TypePrices | LayerPrices) -> float:
-        """Return how many stages are looked at to check an argument for one time, at most.
-
-        Raises:
-            PipeplanError: if they are too many, saying of what there is too much.
-        """
-        if isinstance(argument, LikeDevices):
-            stages = self._program(argument).stages
-            return (1 + case_count(stages)) * pass_work(stages.vectors, self._intervals.count)
-        if isinstance(argument, TypePrices):
-            self._budget(argument)
-            return budget_work(self._intervals)
-        self._prices(argument)
-        if argument.steps is None:
-            return pair_work(self._devices)
-        return load_work(self._devices, argument.steps)
-
-    @property
-    def looked_at(self) -> float:
-        """Stages that were looked at so far, for all arguments and times."""
-        programs = self._programs.values()
-        return self._looked_at + sum(program.looked_at for program in programs)
 
     def proves(self, argument: Argument, bound_s: float) -> bool:
         """Return whether no plan of the space takes less than a bound, by this argument."""
@@ -85,15 +58,11 @@ class BoundCheck:
             case WorkPrices() | MicrobatchPath():
                 return bound_s <= self.least_s(argument)
             case LikeDevices():
-                return self._program(argument).refutes(bound_s)
+                return _no_stages_keep(self._classed(argument), bound_s * MARGIN)
             case TypePrices():
-                budget = self._budget(argument)
-                is_refuted = budget.refutes(bound_s)
-                self._looked_at += budget.looked_at
-                return is_refuted
+                return self._budget(argument).refutes(bound_s)
             case LayerPrices():
                 prices = self._prices(argument)
-                self._looked_at += self.work(argument)
                 return earned_too_little(self._devices, prices, argument.steps, bound_s)
 
     @cached_property
@@ -121,13 +90,9 @@ class BoundCheck:
     def _budget(self, argument: TypePrices) -> Budget:
         """Return the figures of stages that a budget pays for."""
         self._require_one("prices of devices")
-        budget_work(self._intervals)
+        require_few_amounts(self._intervals)
         prices = typed_prices(argument.prices, self.layers.types, self.layers.counts)
-        return Budget(self._intervals, self._anywhere, prices)
-
-    @cached_property
-    def _anywhere(self) -> AnyDevices:
-        return AnyDevices(self._cluster)
+        return Budget(self._intervals, AnyDevices(self._cluster), prices)
 
     def _require_one(self, what: str) -> None:
         if self._space.max_stages_per_device > 1:
@@ -167,19 +132,13 @@ class BoundCheck:
 
     # --- classes of devices -----------------------------------------------------------------------
 
-    def _program(self, argument: LikeDevices) -> ClassProgram:
-        """Return the program on classes; its figures are worked out once for several bounds."""
-        if argument not in self._programs:
-            self._programs[argument] = ClassProgram(self._classed(argument))
-        return self._programs[argument]
-
     def _classed(self, argument: LikeDevices) -> ProvedStages:
         self._require_one("classes")
         kinds = [self._kind(members) for members in argument.classes]
         self._require_all(argument)
         sizes = [len(members) for members in argument.classes]
         vectors = Vectors(sizes, replication=self._space.replication)
-        pass_work(vectors, self._intervals.count)
+        require_few_states(vectors, self._intervals.count)
         links = ClassLinks(self._cluster, argument.classes)
         return ProvedStages(self.layers, self._intervals, links, vectors, kinds)
 
@@ -204,3 +163,19 @@ class BoundCheck:
                 f"argument.classes: devices of types {', '.join(sorted(names))} in one class"
             )
         return self.layers.types.index(names.pop())
+
+
+def _no_stages_keep(stages: ProvedStages, limit_s: float) -> bool:
+    """Return whether no sequence of stages keeps a time, in all cases that plans may be in.
+
+    A pass over all plans may show it, or one over those of each case.
+    """
+    counted: tuple[Counted, ...] = ("way", "work") if stages.layers.space.splits else ("way",)
+
+    def is_refuted(case: StageCase) -> bool:
+        return any(ProofPass(stages, case, limit_s, what).refutes() for what in counted)
+
+    if is_refuted(all_plans(stages)):
+        return True
+    cases = list(cases_by_classes(stages))
+    return bool(cases) and all(map(is_refuted, cases))

@@ -48,12 +48,8 @@ def earned_too_little(
     return paid > earned * MARGIN
 
 
-def pair_work(devices: ProvedDevices) -> float:
-    """Return how many pairs of stages are looked at, on each kind and for each number.
-
-    Raises:
-        PipeplanError: if they are too many.
-    """
+def _require_few_pairs(devices: ProvedDevices) -> None:
+    """Refuse layers with too many pairs of stages, on each kind and for each number."""
     layers = devices.layers
     numbers = layers.microbatches if layers.space.replication else 1
     cells = layers.length**4 / 24 * numbers * len(devices.counts)
@@ -62,7 +58,6 @@ def pair_work(devices: ProvedDevices) -> float:
             f"certificate: pairs of stages of {layers.length} layers are too many to check, for "
             f"{numbers} microbatches on {len(devices.counts)} kinds of devices"
         )
-    return cells
 
 
 def _pairs_of(length: int) -> IntArray:
@@ -93,7 +88,7 @@ class _Pairs:
         self._numbers = np.arange(1 if self._replication else self._count, self._count + 1)
         self._paid = np.concatenate([[0.0], np.cumsum(prices)])
         self._ways = Ways(devices, limit_s)
-        pair_work(devices)
+        _require_few_pairs(devices)
         self._pairs = _pairs_of(devices.layers.length)
         self._forward_s, self._gradient_s, self._backward_s, self._step_s = map(
             devices.sums,

@@ -22,12 +22,8 @@ NOTHING = -1e30
 """Earned where nothing is possible."""
 
 
-def load_work(devices: ProvedDevices, steps: int) -> float:
-    """Return how many states are gone through for one time.
-
-    Raises:
-        PipeplanError: if they are too many.
-    """
+def _require_few_states(devices: ProvedDevices, steps: int) -> None:
+    """Refuse a grid for which there are too many states to go through."""
     layers = devices.layers
     numbers = layers.microbatches if layers.space.replication else 1
     messages = 2 * layers.space.max_stages_per_device + 1
@@ -37,7 +33,6 @@ def load_work(devices: ProvedDevices, steps: int) -> float:
             f"certificate: {layers.length} layers on a grid of {steps} steps are too many to "
             f"check, for {numbers} microbatches on {len(devices.counts)} kinds of devices"
         )
-    return cells
 
 
 class Loads:
@@ -53,7 +48,7 @@ class Loads:
     def __init__(
         self, devices: ProvedDevices, prices: FloatArray, limit_s: float, steps: int
     ) -> None:
-        load_work(devices, steps)
+        _require_few_states(devices, steps)
         self._devices, self._prices, self._limit_s = devices, prices, limit_s
         self._step_s = limit_s / steps
         self._ways = Ways(devices, limit_s)

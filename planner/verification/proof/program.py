@@ -32,9 +32,6 @@ MARGIN = 1 + 1e-9
 MOST_WORK = 6e7
 """Stages of all states, times classes, that are looked at for one time."""
 
-AT_LEAST = 1_500
-"""Stages that are looked at in the time that it takes to look at any."""
-
 Counted = Literal["way", "work"]
 """What a pass counts.
 
@@ -44,11 +41,11 @@ then its own reduction and step, but no way back. With whole backwards the first
 """
 
 
-def pass_work(vectors: Vectors, cuts: int) -> float:
-    """Return how many stages of states are looked at in one pass, each on every class.
+def require_few_states(vectors: Vectors, cuts: int) -> None:
+    """Refuse classes for which a pass takes too long.
 
     Raises:
-        PipeplanError: if a pass takes too long.
+        PipeplanError: if there are too many stages of states, each on every class.
     """
     classes = vectors.rows.shape[1]
     work = (len(vectors.used) * cuts / 2 * classes + len(vectors.before)) * float(cuts)
@@ -57,7 +54,6 @@ def pass_work(vectors: Vectors, cuts: int) -> float:
             f"certificate: {len(vectors.used)} stages by devices at each of {cuts} cuts are too "
             "many to check"
         )
-    return float(work)
 
 
 @dataclass(frozen=True)
@@ -134,7 +130,6 @@ class ProofPass:
         self._rest_s = stages.rest_ways_s if self._back else stages.rest_works_s
         self._path_s = stages.way_s if self._back else stages.forward_s
         self._count = stages.intervals.count
-        self.looked_at = 0.0
         # A row for each cut, a column for each pair: the stage before the cut is its second one.
         self._table = np.full((self._count, len(stages.vectors.used)), np.inf)
         replicas = int(stages.vectors.rows[stages.vectors.options].sum(axis=1).max())
@@ -318,7 +313,6 @@ class ProofPass:
         self, cut: int, k: int, tried: _Tried, level: ProvedMemoryLevel, tails: StageTails
     ) -> FloatArray:
         """Return how many microbatches a device can run with no more of them in flight."""
-        self.looked_at += AT_LEAST + len(tried.end)
         stages, kind, place = self._stages, self._stages.kinds[k], (cut, tried.end)
         seconds, all_ = stages.seconds[kind], stages.layers.microbatches
         forward, ahead = seconds.forward[place], stages.ahead_s[tried.option, tried.end]

@@ -56,11 +56,6 @@ class _LaterStage(NamedTuple):
     most: int
 
 
-def case_count(stages: ProvedStages) -> int:
-    """Return how many cases there are; 0 if they would tell no more or are too many."""
-    return len(_later_stages(stages))
-
-
 def _later_stages(stages: ProvedStages) -> list[_LaterStage]:
     """Return what the later stage may lie on, by sets of classes and numbers of devices."""
     classes = range(len(stages.kinds))
