@@ -53,12 +53,15 @@ def spans_of_program(lowered: Lowered, times: Times) -> Iterator[tuple[object, S
 
 
 def require_agreement(
-    placed: PlacedPipeline, orders: Orders, by_microbatch: Sequence[PlacedPipeline] = ()
+    placed: PlacedPipeline,
+    orders: Orders,
+    by_length: Sequence[PlacedPipeline] = (),
+    length_of: Sequence[int] = (),
 ) -> Timeline | None:
     """Replay orders both ways; None if both deadlock."""
-    lowered = lower_orders(placed, orders, by_microbatch, range(len(by_microbatch)))
+    lowered = lower_orders(placed, orders, by_length, length_of)
     try:
-        timeline = simulate(placed, orders, by_microbatch)
+        timeline = simulate(placed, orders, [by_length[length] for length in length_of])
     except DeadlockError as error:
         with pytest.raises(DeadlockError, match=re.escape(str(error))):
             replay(lowered.program)
