@@ -13,36 +13,19 @@ import numpy as np
 
 from planner.plan.operations import Operation, Orders
 from planner.program.compiled import Block, block
-from planner.program.program import KINDS
+from planner.program.program import INT, KINDS, REAL
 
 FIXED, BACKWARD_FIRST, FORWARD_FIRST, RHYTHM = range(4)
 """Rules of order: the given orders, or list scheduling by one of three priorities."""
-_INT, _LONG, _REAL = np.dtype(np.int32), np.dtype(np.int64), np.dtype(np.float64)
+_LONG = np.dtype(np.int64)
 (
-    SCHEDULE,
-    OWNER,
-    ORDER_START,
-    ORDER_CODES,
-    IS_SPLIT,
-    LIMIT,
-    MOST_OWED,
-    SHARE_BYTES,
-    RESERVE_BYTES,
-    DUE_S,
-    PERIOD_S,
+    SCHEDULE, OWNER, ORDER_START, ORDER_CODES, IS_SPLIT, LIMIT, MOST_OWED, SHARE_BYTES,
+    RESERVE_BYTES, DUE_S, PERIOD_S,
 ) = block(
     "rule has_shares",
-    owner=_INT,
-    order_start=_INT,
-    order_codes=_INT,
-    is_split=_INT,
-    limit=_INT,
-    most_owed=_REAL,
-    share_bytes=_LONG,
-    reserve_bytes=_LONG,
-    due_s=_REAL,
-    period_s=_REAL,
-)
+    owner=INT, order_start=INT, order_codes=INT, is_split=INT, limit=INT, most_owed=REAL,
+    share_bytes=_LONG, reserve_bytes=_LONG, due_s=REAL, period_s=REAL,
+)  # fmt: skip
 """A schedule of S stages with R replicas on D devices, M microbatches.
 
 OWNER: S x M, the replica that runs each stage's microbatch, -1 for none. With the rule FIXED: the

@@ -44,35 +44,15 @@ _REDUCTION = _record(
     "seconds latency_s gb_per_s",
 )
 (
-    ROWS,
-    STAGE,
-    REPLICA,
-    DEVICE,
-    SECONDS,
-    RECEIVED_BYTES,
-    RECEIVED_S,
-    LENGTH_OF,
-    REDUCTION,
-    REDUCTION_DEVICE,
-    REDUCTION_LINK,
-    MAKER,
-    AHEAD_S,
+    ROWS, STAGE, REPLICA, DEVICE, SECONDS, RECEIVED_BYTES, RECEIVED_S, LENGTH_OF, REDUCTION,
+    REDUCTION_DEVICE, REDUCTION_LINK, MAKER, AHEAD_S,
 ) = block(
-    "stages replicas devices microbatches classes reductions makers "
-    "send_blocks receive_blocks exchange one_stream reduction_rule",
-    stage=_STAGE,
-    replica=_REPLICA,
-    device=_DEVICE,
-    seconds=REAL,
-    received_bytes=np.dtype(np.int64),
-    received_s=REAL,
-    length_of=INT,
-    reduction=_REDUCTION,
-    reduction_device=INT,
-    reduction_link=INT,
-    maker=INT,
-    ahead_s=REAL,
-)
+    "stages replicas devices microbatches classes reductions makers send_blocks receive_blocks"
+    " exchange one_stream reduction_rule",
+    stage=_STAGE, replica=_REPLICA, device=_DEVICE, seconds=REAL, received_bytes=np.dtype(np.int64),
+    received_s=REAL, length_of=INT, reduction=_REDUCTION, reduction_device=INT, reduction_link=INT,
+    maker=INT, ahead_s=REAL,
+)  # fmt: skip
 """The tables of S stages with R replicas on D devices, C classes and M microbatches.
 
 STAGE: replicas from ``first`` up to ``last``, and the bytes of
@@ -104,19 +84,11 @@ def rows_for(
 ) -> Block:
     """Return empty tables with room for so much; members are all devices of all reductions."""
     sizes = {
-        STAGE: stages,
-        REPLICA: replicas,
-        DEVICE: devices,
-        SECONDS: classes * replicas * 4,
-        RECEIVED_BYTES: classes * stages * 2,
-        RECEIVED_S: classes * replicas * 2,
-        LENGTH_OF: microbatches,
-        REDUCTION: reductions,
-        REDUCTION_DEVICE: members,
-        REDUCTION_LINK: links,
-        MAKER: makers,
-        AHEAD_S: classes * makers * 2,
-    }
+        STAGE: stages, REPLICA: replicas, DEVICE: devices, SECONDS: classes * replicas * 4,
+        RECEIVED_BYTES: classes * stages * 2, RECEIVED_S: classes * replicas * 2,
+        LENGTH_OF: microbatches, REDUCTION: reductions, REDUCTION_DEVICE: members,
+        REDUCTION_LINK: links, MAKER: makers, AHEAD_S: classes * makers * 2,
+    }  # fmt: skip
     return Block(ROWS, sizes)
 
 

@@ -8,45 +8,25 @@ import numpy as np
 
 from planner.costs.network_table import NetworkTable
 from planner.program.compiled import Block, block, compiled, header, inlined, items
+from planner.program.program import INT, REAL
 
-_INT, _REAL = np.dtype(np.int32), np.dtype(np.float64)
-_TABLES: dict[str, np.dtype[Any]] = {
-    "latency_s": _REAL,
-    "gb_per_s": _REAL,
-    "middle": _INT,
-    "middle_start": _INT,
-    "middle_links": _INT,
-    "first_link": _INT,
-    "last_link": _INT,
-    "link_gb_per_s": _REAL,
-    "type_of": _INT,
-    "host_of": _INT,
-    "slowdown": _REAL,
-    "compute_slowdown": _REAL,
-    "message_slowdown": _REAL,
-}
-"""Tables of :class:`planner.costs.network_table.NetworkTable`, by its names."""
 (
-    WIRES,
-    LATENCY_S,
-    GB_PER_S,
-    MIDDLE,
-    MIDDLE_START,
-    MIDDLE_LINKS,
-    FIRST_LINK,
-    LAST_LINK,
-    LINK_GB_PER_S,
-    TYPE_OF,
-    HOST_OF,
-    SLOWDOWN,
-    COMPUTE_SLOWDOWN,
-    MESSAGE_SLOWDOWN,
-) = block("devices links hosts most_of_host is_slowed longest_route", "", **_TABLES)
+    WIRES, LATENCY_S, GB_PER_S, MIDDLE, MIDDLE_START, MIDDLE_LINKS, FIRST_LINK, LAST_LINK,
+    LINK_GB_PER_S, TYPE_OF, HOST_OF, SLOWDOWN, COMPUTE_SLOWDOWN, MESSAGE_SLOWDOWN,
+) = block(
+    "devices links hosts most_of_host is_slowed longest_route",
+    latency_s=REAL, gb_per_s=REAL, middle=INT, middle_start=INT, middle_links=INT, first_link=INT,
+    last_link=INT, link_gb_per_s=REAL, type_of=INT, host_of=INT, slowdown=REAL,
+    compute_slowdown=REAL, message_slowdown=REAL,
+)  # fmt: skip
+_NAMES = """latency_s gb_per_s middle middle_start middle_links first_link last_link link_gb_per_s
+    type_of host_of slowdown compute_slowdown message_slowdown""".split()
+"""Tables of :class:`planner.costs.network_table.NetworkTable`, in the order above."""
 
 
 def wires_of(network: NetworkTable) -> Block:
     """Return the tables of a network."""
-    rows = [np.ravel(getattr(network, name)) for name in _TABLES]
+    rows = [np.ravel(getattr(network, name)) for name in _NAMES]
     found = Block(WIRES, {LATENCY_S + n: len(row) for n, row in enumerate(rows)})
     for n, row in enumerate(rows):
         found[LATENCY_S + n][:] = row
