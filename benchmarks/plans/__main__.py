@@ -61,6 +61,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--published", type=data_folder, metavar="FOLDER")
     found.add_argument("--output", type=Path, default=Path("plans_out"), help="folder of rows")
     found.add_argument("--page", type=Path, help="write the page to this file")
+    found.add_argument("--picture", type=Path, help="draw time to quality into this file")
     found.add_argument("--freeze", action="store_true", help="trace what the corpus lacks")
     return found
 
@@ -128,7 +129,10 @@ def main() -> int:
         print("\n".join(error.problems), file=sys.stderr)
         return 1
     command = f"python -m benchmarks.plans {shlex.join(_told(sys.argv[1:]))}".rstrip()
-    text = page.report(command, cases, series, rows)
+    results = page.Results(cases, series, rows)
+    text = page.report(command, results)
+    if options.picture:
+        page.save_picture(options.picture, results)
     if options.page:
         options.page.write_text(text)
     print(text)
@@ -138,7 +142,7 @@ def main() -> int:
 def _told(words: Sequence[str]) -> list[str]:
     """Return the words of a command without this machine's folders."""
     folders = {"--compare": "BUILD", "--published": "FOLDER"}
-    told, skipped = [], {"--output", "--page", "--jobs"}
+    told, skipped = [], {"--output", "--page", "--picture", "--jobs"}
     for before, word in zip(["", *words], words, strict=False):
         if word not in skipped and before not in skipped:
             told.append(folders.get(before, word))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from benchmarks.plans.cases import Case
 from benchmarks.plans.runs import Row, Series
 from benchmarks.reporting.report import heading, table
 
-WORST = 12
+WORST = 8
 """Rows of the table of the worst ones."""
 MOMENTS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
+DRAWN_S = tuple(0.2 * 1.1**step for step in range(80))
+"""Moments of the picture."""
 REACHED = {"tiny": 1e-4, "schedules": 2e-3}
 """Share by which a time may exceed the known one, which is rounded, by group."""
 NARROWER = 5e-3
@@ -35,6 +38,7 @@ class Results:
     def __init__(self, cases: Sequence[Case], series: Sequence[Series], rows: Sequence[Row]):
         self.cases, self.series = cases, series
         self.limits = sorted({row["seconds"] for row in rows})
+        self.seeds = len({row["seed"] for row in rows})
         self._rows: dict[tuple[str, float, str, tuple[str, ...]], list[Row]] = {}
         for row in rows:
             key = row["problem"], row["seconds"], row["build"], tuple(row["without"])
@@ -75,6 +79,11 @@ class Results:
         """Return the least median of all builds' longest runs."""
         return min(self.time_s(case, self.limits[-1], one) for one in self.series)
 
+    def after(self, moment_s: float, one: Series) -> list[float]:
+        """Return the best times after a moment over the best of all runs, where there is a plan."""
+        pairs = [(self.best_after_s(case, moment_s, one), self.best_s(case)) for case in self.cases]
+        return [after_s / best_s for after_s, best_s in pairs if after_s < NONE and best_s < NONE]
+
     def is_reached(self, case: Case, limit_s: float, one: Series) -> bool:
         """Return whether the known time of a problem was reached, or a conflict named."""
         if case.conflict:
@@ -98,10 +107,9 @@ class Results:
             yield "all", list(self.cases)
 
 
-def report(command: str, cases: Sequence[Case], series: Sequence[Series], rows: list[Row]) -> str:
+def report(command: str, results: Results) -> str:
     """Return the page."""
-    results = Results(cases, series, rows)
-    seeds = len({row["seed"] for row in rows})
+    cases, series, seeds = results.cases, results.series, results.seeds
     names = ", ".join(f"{one.name} ({one.digest})" for one in series)
     parts = [
         heading("Plans", command),
@@ -204,27 +212,34 @@ def _narrower(results: Results) -> str:
     return table(("CPU s", "build", "pairs", "narrower spaces"), cells)
 
 
-def _curves(results: Results) -> str:
-    """Return the mean over problems of the best time after a moment over the best of all runs."""
-    cells = []
+def save_picture(path: Path, results: Results) -> None:
+    """Draw the best plans after CPU seconds, over the best of all runs, a line a build."""
+    from matplotlib.figure import Figure
+
+    axes = (figure := Figure(figsize=(7, 4), layout="constrained")).subplots()
+    moments = [moment_s for moment_s in DRAWN_S if moment_s <= results.limits[-1]]
     for one in results.series:
-        row = [one.name]
-        for moment_s in (s for s in MOMENTS_S if s <= results.limits[-1]):
-            ratios = []
-            for case in results.cases:
-                best_s = min(
-                    results.time_s(case, results.limits[-1], any) for any in results.series
-                )
-                after_s = results.best_after_s(case, moment_s, one)
-                if best_s < NONE and after_s < NONE:
-                    ratios.append(after_s / best_s)
-            mean = f"{statistics.geometric_mean(ratios):.3f}" if ratios else "-"
-            row.append(f"{mean} ({len(ratios)})")
-        cells.append(row)
-    moments = [f"{s:g} s" for s in MOMENTS_S if s <= results.limits[-1]]
+        found = [statistics.geometric_mean(results.after(s, one) or [NONE]) for s in moments]
+        axes.step(moments, found, where="post", label=one.name)
+    axes.set(xscale="log", xlabel="CPU seconds", ylabel="iteration time / best known")
+    axes.set_title(f"{len(results.cases)} problems, geometric mean")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def _curves(results: Results) -> str:
+    cells = []
+    moments = [moment_s for moment_s in MOMENTS_S if moment_s <= results.limits[-1]]
+    for one in results.series:
+        ratios = [results.after(moment_s, one) for moment_s in moments]
+        means = [f"{statistics.geometric_mean(row):.3f}" if row else "-" for row in ratios]
+        counts = [f"{mean} ({len(row)})" for mean, row in zip(means, ratios, strict=True)]
+        cells.append([one.name, *counts])
     return (
         "Over the best plan of all builds' longest runs, geometric mean of the problems (their "
-        "number) that have a plan by then.\n\n" + table(("build", *moments), cells)
+        "number) that have a plan by then.\n\n"
+        + table(("build", *(f"{moment_s:g} s" for moment_s in moments)), cells)
     )
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -160,17 +160,10 @@ class Run:
 
     def row(self, judge: Build | None) -> Row:
         """Run it, check the plan with its own build and with the judge, and return the row."""
+        limit_s = MOST_TIMES * self.seconds + MOST_MORE_S
         with TemporaryDirectory() as name:
             folder = Path(name)
-            plan = folder / "plan.json"
-            task = {
-                **{word: self.key[word] for word in ("without", "seconds", "seed", "clock")},
-                "action": "schedule" if self.case.is_schedule else "solve",
-                "problem": self.case.make(),
-                "workers": self.settings.workers,
-                "plan": str(plan),
-            }
-            limit_s = MOST_TIMES * self.seconds + MOST_MORE_S
+            plan, task = folder / "plan.json", self._task(folder)
             row = {**self.key, "group": self.case.group, "known_s": self.case.known_s}
             row |= _ask(self.series.build, folder, task, limit_s)
             if plan.exists():
@@ -181,6 +174,22 @@ class Run:
                     row |= {f"judge_{word}": value for word, value in check.items()}
                 self._keep(plan)
         return row
+
+    def _task(self, folder: Path) -> Row:
+        """Return what the worker is to do."""
+        words = ("without", "seconds", "seed", "clock", "workers")
+        return {
+            **{word: self.key[word] for word in words},
+            "action": "schedule" if self.case.is_schedule else "solve",
+            "problem": self.case.make(),
+            "plan": str(folder / "plan.json"),
+        }
+
+    def warm_up(self) -> None:
+        """Run it for a second and forget it, so that what a build compiles once is in its cache."""
+        with TemporaryDirectory() as name:
+            task = replace(self, seconds=1.0)._task(Path(name))
+            _ask(self.series.build, Path(name), task, MOST_MORE_S)
 
     def _keep(self, plan: Path) -> None:
         """Keep the plan beside the rows."""
@@ -230,8 +239,11 @@ def run_all(runs: Sequence[Run], judges: Sequence[Build], jobs: int) -> Iterator
         _say(run, row)
         return row
 
+    missing = [run for run in runs if _text(run.key) not in known]
+    for run in {run.series.build: run for run in missing}.values():
+        run.warm_up()
     with ThreadPoolExecutor(jobs) as executor:
-        yield from executor.map(one, [run for run in runs if _text(run.key) not in known])
+        yield from executor.map(one, missing)
 
 
 def _key_of(row: Row, like: Row) -> Row:
