@@ -27,17 +27,14 @@ from planner.space import Space
 FORMAT = "pipeplan-job/1"
 Precision = Literal["float32", "float16", "bfloat16", "float64"]
 Optimizer = Literal["adamw", "sgd_momentum", "sgd"]
+GradientPrecision = Literal["float32", "weights"]
 LOW_PRECISION = frozenset(("float16", "bfloat16"))
 BYTES_OF = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 """Bytes of an element, by precision."""
 MAX_MICROBATCHES = 65536
 JsonValue = str | int | float | bool | None | list[str | int | float | bool | None]
-
-
 LOSSES = ("cross_entropy", "mse", "output")
 """Built-in losses; any other name is the user's own ``module:function``."""
-
-
 ExpertLoad = Annotated[
     tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=MOST_ENTRIES)
 ]
@@ -51,9 +48,9 @@ def _known_or_own(loss: str) -> str:
 
 
 Runtime = Literal["pipeplan", "torch", "torchtitan", "megatron", "deepspeed"]
-
-
 _BATCH = "the iteration's samples are samples_per_microbatch times microbatches: set these"
+_SAMPLES, _MICROBATCHES = "it is called samples_per_microbatch", "it is called microbatches"
+_GRADIENTS = "it is called gradient_precision"
 
 
 class InputSpec(Record):
@@ -82,6 +79,9 @@ class Job(Space):
         microbatches: Microbatches per iteration; their gradients are summed before the optimizer
             step.
         precision: Data type of the weights; low precisions have float32 masters in the optimizer.
+        gradient_precision: Data type in which gradients of 16-bit weights are summed, over
+            microbatches and replicas: ``float32``, or ``weights``, that of the weights; null:
+            float32, unless the runtime sums them in that of the weights.
         optimizer: Optimizer whose state counts in the plan's memory.
         learning_rate: Learning rate of the optimizer, unless a training file sets another.
         epoch_samples: Samples of the data set, for what an epoch takes and costs; null: not known.
@@ -105,15 +105,12 @@ class Job(Space):
     """
 
     NAMES_ELSEWHERE: ClassVar[Mapping[str, str]] = {
-        "global_batch_size": _BATCH,
-        "batch_size": _BATCH,
-        "mini_batch_size": _BATCH,
+        **dict.fromkeys(("global_batch_size", "batch_size", "mini_batch_size"), _BATCH),
         "train_batch_size": _BATCH,
-        "micro_batch_size": "it is called samples_per_microbatch",
-        "microbatch_size": "it is called samples_per_microbatch",
-        "gradient_accumulation_steps": "it is called microbatches",
-        "num_microbatches": "it is called microbatches",
+        **dict.fromkeys(("micro_batch_size", "microbatch_size"), _SAMPLES),
+        **dict.fromkeys(("gradient_accumulation_steps", "num_microbatches"), _MICROBATCHES),
         "dtype": "it is called precision",
+        **dict.fromkeys(("accumulate_allreduce_grads_in_fp32", "grad_accum_dtype"), _GRADIENTS),
     }
     format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
     name: str = "job"
@@ -121,6 +118,7 @@ class Job(Space):
     samples_per_microbatch: Annotated[int, Field(ge=1, le=2**20)] = 1
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] = 8
     precision: Precision = "float32"
+    gradient_precision: GradientPrecision | None = None
     optimizer: Optimizer = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     epoch_samples: Annotated[int, Field(ge=1, lt=2**63)] | None = None
@@ -168,8 +166,8 @@ class Job(Space):
 
     @model_serializer(mode="wrap")
     def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        names = ("lengths", "recompute_attention", "expert_parallel", "expert_load", "rules")
-        return without_defaults(self, dump(self), *names)
+        names = "gradient_precision lengths recompute_attention expert_parallel expert_load rules"
+        return without_defaults(self, dump(self), *names.split())
 
     def __new__(cls, *arguments: Any, **fields: Any) -> Self:
         """Raise a PipeplanError that names every wrong field, in the words of job files."""
@@ -267,8 +265,6 @@ WITHOUT_GROUPS: Mapping[str, Any] = {
     "expert_load": None,
 }
 """Fields of the job of plans on single devices."""
-
-
 KINDS_OF_BYTES = 256
 TARGET = "target"
 Forms = Mapping[str, tuple[str, tuple[int, ...]]]

@@ -143,10 +143,6 @@ def star(count: int, gb_per_s: float = 1, **fields: object) -> Cluster:
     return cluster(names, [link(name, "hub", gb_per_s, **fields) for name in names], ["hub"])
 
 
-LATE = PIPEPLAN.model_copy(update={"gradients": "from_first_backward"})
-"""A runtime whose gradients that one device alone has come with its first backward."""
-
-
 def pipeline(
     the_graph: LayerGraph,
     the_cluster: Cluster,

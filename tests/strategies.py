@@ -241,6 +241,7 @@ def jobs(draw: st.DrawFn, precision: str = "float32", *, shards: bool = False) -
     return Job(
         microbatches=draw(st.integers(1, MAX_MICROBATCHES)),
         precision=precision,
+        gradient_precision=draw(st.sampled_from([None, "float32", "weights"])),
         optimizer=draw(_optimizers),
         max_stages_per_device=2,
         overlap_reduction=draw(st.booleans()),
@@ -367,7 +368,6 @@ def runtimes(draw: st.DrawFn) -> RuntimeRules:
         interleaved=draw(st.none() | behaviours()),
         links=draw(LINK_RULES),
         tied=draw(st.sampled_from(["at_once", "in_turn"])),
-        gradients=draw(st.sampled_from(["always", "from_first_backward"])),
     )
 
 

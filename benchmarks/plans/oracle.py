@@ -429,23 +429,8 @@ class _Schedule:
         room = self._pipeline.capacity_bytes(device) - static_with_workspace(stages)
         held = self._in_memory[device]
         if room >= 0 and sum(bytes_ for _, bytes_ in held) > room:
-            made = [self._gradients(stage) for stage in self._pipeline.stages_on[device]]
-            held = [*held, *(row for row in made if row[1])]
-            # Room is what is left beside all gradients, also before there are any.
-            whole = room + sum(bytes_ for _, bytes_ in made)
-            self._model.add_cumulative([x for x, _ in held], [b for _, b in held], whole)
+            self._model.add_cumulative([x for x, _ in held], [b for _, b in held], room)
         return room >= 0
-
-    def _gradients(self, stage: int) -> _Held:
-        """Return how long gradients are held that a stage's first backward makes, and their bytes.
-
-        They are there once one backward or weight gradient has ended.
-        """
-        first, size = self._time("first"), self._time("held")
-        keys = ((stage, m) for m in range(self._pipeline.microbatches))
-        self._model.add_min_equality(first, [self._end["W", key] for key in keys])
-        held = self._model.new_interval_var(first, size, self._known, "")
-        return held, self._pipeline.stages[stage].gradient_bytes
 
     def _run_on(
         self,

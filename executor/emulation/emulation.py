@@ -18,6 +18,7 @@ from executor.emulation.pace import Pace
 from executor.launch.run import PlanRank
 from executor.runtime.lowering import lower
 from executor.runtime.worker import TensorSpec
+from executor.stage.gradient_types import set_gradient_types
 from executor.sync.shared_parameters import shared_parameters
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer
@@ -49,7 +50,7 @@ class EmulatedWorker:
         self.batch_wait_s = 0.0
         self._needed = list(part.pacer.moments[index].needed)
         self._before_use = part.before_use
-        self._outputs = tuple(_empty(_spec(tensor)) for tensor in sent)
+        self._outputs = tuple(map(_empty, map(_spec, sent)))
         self._gradients = tuple(_empty(_spec(t)) for t in received if t.requires_grad)
 
     def incoming(self, microbatch: int) -> Sequence[TensorSpec]:
@@ -145,4 +146,7 @@ def _empty_parameters(plan: Plan, rank: int) -> dict[str, nn.Parameter]:
     """Return the parameters that a rank shares, which take up no memory."""
     bytes_of = {parameter.name: parameter.bytes for parameter in plan.model.graph.parameters}
     names = [name for row in shared_parameters(plan) if rank in row.ranks for name in row.names]
-    return {n: nn.Parameter(torch.zeros(1).expand(-(-bytes_of[n] // 4))) for n in names}
+    one = torch.zeros(1, dtype=getattr(torch, plan.job.precision))
+    found = {n: nn.Parameter(one.expand(-(-bytes_of[n] // one.itemsize))) for n in names}
+    set_gradient_types(found.values(), plan.job)
+    return found

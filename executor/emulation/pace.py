@@ -25,21 +25,21 @@ _AT_ONCE_S = 1e-4
 """A wait shorter than this found its message there."""
 
 
+@dataclass
 class DeviceTime:
     """The time at which the emulated device is free, in :func:`time.perf_counter` seconds.
 
-    Args:
+    Attributes:
         factor: every operation takes so many times as long.
         most_late_s: lateness up to this is made up for by the operations that follow, as that of a
             sleep that woke late; the device is busy for what is more.
     """
 
-    def __init__(self, factor: float = 1.0, most_late_s: float = math.inf) -> None:
-        self._factor = factor
-        self._most_late_s = most_late_s
-        self._free_at_s = 0.0
-        self._ready_s = 0.0
-        self._start_s = 0.0
+    factor: float = 1.0
+    most_late_s: float = math.inf
+    _free_at_s = 0.0
+    _ready_s = 0.0
+    _start_s = 0.0
 
     def waited(self, start_s: float, end_s: float) -> None:
         """The next operation's input was waited for from ``start_s`` to ``end_s``."""
@@ -59,17 +59,12 @@ class DeviceTime:
 
     def reach(self, seconds: float) -> None:
         """Be busy until so many seconds of the operation have passed."""
-        self._free_at_s = self._start_s + seconds * self._factor
+        self._free_at_s = self._start_s + seconds * self.factor
         left = self._free_at_s - time.perf_counter()
         if left > 0:
             time.sleep(left)
-        elif -left > self._most_late_s:
+        elif -left > self.most_late_s:
             self._free_at_s = time.perf_counter()
-
-    def take(self, seconds: float) -> None:
-        """A whole operation."""
-        self.begin_operation()
-        self.reach(seconds)
 
     def idle_until_now(self) -> None:
         """Let the next operation start now: the device has waited for something else."""
@@ -269,4 +264,5 @@ class Pacer:
         """Let the time of an emulated optimizer step pass."""
         if self._optimizer_s:
             self.clock.idle_until_now()
-            self.clock.take(self._optimizer_s)
+            self.clock.begin_operation()
+            self.clock.reach(self._optimizer_s)

@@ -33,6 +33,7 @@ from executor.split.in_place_writes import require_order
 from executor.split.member_step import MemberStep, ParameterShares, member_step
 from executor.split.model_split import cut, cut_for_member, messages_by_size
 from executor.split.stage_module import StageModule
+from executor.stage.gradient_types import set_gradient_types
 from executor.sync.shared_parameters import ParameterOwners, planned_split
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
@@ -164,20 +165,11 @@ def prepare(
     _release_others(built, stages, unused)
     for row in (stages, *shorter, evaluation):
         _move(row, device)
+        for stage in row:
+            set_gradient_types(stage.parameters.values(), plan.job)
     program = tuple(lower(plan, in_one_order=device.type == "cuda")[place.rank])
-    return Prepared(
-        plan,
-        place,
-        device,
-        built,
-        unused,
-        stages,
-        program,
-        limits,
-        shorter,
-        messages,
-        evaluation,
-    )
+    found = plan, place, device, built, unused, stages, program, limits, shorter
+    return Prepared(*found, messages, evaluation)
 
 
 def _stages(

@@ -16,7 +16,7 @@ from torch import Tensor, device, nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from executor.split.piece_graph import Filled
-from executor.split.stage_module import BoundaryTensor, StageModule
+from executor.split.stage_module import StageModule
 from executor.stage.runner import StageRunner
 
 WHOLE, SPLIT = 0, 1
@@ -91,14 +91,14 @@ def received(
     stage: StageModule, device: torch.device, generator: torch.Generator
 ) -> tuple[Tensor, ...]:
     """Tensors like those that the stage receives."""
-    return tuple(_like(b, b.sent_shape, device, generator) for b in stage.receives)
+    return tuple(_numbers(b.sent_shape, b.dtype, device, generator, 1.0) for b in stage.receives)
 
 
 def gradients(
     stage: StageModule, device: torch.device, generator: torch.Generator
 ) -> tuple[Tensor, ...]:
     """Gradients like those that come back to the stage."""
-    return tuple(_like(b, b.shape, device, generator) for b in stage.gradients_in)
+    return tuple(_numbers(b.shape, b.dtype, device, generator, 1.0) for b in stage.gradients_in)
 
 
 def entries(
@@ -107,15 +107,6 @@ def entries(
     """The entries of a batch that the stage reads, where the device fetches them from."""
     read = {name: batch[name] for name in stage.model_inputs}
     return {name: x.pin_memory() if device.type == "cuda" else x for name, x in read.items()}
-
-
-def _like(
-    boundary: BoundaryTensor,
-    shape: Sequence[int],
-    device: torch.device,
-    generator: torch.Generator,
-) -> Tensor:
-    return _numbers(shape, boundary.dtype, device, generator, 1.0)
 
 
 def _numbers(

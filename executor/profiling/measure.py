@@ -27,6 +27,7 @@ from executor.profiling.layer_run import (
     received,
 )
 from executor.profiling.sizes import SizedModel
+from executor.stage.gradient_types import gradient_type, set_gradient_types
 from executor.training.master_weights import MasterWeights
 from executor.training.optimizer import job_optimizer
 from planner.cluster.link_table import FloatArray
@@ -276,7 +277,9 @@ def optimizer_costs(job: Job, device: torch.device, patience: Patience) -> Optim
     values = torch.full(shape, 0.01, dtype=kind, device=device)
     parameters = {name: nn.Parameter(row) for name, row in zip(_STEPPED, values, strict=True)}
     weights = MasterWeights(parameters, lambda held: job_optimizer(job, held))
-    gradients = torch.full(shape, 1e-3, dtype=kind, device=device)
+    set_gradient_types(parameters.values(), job)
+    summed = gradient_type(parameters[_STEPPED[0]])
+    gradients = torch.full(shape, 1e-3, dtype=summed, device=device)
 
     def step(_: int) -> None:
         for parameter, gradient in zip(parameters.values(), gradients, strict=True):

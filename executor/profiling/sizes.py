@@ -13,6 +13,7 @@ from executor.profiling.kinds import signatures_of
 from executor.split.model_split import cut_layers
 from executor.split.piece_graph import Filled
 from executor.split.stage_module import StageModule
+from executor.stage.gradient_types import set_gradient_types
 from planner.job import Job
 from planner.model.graph_record import GraphRecord
 from planner.model.measured_costs import Size
@@ -64,7 +65,10 @@ class SizedModel:
 
     def cut(self, names: Sequence[str], filled: Filled, device: torch.device) -> StageModule:
         """Layers as a stage of their own, with parameters that ``filled`` gives."""
-        return cut_layers(self.exported, self.layers, names, self.takes_gradient, filled, device)
+        step = self.exported, self.layers, names
+        stage = cut_layers(*step, self.takes_gradient, filled, device)
+        set_gradient_types(stage.parameters.values(), self.job)
+        return stage
 
 
 def sized_models(model: str, job: Job, samples: int) -> list[SizedModel]:

@@ -7,13 +7,15 @@ gradients summed right after it (Zhao et al. 2023, "PyTorch FSDP", section 3).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from executor.stage.recompute import Run
+from executor.stage.recompute import Run, differentiate
 
 
 class LayerWeights(Protocol):
@@ -32,29 +34,23 @@ class LayerWeights(Protocol):
         """Sum the gradients over the ranks, and keep this rank's part of all."""
 
 
+@dataclass(eq=False)
 class Divided:
     """A layer whose weights are put together around its forward and its backward.
 
-    Args:
+    Attributes:
         run: the layer as it runs with whole weights.
         weights: of the layer.
         written: for each input, whether the layer writes into it; it gets a copy then.
         differentiable: for each value it returns, whether it takes a gradient.
+        anchor: a leaf, so that there is a backward even if no input takes a gradient.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        weights: LayerWeights,
-        written: Sequence[bool],
-        differentiable: Sequence[bool],
-    ) -> None:
-        self.run = run
-        self.weights = weights
-        self.written = written
-        self.differentiable = differentiable
-        # A leaf of its own, so that there is a backward even if no input takes a gradient.
-        self.anchor = torch.zeros((), requires_grad=True)
+    run: Run
+    weights: LayerWeights
+    written: Sequence[bool]
+    differentiable: Sequence[bool]
+    anchor: Tensor = field(default_factory=partial(torch.zeros, (), requires_grad=True))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run it."""
@@ -83,15 +79,9 @@ class _RunDivided(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> Any:
         layer, leaves = ctx.layer, ctx.leaves
-        pairs = [
-            (root, gradient)
-            for root, gradient in zip(ctx.roots, gradients, strict=True)
-            if root is not None and gradient is not None
-        ]
+        roots = ctx.roots
         del ctx.leaves, ctx.roots
         layer.weights.begin_backward()
-        if pairs:
-            started, given = zip(*pairs, strict=True)
-            torch.autograd.backward(started, given)
+        differentiate(roots, gradients)
         layer.weights.end_backward()
         return (None, None, *(leaf.grad for leaf in leaves))

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd.graph import GradientEdge
 
 from executor.stage.statistics import Statistics
 from executor.training.data import RandomState
@@ -20,10 +23,11 @@ from planner.tracing.sharing import attribute_of
 Run = Callable[..., tuple[Tensor, ...]]
 
 
+@dataclass(eq=False)
 class Recomputed:
     """A piece of a stage that runs again in its backward.
 
-    Args:
+    Attributes:
         first: the piece as it runs in the forward, which needs no graph.
         again: as it runs in the backward; returns the same values.
         written: for each input, whether the piece writes into it; it gets a copy then.
@@ -32,29 +36,18 @@ class Recomputed:
         statistics: of the stage, if it has any; the second run leaves them alone.
         context: how operations run, from a random state or from where the generator is.
         device: whose random numbers are drawn.
+        anchor: a leaf, so that there is a backward even if no input takes a gradient.
     """
 
-    def __init__(
-        self,
-        first: Run,
-        again: Run,
-        written: Sequence[bool],
-        differentiable: Sequence[bool],
-        is_random: bool,
-        statistics: Statistics | None,
-        context: Callable[[RandomState | None], AbstractContextManager[None]],
-        device: torch.device,
-    ) -> None:
-        self.first = first
-        self.again = again
-        self.written = written
-        self.differentiable = differentiable
-        self.is_random = is_random
-        self.statistics = statistics
-        self.context = context
-        self.device = device
-        # A leaf of its own, so that there is a backward even if no input takes a gradient.
-        self.anchor = torch.zeros((), requires_grad=True)
+    first: Run
+    again: Run
+    written: Sequence[bool]
+    differentiable: Sequence[bool]
+    is_random: bool
+    statistics: Statistics | None
+    context: Callable[[RandomState | None], AbstractContextManager[None]]
+    device: torch.device
+    anchor: Tensor = field(default_factory=partial(torch.zeros, (), requires_grad=True))
 
     def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Run it; only the inputs are kept."""
@@ -66,6 +59,17 @@ class Recomputed:
             x.clone() if is_written else x
             for x, is_written in zip(inputs, self.written, strict=True)
         ]
+
+
+def differentiate(
+    roots: Sequence[Tensor | GradientEdge | None], gradients: Sequence[Tensor | None]
+) -> None:
+    """Run the backward from those roots that a gradient has come for."""
+    rows = zip(roots, gradients, strict=True)
+    pairs = [(root, given) for root, given in rows if root is not None and given is not None]
+    if pairs:
+        started, given = zip(*pairs, strict=True)
+        torch.autograd.backward(started, given)
 
 
 class _RunAgain(torch.autograd.Function):
@@ -88,14 +92,7 @@ class _RunAgain(torch.autograd.Function):
         paused = nullcontext() if piece.statistics is None else piece.statistics.paused()
         with torch.enable_grad(), paused, piece.context(ctx.state):
             outputs = piece.again(*piece.own(leaves))
-        pairs = [
-            (output, gradient)
-            for output, gradient in zip(outputs, gradients, strict=True)
-            if gradient is not None and output.requires_grad
-        ]
-        if pairs:
-            started, given = zip(*pairs, strict=True)
-            torch.autograd.backward(started, given)
+        differentiate([x if x.requires_grad else None for x in outputs], gradients)
         return (None, None, *(leaf.grad for leaf in leaves))
 
 

@@ -19,7 +19,7 @@ from executor.stage.attention import recompute_cores
 from executor.stage.divided import Divided, LayerWeights
 from executor.stage.drawn_numbers import drawn_offset
 from executor.stage.offload import StashOffload
-from executor.stage.recompute import BeforeUse, Recomputed, Run, put_gates
+from executor.stage.recompute import BeforeUse, Recomputed, Run, differentiate, put_gates
 from executor.stage.statistics import Statistics, copied, note_statistics
 from executor.stage.token_mean import TokenMean, weighted
 from executor.stage.weight_gradients import (
@@ -28,8 +28,8 @@ from executor.stage.weight_gradients import (
     DeferredOperation,
     HeldWeight,
     Queue,
-    WeightGradients,
     ignore,
+    take_all,
 )
 from executor.training.data import (
     DeviceBatches,
@@ -104,8 +104,6 @@ class StageRunner:
         self.offloaded = frozenset(offloaded)
         self.device = device
         self.autocast = autocast
-        # Of the stage's boundaries, which are the same for every microbatch.
-        self._is_last = stage.is_last
         self._outputs = stage.outputs
         written = {name for piece in stage.pieces for name in piece.written_buffers}
         self._written = [stage.buffers[name] for name in sorted(written)]
@@ -123,9 +121,9 @@ class StageRunner:
             device,
             lambda: (*stage.parameters.values(), *stage.buffers.values(), *statistics.tables),
         )
-        self._queue = Queue()
+        self._queue: Queue = []
         self._in_flight: dict[int, _InFlight] = {}
-        self._left: dict[int, WeightGradients] = {}
+        self._left: dict[int, Queue] = {}
         graphs = [note_statistics(piece.graph, statistics) for piece in stage.pieces]
         for graph in graphs if group is not None else ():
             setattr(graph, GROUP, group)
@@ -300,7 +298,7 @@ class StageRunner:
         self._in_flight[microbatch] = _InFlight(
             leaves=tuple(leaf for leaf in leaves if leaf.requires_grad),
             roots=self._roots(outputs),
-            loss=detached[0] if self._is_last else None,
+            loss=detached[0] if stage.is_last else None,
         )
         if travels:
             self._offload.leave(microbatch)
@@ -334,17 +332,12 @@ class StageRunner:
             if weight is not None:
                 gradient = (self._loss_scale * weight).nan_to_num().to(kept.loss).view_as(kept.loss)
             gradients = [gradient]
-        pairs = [
-            (root, gradient)
-            for root, gradient in zip(kept.roots, gradients, strict=True)
-            if root is not None
-        ]
-        if pairs:
-            torch.autograd.backward([root for root, _ in pairs], [g for _, g in pairs])
+        differentiate(kept.roots, gradients)
         if self._group is not None:
             self._group.end_backward()
         if microbatch in self.split:
-            self._left[microbatch] = self._queue.take()
+            self._left[microbatch] = self._queue.copy()
+            self._queue.clear()
         return tuple(
             leaf.grad if leaf.grad is not None else torch.zeros_like(leaf) for leaf in kept.leaves
         )
@@ -370,7 +363,7 @@ class StageRunner:
 
     def weight_gradients(self, microbatch: int) -> None:
         """Run the weight gradients of a split backward."""
-        self._left.pop(microbatch).run(self._added)
+        take_all(self._left.pop(microbatch), self._added)
 
     def require_empty(self) -> None:
         """Check that every forward of the iteration has had its whole backward."""

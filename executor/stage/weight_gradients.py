@@ -25,6 +25,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from executor.stage.gradient_types import gradient_type
+
 Added = Callable[[Tensor], None]
 """Called with each parameter whose gradient something other than autograd has added to."""
 
@@ -33,16 +35,16 @@ def ignore(parameter: Tensor) -> None:
     """Do nothing, where no one waits for gradients."""
 
 
+@dataclass
 class Totals:
     """Gradients of what is computed from parameters alone, such as a transposed one.
 
-    Args:
+    Attributes:
         added: told of each parameter whose gradient something other than autograd has added to.
     """
 
-    def __init__(self, added: Added) -> None:
-        self.added = added
-        self._found: dict[int, tuple[Tensor, Tensor]] = {}
+    added: Added
+    _found: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def add(self, weight: Tensor, gradient: Tensor) -> None:
         """One more gradient of a computed weight."""
@@ -64,39 +66,22 @@ class Waiting(Protocol):
         """Add them to the parameters' ``grad``, or to the totals of computed weights."""
 
 
-@dataclass
-class WeightGradients:
-    """The weight gradients that one microbatch's input gradient has left to do."""
-
-    waiting: list[Waiting] = field(default_factory=list)
-
-    def run(self, added: Added) -> None:
-        """Take them all, and let each go with what it holds.
-
-        Args:
-            added: see :class:`Totals`.
-        """
-        totals = Totals(added)
-        self.waiting.reverse()
-        while self.waiting:
-            self.waiting.pop().take(totals)
-        totals.hand_on()
+Queue = list[Waiting]
+"""What the backward that runs now leaves to do: weight gradients, in its order."""
 
 
-class Queue:
-    """The queue in which the backward that runs now puts its weight gradients."""
+def take_all(waiting: Queue, added: Added) -> None:
+    """Take the weight gradients that one microbatch's input gradient has left to do.
 
-    def __init__(self) -> None:
-        self._now = WeightGradients()
-
-    def put(self, waiting: Waiting) -> None:
-        """One more operation."""
-        self._now.waiting.append(waiting)
-
-    def take(self) -> WeightGradients:
-        """Return what has been put since the last call."""
-        taken, self._now = self._now, WeightGradients()
-        return taken
+    Args:
+        waiting: emptied; each lets go of what it holds.
+        added: see :class:`Totals`.
+    """
+    totals = Totals(added)
+    waiting.reverse()
+    while waiting:
+        waiting.pop().take(totals)
+    totals.hand_on()
 
 
 def add_gradients(
@@ -116,7 +101,7 @@ def add_gradient(parameter: Tensor, gradient: Tensor, totals: Totals) -> None:
     """Add to a parameter's ``grad``."""
     if parameter.grad is None:
         # A tensor of its own: autograd may hand out one that others still need, or an expanded one.
-        parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        parameter.grad = torch.empty_like(parameter, dtype=gradient_type(parameter)).copy_(gradient)
     else:
         parameter.grad.add_(gradient)
     totals.added(parameter)
@@ -224,7 +209,7 @@ class _Deferred(torch.autograd.Function):
                     torch.autograd.grad(edges, wanted, given, retain_graph=True, allow_unused=True)
                 )
                 results = [next(found) if x.requires_grad else None for x in data]
-            ctx.operation.queue.put(_WaitingOperation(ctx.weights, ctx.leaves, edges, given))
+            ctx.operation.queue.append(_WaitingOperation(ctx.weights, ctx.leaves, edges, given))
         del ctx.data, ctx.leaves, ctx.edges, ctx.weights
         return (None, None, None, *results)
 
@@ -271,11 +256,14 @@ class _WaitingLinear:
         """Add the product of gradient and rows to the matrix's gradient, the sum to the bias's."""
         rows = self.rows.reshape(-1, self.rows.shape[-1])
         gradient = self.gradient.reshape(-1, self.gradient.shape[-1])
-        if self.matrix.grad is None:
-            self.matrix.grad = gradient.t() @ rows
+        if gradient_type(self.matrix) != rows.dtype:  # A product is of the type of its factors.
+            add_gradient(self.matrix, gradient.t() @ rows, totals)
         else:
-            self.matrix.grad.addmm_(gradient.t(), rows)
-        totals.added(self.matrix)
+            if self.matrix.grad is None:
+                self.matrix.grad = gradient.t() @ rows
+            else:
+                self.matrix.grad.addmm_(gradient.t(), rows)
+            totals.added(self.matrix)
         if self.bias is not None:
             add_gradient(self.bias, gradient.sum(0), totals)
 
@@ -296,7 +284,7 @@ class _Linear(torch.autograd.Function):
         if gradient is None:
             return None, None, None, None, None
         rows, matrix = ctx.saved_tensors
-        ctx.queue.put(_WaitingLinear(ctx.matrix, ctx.bias, rows.detach(), gradient))
+        ctx.queue.append(_WaitingLinear(ctx.matrix, ctx.bias, rows.detach(), gradient))
         of_rows = gradient @ matrix if ctx.needs_input_grad[4] else None
         return None, None, None, None, of_rows
 
@@ -337,6 +325,6 @@ class _Hold(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        ctx.queue.put(_WaitingGradient(ctx.weights[0], gradient))
+        ctx.queue.append(_WaitingGradient(ctx.weights[0], gradient))
         del ctx.weights
         return None, None, None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from executor.distributed.failure import talking_to
 from executor.distributed.process_group import (
@@ -15,6 +15,7 @@ from executor.distributed.process_group import (
     carrier_of,
     reduce_scatter_single,
 )
+from executor.stage.gradient_types import gradient_type
 from executor.sync.gradients import Bucket
 from executor.sync.halves import Ring, make_ring
 from executor.training.state_shards import Slice, slices_of
@@ -62,31 +63,21 @@ class DividedLayer:
         sizes = [parameter.numel() for parameter in parameters.values()]
         count, like = len(reduce.ranks), next(iter(parameters.values()))
         part = math.ceil(sum(sizes) / count)
-        self._sizes = [*sizes, part * count - sum(sizes)]
         self._weights = torch.zeros(part * count, dtype=like.dtype, device=like.device)
-        self._gradients = torch.empty_like(self._weights)
-        self._bytes = self._weights.untyped_storage().nbytes()
+        kind = gradient_type(like)
+        self._gradients = torch.empty_like(self._weights, dtype=kind)
         place = reduce.ranks.index(rank)
         self._part = slice(place * part, (place + 1) * part)
-        for parameter, view in self._views(self._weights):
-            view.copy_(parameter.detach())
-            parameter.data = view
+        for name, view in self.bucket.views(self._weights).items():
+            view.copy_(parameters[name].detach())
+            parameters[name].data = view
         self._own = self._weights[self._part].clone()
-        self.gradient = torch.zeros_like(self._own)
+        self.gradient = torch.zeros_like(self._own, dtype=kind)
         self.slices: dict[str, Slice] = slices_of(self.bucket, rank, self._own)
         self._is_whole = True
         self._group: Any = None
         self._ring: Ring | None = None
-        self._release(self._gradients)
-
-    def _views(self, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
-        """Return each parameter with its place in a flat tensor."""
-        parameters = self.bucket.parameters.values()
-        rows = zip(parameters, torch.split(flat, self._sizes), strict=False)
-        return [(parameter, part.view(parameter.shape)) for parameter, part in rows]
-
-    def _release(self, flat: Tensor) -> None:
-        flat.untyped_storage().resize_(0)
+        self._gradients.untyped_storage().resize_(0)
 
     def connect(self, group: Any, ring: Ring | None) -> None:
         """Say how the ranks talk.
@@ -109,23 +100,23 @@ class DividedLayer:
         """Put the weights together, unless they are whole."""
         if self._is_whole:
             return
-        self._weights.untyped_storage().resize_(self._bytes)
+        self._weights.untyped_storage().resize_(self._weights.nbytes)
         with talking_to(self.bucket.partners):
             all_gather_single(self._weights, self._own, group=self._group)
         self._is_whole = True
 
     def free(self) -> None:
         """Keep this rank's part of the weights alone."""
-        self._release(self._weights)
+        self._weights.untyped_storage().resize_(0)
         self._is_whole = False
 
     def begin_backward(self) -> None:
         """Put the weights together, with room for their gradients."""
         self.gather()
-        self._gradients.untyped_storage().resize_(self._bytes)
+        self._gradients.untyped_storage().resize_(self._gradients.nbytes)
         self._gradients.zero_()
-        for parameter, view in self._views(self._gradients):
-            parameter.grad = view
+        for name, view in self.bucket.views(self._gradients).items():
+            self.bucket.parameters[name].grad = view
 
     def end_backward(self) -> None:
         """Add the sum of this rank's part of the gradients to it, and keep parts alone."""
@@ -137,10 +128,10 @@ class DividedLayer:
                 self._ring.reduce_scatter(self._gradients).result()
                 self.gradient += self._gradients[self._part]
             else:
-                part = torch.empty_like(self._own)
+                part = torch.empty_like(self.gradient)
                 reduce_scatter_single(part, self._gradients, group=self._group)
                 self.gradient += part
-        self._release(self._gradients)
+        self._gradients.untyped_storage().resize_(0)
 
     def give_gradients(self) -> None:
         """Let the optimizer's slices have their gradients."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from executor.stage.gradient_types import gradient_type
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.plan.programs import Reduce
@@ -155,6 +156,13 @@ class Bucket:
         """The device of the gradients."""
         return next(iter(self.parameters.values())).device
 
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the place of each parameter, by name, in a flat tensor of them all, or more."""
+        sizes = [parameter.numel() for parameter in self.parameters.values()]
+        parts = torch.split(flat, [*sizes, flat.numel() - sum(sizes)])
+        rows = zip(self.parameters.items(), parts, strict=False)
+        return {name: part.view(parameter.shape) for (name, parameter), part in rows}
+
     @property
     def partners(self) -> str:
         """The partners' name in messages about lost ranks."""
@@ -176,15 +184,10 @@ class Buffer:
 
     def __init__(self, bucket: Bucket, multiple: int = 1) -> None:
         parameters = list(bucket.parameters.values())
-        sizes = [parameter.numel() for parameter in parameters]
-        length = math.ceil(sum(sizes) / multiple) * multiple
-        like = parameters[0]
-        self.flat = torch.zeros(length, dtype=like.dtype, device=like.device)
-        parts = torch.split(self.flat, [*sizes, length - sum(sizes)])
-        self.views: dict[str, Tensor] = {
-            name: part.view(parameter.shape)
-            for (name, parameter), part in zip(bucket.parameters.items(), parts, strict=False)
-        }
+        total = sum(parameter.numel() for parameter in parameters)
+        length, like = math.ceil(total / multiple) * multiple, parameters[0]
+        self.flat = torch.zeros(length, dtype=gradient_type(like), device=like.device)
+        self.views = bucket.views(self.flat)
         self._parameters = parameters
 
     def clear(self) -> None:
@@ -240,7 +243,7 @@ def _packed(
     full: list[_Filling] = []
     for place, (reduce, name, parameter) in enumerate(_rows(shared)):
         kind = (key(reduce), parameter.dtype)
-        bytes_ = parameter.numel() * parameter.element_size()
+        bytes_ = parameter.numel() * gradient_type(parameter).itemsize
         bucket = filling.setdefault(kind, _Filling([]))
         if bucket.rows and bucket.bytes + bytes_ > mib * MIB:
             full.append(bucket)

@@ -137,6 +137,11 @@ class Halves:
         self._work: Any = None
         flat = self.buffer.flat
         self.mine = flat.view(len(bucket.ranks), -1)[dist.get_rank(group)]
+        # Parameters, of no larger a type, are gathered in the memory of gradients done with.
+        kind = next(iter(bucket.parameters.values())).dtype
+        self._weights = flat.view(kind)[: flat.numel()]
+        self.my_weights = self._weights.view(len(bucket.ranks), -1)[dist.get_rank(group)]
+        self.weights = bucket.views(self._weights)
 
     def reduce(self) -> None:
         """Start the first half."""
@@ -157,11 +162,13 @@ class Halves:
             else:
                 self._work.wait()
 
-    def gather(self) -> None:
-        """Start the second half."""
+    def gather(self, *, weights: bool = False) -> None:
+        """Start the second half: of the gradients, or of the parameters in ``my_weights``."""
+        whole, mine = self.buffer.flat, self.mine
+        if weights:
+            whole, mine = self._weights, self.my_weights
         with talking_to(self.bucket.partners):
-            flat = self.buffer.flat
-            self._work = all_gather_single(flat, self.mine, group=self._group, async_op=True)
+            self._work = all_gather_single(whole, mine, group=self._group, async_op=True)
 
     def gathered(self) -> None:
         """Wait for the second half."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from torch import Tensor
-
 from executor.sync.all_reduce import InOrder, Spans, bucketed_all_reduce
 from executor.sync.divided_layers import DividedLayers
 from executor.sync.gradients import Bucket, buckets_by_reduction
@@ -93,8 +91,8 @@ class ShardedReduction:
     def update(self, optimise: Optimise) -> StepOutcome:
         """Let the optimizer step on this rank's slices, then gather the parameters."""
         for row in self._halves.rows:
-            for own, part in self._parts(row):
-                own.parameter.grad = part
+            for own in self._own(row):
+                own.parameter.grad = row.mine[own.part]
         self._divided.give_gradients()
         outcome = optimise()
         if not outcome.skipped:
@@ -104,18 +102,17 @@ class ShardedReduction:
     def _gather(self) -> None:
         rows = self._halves.rows
         for row in rows:
-            for own, part in self._parts(row):
-                part.copy_(own.parameter.detach())
-            row.gather()
+            for own in self._own(row):
+                row.my_weights[own.part].copy_(own.parameter.detach())
+            row.gather(weights=True)
         for row in rows:
             row.gathered()
-            for name, view in row.buffer.views.items() if self._trains else ():
+            for name, view in row.weights.items() if self._trains else ():
                 row.bucket.parameters[name].detach().copy_(view)
 
-    def _parts(self, row: Halves) -> Iterable[tuple[Slice, Tensor]]:
-        """Return this rank's slices of a bucket, each with its part of the buffer."""
-        found = (self._slices.get(name) for name in row.bucket.parameters)
-        return [(own, row.mine[own.part]) for own in found if own is not None]
+    def _own(self, row: Halves) -> Iterable[Slice]:
+        """Return this rank's slices of a bucket."""
+        return [self._slices[name] for name in row.bucket.parameters if name in self._slices]
 
     def settle(self) -> None:
         """Nothing is under way; what ranks have in parts is put together."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from executor.stage.gradient_types import LOW_PRECISION
 from executor.training.optimizer import export_state, groups_of
 from planner.errors import PipeplanError
 
-LOW_PRECISION = (torch.float16, torch.bfloat16)
 MakeOptimizer = Callable[[Mapping[str, nn.Parameter]], torch.optim.Optimizer]
 
 
@@ -57,8 +57,7 @@ class MasterWeights:
             gradient = parameter.grad
             if gradient is not None:
                 gradient = gradient.to(self.masters[name].dtype)
-            if gradient is not None and scale != 1.0:
-                gradient = gradient / scale
+                gradient = gradient if scale == 1.0 else gradient / scale
             if self.masters[name] is not parameter:
                 parameter.grad = None
             self.masters[name].grad = gradient

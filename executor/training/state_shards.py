@@ -20,6 +20,7 @@ from executor.checkpoint.manifest import DTYPES, NAMES
 from executor.checkpoint.ranks import Ranks
 from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single
+from executor.stage.gradient_types import gradient_type
 from planner.errors import PipeplanError
 
 STEP_COUNTERS = ("step", "mu_product")
@@ -44,6 +45,9 @@ class SharedBucket(Protocol):
     @property
     def partners(self) -> str:
         """Return the partners' name in messages about lost ranks."""
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Return the place of each parameter in a flat tensor of them all, or more."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +97,9 @@ def slices_of(bucket: SharedBucket, rank: int, own: Tensor | None = None) -> dic
         end = min(max(first + size - offset, 0), parameter.numel())
         if begin < end:
             place = offset + begin - first
-            within = slice(place, place + end - begin)
-            part = _flat(parameter)[begin:end] if own is None else own[within]
+            part = _flat(parameter)[begin:end] if own is None else own[place : place + end - begin]
             found[name] = Slice(begin, end, place, nn.Parameter(part))
+            found[name].parameter.grad_dtype = gradient_type(parameter)
         offset += parameter.numel()
     return found
 
@@ -225,18 +229,15 @@ class StateShards:
         self, bucket: SharedBucket, own: Mapping[str, Tensor], dtype: torch.dtype, group: Any
     ) -> dict[str, Tensor]:
         """Return whole tensors, given those of this rank's slices by the names of parameters."""
-        sizes = [parameter.numel() for parameter in bucket.parameters.values()]
-        part = math.ceil(sum(sizes) / len(bucket.ranks))
-        flat = torch.zeros(part * len(bucket.ranks), dtype=dtype, device=bucket.device)
-        index = bucket.ranks.index(self._rank)
-        mine = flat.view(len(bucket.ranks), -1)[index]
+        total, ranks = sum(p.numel() for p in bucket.parameters.values()), bucket.ranks
+        size = math.ceil(total / len(ranks)) * len(ranks)
+        flat = torch.zeros(size, dtype=dtype, device=bucket.device)
+        mine = flat.view(len(ranks), -1)[ranks.index(self._rank)]
         for name, tensor in own.items():
             mine[self.slices[name].part] = tensor
         with talking_to(bucket.partners):
             all_gather_single(flat, mine.clone(), group=group)
-        parts = torch.split(flat, [*sizes, len(flat) - sum(sizes)])
-        rows = zip(bucket.parameters.items(), parts, strict=False)
-        return {name: part.view(parameter.shape) for (name, parameter), part in rows}
+        return bucket.views(flat)
 
 
 def _split(name: str) -> tuple[str, str]:

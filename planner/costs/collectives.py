@@ -1,12 +1,14 @@
 """All-reduces: their seconds in any topology, and the buckets of gradients that they reduce."""
 
+from __future__ import annotations
+
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
 from planner.cluster.collective_algorithms import Algorithm, all_reduce_algorithms, ring_half
-from planner.model.graph_record import Layer, Parameter
+from planner.model.graph_record import Layer
 
 EQUAL = 1e-9
 """Share of a time by which two that are the same may differ by rounding."""
@@ -140,21 +142,39 @@ def _step_s(cluster: Cluster, edges: list[tuple[str, str]], bytes_: float) -> fl
 # --- buckets of gradients -------------------------------------------------------------------------
 
 
+class ReducedBytes(NamedTuple):
+    """Bytes of parameters that several devices hold.
+
+    Attributes:
+        bytes: of their gradients, which are reduced.
+        gathered: of the parameters, if they are gathered after the optimizer's step; else 0.
+    """
+
+    bytes: int
+    gathered: int
+
+    @classmethod
+    def sum(cls, rows: Iterable[ReducedBytes]) -> ReducedBytes:
+        """Return the bytes of several together."""
+        found = list(rows)
+        return cls(sum(row.bytes for row in found), sum(row.gathered for row in found))
+
+
 class GradientBucket(NamedTuple):
     """Gradients of neighbouring layers that are reduced at once.
 
     Attributes:
-        bytes: of the gradients.
+        size: of their parameters.
         first_layer: the earliest of the layers, by its number in the stage; the bucket is ready
             when a backward has run it.
     """
 
-    bytes: int
+    size: ReducedBytes
     first_layer: int
 
 
 def gradient_buckets(
-    layers: Sequence[Layer], parameters: Sequence[Parameter], limit_bytes: float
+    layers: Sequence[Layer], sizes: Mapping[str, ReducedBytes], limit_bytes: float
 ) -> list[GradientBucket]:
     """Return the buckets of some parameters in the order in which a backward fills them.
 
@@ -163,26 +183,25 @@ def gradient_buckets(
 
     Args:
         layers: of the stage, in the order of the layer graph.
-        parameters: those whose gradients are reduced for the stage by itself.
-        limit_bytes: size of a bucket.
+        sizes: of those whose gradients are reduced for the stage by itself, by name.
+        limit_bytes: size of a bucket's gradients.
     """
     buckets: list[GradientBucket] = []
-    bytes_of = {parameter.name: parameter.bytes for parameter in parameters if parameter.bytes}
-    for bytes_, place in _filled_in_order(layers, bytes_of):
-        if buckets and buckets[-1].bytes + bytes_ <= limit_bytes:
-            bytes_ += buckets.pop().bytes
-        buckets.append(GradientBucket(bytes_, place))
+    for size, place in _filled_in_order(layers, sizes):
+        if buckets and buckets[-1].size.bytes + size.bytes <= limit_bytes:
+            size = ReducedBytes.sum([buckets.pop().size, size])
+        buckets.append(GradientBucket(size, place))
     return buckets
 
 
 def _filled_in_order(
-    layers: Sequence[Layer], bytes_of: dict[str, int]
-) -> Iterator[tuple[int, int]]:
-    """Yield bytes and place of each gradient, the last of the forward first."""
+    layers: Sequence[Layer], sizes: Mapping[str, ReducedBytes]
+) -> Iterator[tuple[ReducedBytes, int]]:
+    """Yield size and place of each gradient, the last of the forward first."""
     places: dict[str, int] = {}
     for place, layer in enumerate(layers):
         for name in layer.parameters:
-            if name in bytes_of:
+            if name in sizes and sizes[name].bytes:
                 places.setdefault(name, place)
     for name in reversed(places):
-        yield bytes_of[name], places[name]
+        yield sizes[name], places[name]

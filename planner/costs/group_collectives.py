@@ -44,4 +44,4 @@ def summed_s(pipeline: PlacedPipeline, device: str, cluster: Cluster | None = No
         if parameter.trainable
     }
     cluster = pipeline.problem.cluster if cluster is None else cluster
-    return summing_s(cluster.device_type(device), rows.values())
+    return summing_s(pipeline.problem.job, cluster.device_type(device), rows.values())

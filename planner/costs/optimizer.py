@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from planner.cluster.hardware import DeviceType
+from planner.costs.gradients import gradient_bytes
 from planner.costs.reductions import reduces_in_turn
 from planner.job import Job
 from planner.model.graph_record import Parameter
@@ -28,13 +28,11 @@ def static_bytes(
     per_element = problem.job.optimizer_bytes_per_element
     total = 0
     for row in parameters:
-        total += row.bytes
+        count = holders if isinstance(holders, int) else holders.get(row.name, 1)
+        parts = count if row.name in problem.divided_parameters else 1
+        total += -(-row.bytes // parts)
         if row.trainable:
-            count = holders if isinstance(holders, int) else holders.get(row.name, 1)
-            if row.name in problem.divided_parameters:
-                total += 2 * -(-row.bytes // count) - row.bytes
-            else:
-                total += row.bytes
+            total += -(-gradient_bytes(problem.job, row) // parts)
             total += per_element * -(-row.elements // count)
     return total
 
@@ -71,63 +69,15 @@ def state_holders(
     return {name: count for name, count in counts.items() if count > 1}
 
 
-def gradients_made(
-    problem: Problem,
-    devices: Sequence[Sequence[str]],
-    layers: Sequence[Sequence[str]],
-    parameters: Sequence[Sequence[Parameter]],
-    late: Sequence[bool],
-    *,
-    copies: int = 1,
-) -> list[dict[str, int]]:
-    """Return the bytes of gradients that are not in memory before a stage's first backward.
-
-    Those that one device alone has; what several reduce lies in buckets that stay. With a single
-    microbatch no backward comes after the first: gradients count as always there.
-
-    Args:
-        problem: whose runtime has the rule, and whose job has the microbatches.
-        devices: of each stage.
-        layers: of each stage.
-        parameters: that each stage holds.
-        late: whether each stage may have such gradients.
-        copies: equal groups of such devices that reduce their gradients together.
-
-    Returns:
-        Of each stage, by the layer that makes them: of several that use a parameter, the last one
-        in the order of the graph, whose backward comes first.
-    """
-    found: list[dict[str, int]] = [{} for _ in devices]
-    if not has_late_gradients(problem) or copies > 1:
-        return found
-    holders = Counter(row.name for held in parameters for row in held)
-    rows = zip(found, devices, layers, parameters, late, strict=True)
-    for made, names, of_stage, held, is_late in rows:
-        if len(names) > 1 or not is_late:
-            continue
-        graph = problem.graph_on(names)
-        alone = {p.name: p.bytes for p in held if p.trainable and holders[p.name] == 1}
-        for layer in reversed(graph.in_order(of_stage)):
-            own = dict.fromkeys(graph.layers[layer].parameters)
-            if bytes_ := sum(alone.pop(name, 0) for name in own):
-                made[layer] = bytes_
-    return found
-
-
-def has_late_gradients(problem: Problem) -> bool:
-    """Return whether some plan has gradients that are not in memory before a first backward."""
-    late = problem.runtime.gradients == "from_first_backward"
-    return late and problem.copies == 1 and problem.job.microbatches > 1
-
-
 def most_holders(problem: Problem) -> int:
     """Return how many devices share a parameter's optimizer state in any plan, at most."""
     return len(problem.cluster.devices) * problem.copies if problem.job.shards_state else 1
 
 
-def step_traffic_bytes(job: Job, parameter_bytes: int, elements: int) -> int:
+def step_traffic_bytes(job: Job, parameter: Parameter) -> int:
     """Return the bytes that a step moves: weights and state read and written, gradients read."""
-    return 3 * parameter_bytes + 2 * job.optimizer_bytes_per_element * elements
+    state_bytes = job.optimizer_bytes_per_element * parameter.elements
+    return 2 * parameter.bytes + gradient_bytes(job, parameter) + 2 * state_bytes
 
 
 def optimizer_s(
@@ -166,18 +116,19 @@ def _step_s(
     job: Job, kind: DeviceType, parameters: Iterable[Parameter], holders: Mapping[str, int]
 ) -> float:
     rows = list(parameters)
-    moved = sum(step_traffic_bytes(job, p.bytes, p.elements) / holders.get(p.name, 1) for p in rows)
-    return moved / (kind.optimizer_gb_per_s * 1e9) + summing_s(kind, rows)
+    moved = sum(step_traffic_bytes(job, p) / holders.get(p.name, 1) for p in rows)
+    return moved / (kind.optimizer_gb_per_s * 1e9) + summing_s(job, kind, rows)
 
 
-def summing_s(kind: DeviceType, parameters: Iterable[Parameter]) -> float:
+def summing_s(job: Job, kind: DeviceType, parameters: Iterable[Parameter]) -> float:
     """Return the seconds in which a group sums gradients of what each of its devices has whole.
 
     Args:
+        job: whose gradients.
         kind: the type of the group; a single device sums none.
         parameters: that it holds, each once.
     """
     if kind.group is None:
         return 0.0
-    summed = sum(p.bytes for p in parameters if p.summed) // kind.group.devices
+    summed = sum(gradient_bytes(job, p) for p in parameters if p.summed) // kind.group.devices
     return kind.group.seconds("all_reduce", summed)

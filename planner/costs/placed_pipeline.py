@@ -19,6 +19,7 @@ from planner.costs.reductions import (
     gradient_reductions,
 )
 from planner.costs.roofline import OperationTimes
+from planner.costs.sharding import Collectives
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.plan.plan import Sync, overlaps_reductions
@@ -86,12 +87,8 @@ class PlacedStage:
             the backward.
         gathered_bytes, returned_gathered_bytes: of ``sent_bytes`` and ``returned_bytes``, what the
             tensor-parallel group that receives it gathers.
-        collective_s: seconds of each collective of the layers whose weights replicas divide, by
-            layer; they are in the times.
-        gradient_bytes: of the static bytes, gradients that are not there before the first backward.
-        first_backward_bytes: held in addition to whole stashes and to the static bytes without
-            these gradients while that backward runs whole.
-        first_weights_bytes: the same while its weight gradient runs apart.
+        collective_s: seconds of the collectives of layers whose weights replicas divide, by layer;
+            they are in the times.
     """
 
     spec: StageSpec
@@ -110,10 +107,7 @@ class PlacedStage:
     offload_bytes: int = 0
     gathered_bytes: int = 0
     returned_gathered_bytes: int = 0
-    collective_s: Mapping[str, float] = field(default_factory=dict)
-    gradient_bytes: int = 0
-    first_backward_bytes: int = 0
-    first_weights_bytes: int = 0
+    collective_s: Mapping[str, Collectives] = field(default_factory=dict)
 
     def tight_bytes(self, *, splits: bool = False) -> int:
         """Return the bytes held in addition to stashes at some moment of every schedule.
@@ -130,17 +124,6 @@ class PlacedStage:
             return self.making_bytes()
         gradients = self.input_gradient_bytes + self.output_gradient_bytes
         return max(self.making_bytes(), gradients)
-
-    def sure_bytes(self, *, splits: bool = False) -> int:
-        """Return the same in addition to one stash, where a forward may come before the gradients.
-
-        The second backward finds all gradients of the stage and a stash; before it there may be
-        forwards alone, beside which the first backward's gradients are not there.
-        """
-        if not self.gradient_bytes:
-            return self.tight_bytes(splits=splits)
-        gradients = self.input_gradient_bytes + self.output_gradient_bytes
-        return max(gradients, self.making_bytes() - self.gradient_bytes)
 
     def making_bytes(self) -> int:
         """Bytes held in addition to stashes while a forward runs: its output."""
@@ -309,9 +292,15 @@ class PlacedPipeline:
 
     @cached_property
     def reduction_loads(self) -> tuple[CollectiveLoad, ...]:
-        """What each of the synchronisations asks of links, and its all-gather if it has one."""
+        """What each of the synchronisations asks of links."""
         cluster = self.problem.cluster
         return tuple(row.load(cluster) for row in self.synchronisations)
+
+    @cached_property
+    def gather_loads(self) -> tuple[CollectiveLoad, ...]:
+        """What the all-gather of each asks of links; nothing of those without one."""
+        cluster = self.problem.cluster
+        return tuple(row.gather_load(cluster) for row in self.synchronisations)
 
     def held_of_message(self, made: Operation) -> tuple[int, int]:
         """Return the bytes that the target and the source of a message hold of it.
@@ -346,31 +335,23 @@ class PlacedPipeline:
         return self.problem.cluster.device_type(device).capacity_bytes
 
     def static_bytes(self, device: str) -> int:
-        """Return the bytes in use once all gradients are: static memory and the largest workspace.
+        """Return the bytes in use at all times: static memory and the largest workspace.
 
         Stages of one device run one at a time.
         """
         stages = [self.stages[stage] for stage in self.stages_on[device]]
         return static_with_workspace(stages)
 
-    def late_gradient_bytes(self, device: str) -> int:
-        """Return the bytes of gradients that the first backwards of its stages make."""
-        return sum(self.stages[stage].gradient_bytes for stage in self.stages_on[device])
-
-    def stash_limit(
-        self, stage: int, device: str, *, whole_backwards: bool = False, steadily: bool = False
-    ) -> int:
+    def stash_limit(self, stage: int, device: str, *, whole_backwards: bool = False) -> int:
         """Return an upper bound on the microbatches of a stage in flight.
 
         At the start of a forward the device holds at least the stashes of all microbatches in
-        flight and the output being produced, whatever the order. Before its first backward it does
-        not hold the gradients; the second finds them, and one stash less at least.
+        flight and the output being produced, whatever the order.
 
         Args:
             stage: number of the stage.
             device: one of its replicas.
             whole_backwards: whether no backward is split; split ones may need more memory.
-            steadily: count those that fit beside the gradients, as often as one likes.
         """
         placed = self.stages[stage]
         with_stashes = placed.tight_bytes() if whole_backwards else placed.making_bytes()
@@ -378,12 +359,7 @@ class PlacedPipeline:
         # Of microbatches before, what is offloaded may be on the host; of this one it is here.
         free -= placed.offload_bytes
         kept_bytes = placed.stash_bytes - placed.offload_bytes
-        late_bytes = 0 if steadily else self.late_gradient_bytes(device)
-        first = _fitting(free + late_bytes - with_stashes, kept_bytes, self.microbatches)
-        if steadily or not placed.gradient_bytes:
-            return first
-        second = _fitting(free + late_bytes - placed.gradient_bytes, kept_bytes, self.microbatches)
-        return min(first, second + 1) if second else 0
+        return _fitting(free - with_stashes, kept_bytes, self.microbatches)
 
     def tail_s(self, stage: int, device: str) -> float:
         """Return the least time from a stage's last backward on this device to the end."""

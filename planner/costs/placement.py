@@ -8,11 +8,16 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.costs.optimizer import gradients_made, optimizer_s, state_holders, static_bytes
+from planner.costs.optimizer import optimizer_s, state_holders, static_bytes
 from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage, StageSpec
 from planner.costs.reductions import TimesByDevice, gradient_reductions
 from planner.costs.roofline import OperationTimes, layer_times
-from planner.costs.sharding import collective_seconds, divided_bytes, with_collectives
+from planner.costs.sharding import (
+    Collectives,
+    collective_seconds,
+    divided_bytes,
+    with_collectives,
+)
 from planner.costs.stage_bytes import StageBytes, bytes_of_stages
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Stage, Sync, overlapped_bucket_bytes
@@ -52,13 +57,9 @@ def place(
     devices = [stage.devices for stage in stages]
     holders = state_holders(problem, devices, parameters, copies)
     sums = [_sums(by_device, host) for by_device in times]
-    # Other strategies keep gradients of their own beyond the optimizer's step.
-    drops = sync.strategy in ("all_reduce", "fused")
-    late = [drops and all(map(_has_backwards, by_device.values())) for by_device in sums]
-    layers = [stage.layers for stage in stages]
-    made = gradients_made(problem, devices, layers, parameters, late, copies=copies)
     static = [static_bytes(problem, held, holders) for held in parameters]
-    rows = bytes_of_stages(graphs, stages, divided, made)
+    whole = [{name: sum(both) for name, both in row.items()} for row in divided]
+    rows = bytes_of_stages(graphs, stages, whole)
     placed = map(_placed, stages, sums, static, rows, collectives)
     return PlacedPipeline(
         problem=problem,
@@ -78,7 +79,7 @@ def _placed(
     times: Mapping[str, OperationTimes],
     static: int,
     row: StageBytes,
-    collective_s: Mapping[str, float],
+    collective_s: Mapping[str, Collectives],
 ) -> PlacedStage:
     return PlacedStage(
         spec=spec,
@@ -98,9 +99,6 @@ def _placed(
         gathered_bytes=row.gathered,
         returned_gathered_bytes=row.returned_gathered,
         collective_s=collective_s,
-        gradient_bytes=row.gradients,
-        first_backward_bytes=row.first_backward,
-        first_weights_bytes=row.first_weights,
     )
 
 
@@ -133,11 +131,6 @@ def has_equal_groups(problem: Problem, stages: Sequence[StageSpec]) -> bool:
     return all(len(found) == 1 for found in sizes.values())
 
 
-def _has_backwards(times: OperationTimes) -> bool:
-    """Return whether backwards take time: what is held for none is not seen."""
-    return times.seconds("B") > 0 and times.seconds("I") > 0
-
-
 def copy_s(problem: Problem, device: str, bytes_: int) -> float:
     """Return the seconds in which bytes are copied over a device's host link, either way.
 
@@ -162,7 +155,7 @@ def _sums(times: TimesByDevice, host: OperationTimes) -> dict[str, OperationTime
 
 
 def _layer_times(
-    problem: Problem, spec: StageSpec, collectives: Mapping[str, float]
+    problem: Problem, spec: StageSpec, collectives: Mapping[str, Collectives]
 ) -> TimesByDevice:
     """Return the times of a stage's layers by device, with those of a layer's collectives."""
     type_of = {device: problem.cluster.type_of(device) for device in spec.devices}
@@ -172,14 +165,14 @@ def _layer_times(
 
 
 def _layer_times_on(
-    problem: Problem, spec: StageSpec, type_name: str, collectives: Mapping[str, float]
+    problem: Problem, spec: StageSpec, type_name: str, collectives: Mapping[str, Collectives]
 ) -> list[OperationTimes]:
     kind, again = problem.cluster.device_types[type_name], set(spec.recompute)
     graph, precision = problem.graph.on(type_name), problem.job.precision
     return [
         with_collectives(
             layer_times(graph.layers[name], type_name, kind, precision, name in again),
-            collectives.get(name, 0.0),
+            collectives.get(name, Collectives()),
         )
         for name in graph.in_order(spec.layers)
     ]
@@ -192,7 +185,7 @@ def _sum(rows: Sequence[OperationTimes]) -> OperationTimes:
 def is_connected(placed: PlacedPipeline) -> bool:
     """Return whether every transfer and every all-reduce of the pipeline has a path."""
     seconds = [row.seconds for row in placed.synchronisations]
-    seconds += [each_s for stage in placed.stages for each_s in stage.collective_s.values()]
+    seconds += [s for stage in placed.stages for row in stage.collective_s.values() for s in row]
     return _is_joined(placed) and all(map(math.isfinite, seconds))
 
 

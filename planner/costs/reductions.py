@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -12,6 +12,7 @@ from planner.cluster.cluster import Cluster
 from planner.costs.collectives import (
     CollectiveLoad,
     GradientBucket,
+    ReducedBytes,
     all_reduce_s,
     collective_load,
     fastest_all_reduce_s,
@@ -20,6 +21,7 @@ from planner.costs.collectives import (
     ring_half_load,
     ring_half_s,
 )
+from planner.costs.gradients import gradient_bytes
 from planner.costs.roofline import OperationTimes
 from planner.model.graph_record import Parameter
 from planner.plan.problem import Problem
@@ -36,7 +38,8 @@ class GradientReduction:
     """A reduction of gradients, after or during the last backward of ``stages`` on ``devices``.
 
     It is an all-reduce; or, where its devices share the optimizer's state of these parameters, a
-    reduce-scatter, and an all-gather of parameters after the optimizer's step that takes as long.
+    reduce-scatter, and an all-gather of parameters after the optimizer's step, of fewer bytes where
+    gradients are float32 and parameters are not.
 
     Attributes:
         stages: one, or those that hold tied parameters.
@@ -47,7 +50,9 @@ class GradientReduction:
         bucket: number of the bucket among those of the stage; 0 of gradients reduced at once.
         ahead: by device, the seconds of the layers before those of the bucket, whose gradients a
             backward makes after the bucket's; empty of gradients that wait for its end.
-        gathers: whether it is a reduce-scatter, and an all-gather follows.
+        gathered_bytes: of the parameters that an all-gather hands out if this is a reduce-scatter;
+            0: it is an all-reduce.
+        gather_s: seconds of that all-gather.
     """
 
     stages: tuple[int, ...]
@@ -57,17 +62,24 @@ class GradientReduction:
     seconds: float
     bucket: int = 0
     ahead: Mapping[str, OperationTimes] = field(default_factory=dict, compare=False)
-    gathers: bool = False
+    gathered_bytes: int = 0
+    gather_s: float = 0.0
 
     @property
-    def gather_s(self) -> float:
-        """Seconds of the all-gather of parameters after the optimizer's step; 0 without one."""
-        return self.seconds if self.gathers else 0.0
+    def gathers(self) -> bool:
+        """Whether it is a reduce-scatter, and an all-gather follows the optimizer's step."""
+        return self.gathered_bytes > 0
 
     def load(self, cluster: Cluster) -> CollectiveLoad:
-        """Return what the reduction, or either of its halves, asks of a cluster's links."""
+        """Return what the all-reduce or the reduce-scatter asks of a cluster's links."""
         asked = ring_half_load if self.gathers else collective_load
         return asked(cluster, self.among, self.bytes)
+
+    def gather_load(self, cluster: Cluster) -> CollectiveLoad:
+        """Return what the all-gather asks of a cluster's links; nothing without one."""
+        if not self.gathers:
+            return CollectiveLoad()
+        return ring_half_load(cluster, self.among, self.gathered_bytes)
 
     def ahead_s(self, kind: str, device: str) -> float:
         """Return how long before the end of a last backward (B or W) the gradients are there."""
@@ -82,8 +94,18 @@ def _reducers(reduction: GradientReduction) -> _Reducers:
     return reduction.stages, reduction.devices
 
 
+class CollectiveSeconds(NamedTuple):
+    """Seconds of a reduction, and of the all-gather that follows the optimizer's step, if any."""
+
+    reduction_s: float
+    gather_s: float
+
+
 class AllAtOnce(NamedTuple):
-    """Seconds of one all-reduce, with its devices in the cluster's order and in the best one."""
+    """Seconds of one all-reduce, with its devices in the cluster's order and in the best one.
+
+    With the all-gather, where it is a reduce-scatter that one follows.
+    """
 
     seconds: float
     fastest_s: float
@@ -114,17 +136,17 @@ class ReductionTails:
         return self._tail_s(stage, device, self._fastest_s, lambda row: row.fastest_s)
 
     @cached_property
-    def _listed_s(self) -> Mapping[GradientReduction, float]:
+    def _listed_s(self) -> Mapping[GradientReduction, CollectiveSeconds]:
         """Seconds of each all-reduce with its devices in the cluster's order."""
-        return {sync: sync.seconds for sync in self.reductions}
+        return {row: CollectiveSeconds(row.seconds, row.gather_s) for row in self.reductions}
 
     @cached_property
-    def _fastest_s(self) -> Mapping[GradientReduction, float]:
+    def _fastest_s(self) -> Mapping[GradientReduction, CollectiveSeconds]:
         """Seconds of each all-reduce in the best order of its devices."""
         cluster, syncs = self.cluster, self.reductions
-        each = {(sync.devices, sync.bytes, sync.gathers) for sync in syncs}
-        seconds = {key: _fastest_of(key[2])(cluster, *key[:2]) for key in each}
-        return {sync: seconds[sync.devices, sync.bytes, sync.gathers] for sync in syncs}
+        each = {(sync.devices, sync.bytes, sync.gathered_bytes) for sync in syncs}
+        seconds = {key: _fastest_s(cluster, *key) for key in each}
+        return {sync: seconds[sync.devices, sync.bytes, sync.gathered_bytes] for sync in syncs}
 
     @cached_property
     def _at_once(self) -> Mapping[_Reducers, AllAtOnce]:
@@ -136,14 +158,15 @@ class ReductionTails:
         cluster, found = self.cluster, {}
         for reducers in dict.fromkeys(map(_reducers, self.reductions)):
             buckets = [sync for sync in self.reductions if _reducers(sync) == reducers]
-            seconds = max(bucket.seconds for bucket in buckets)
-            fastest_s = max(self._fastest_s[bucket] for bucket in buckets)
+            listed = [self._listed_s[bucket] for bucket in buckets]
+            fastest = [self._fastest_s[bucket] for bucket in buckets]
             if len(buckets) > 1:
                 devices, total = buckets[0].devices, sum(bucket.bytes for bucket in buckets)
-                gathers = buckets[0].gathers
-                seconds = max(seconds, _reduction_of(gathers)(cluster, devices, total))
-                fastest_s = max(fastest_s, _fastest_of(gathers)(cluster, devices, total))
-            found[reducers] = AllAtOnce(seconds, fastest_s)
+                gathered = sum(bucket.gathered_bytes for bucket in buckets)
+                listed.append(_listed_s(cluster, devices, total, gathered))
+                fastest.append(_fastest_s(cluster, devices, total, gathered))
+            rows = (map(max, zip(*both, strict=True)) for both in (listed, fastest))
+            found[reducers] = AllAtOnce(*map(sum, rows))
         return found
 
     @cached_property
@@ -160,7 +183,7 @@ class ReductionTails:
         self,
         stage: int,
         device: str,
-        seconds: Mapping[GradientReduction, float],
+        seconds: Mapping[GradientReduction, CollectiveSeconds],
         once_s: Callable[[AllAtOnce], float],
     ) -> float:
         """Return the least time of a stage's collectives behind its last backward on a device.
@@ -180,26 +203,34 @@ class ReductionTails:
             once_s: picks the seconds of all buckets of the same stages at once.
         """
         own = self._of_stage.get((stage, device), ())
-        left_s = sum(seconds[sync] for sync in own)
-        gather_s = sum(seconds[sync] for sync in own if sync.gathers)
+        left_s = sum(seconds[sync].reduction_s for sync in own)
+        gather_s = sum(seconds[sync].gather_s for sync in own)
         if not self.overlap:
             return left_s + gather_s
         tail_s = 0.0
         for sync in own:
             ahead_s = max(sync.ahead_s(kind, device) for kind in "BW")
             tail_s = max(tail_s, left_s - ahead_s)
-            left_s -= seconds[sync]
-        parts = {_reducers(sync): 1 + sync.gathers for sync in own}
-        once = sum(count * once_s(self._at_once[key]) for key, count in parts.items())
+            left_s -= seconds[sync].reduction_s
+        once = sum(once_s(self._at_once[key]) for key in dict.fromkeys(map(_reducers, own)))
         return min(tail_s + gather_s, once)
 
 
-def _reduction_of(gathers: bool) -> Callable[[Cluster, Sequence[str], int], float]:
-    return ring_half_s if gathers else all_reduce_s
+def _listed_s(
+    cluster: Cluster, devices: Sequence[str], bytes_: int, gathered_bytes: int
+) -> CollectiveSeconds:
+    if not gathered_bytes:
+        return CollectiveSeconds(all_reduce_s(cluster, devices, bytes_), 0.0)
+    return CollectiveSeconds(*(ring_half_s(cluster, devices, b) for b in (bytes_, gathered_bytes)))
 
 
-def _fastest_of(gathers: bool) -> Callable[[Cluster, Sequence[str], int], float]:
-    return fastest_ring_half_s if gathers else fastest_all_reduce_s
+def _fastest_s(
+    cluster: Cluster, devices: Sequence[str], bytes_: int, gathered_bytes: int
+) -> CollectiveSeconds:
+    if not gathered_bytes:
+        return CollectiveSeconds(fastest_all_reduce_s(cluster, devices, bytes_), 0.0)
+    both = (fastest_ring_half_s(cluster, devices, b) for b in (bytes_, gathered_bytes))
+    return CollectiveSeconds(*both)
 
 
 def gradient_reductions(
@@ -227,41 +258,58 @@ def gradient_reductions(
             device for each of the stages'; gradients are reduced among all groups.
     """
     graph, tied = problem.graph, _tied_parameters(parameters)
-    bytes_of = {p.name: p.bytes for held in parameters for p in held}
+    sizes = {p.name: _reduced_bytes(problem, p) for held in parameters for p in held}
     held_by = [stage.devices for stage in stages]
     in_turn = {holders for holders in tied.values() if reduces_in_turn(problem, held_by, holders)}
     apart = {name for name, holders in tied.items() if holders not in in_turn}
     # Of what replicas divide, each backward scatters its sum.
     apart |= problem.divided_parameters
     own = [[p for p in held if p.trainable and p.name not in apart] for held in parameters]
-    wanted: dict[tuple[int, ...], int] = {}
-    for index, held in enumerate(own):
-        wanted[(index,)] = sum(p.bytes for p in held)
+    wanted: dict[tuple[int, ...], list[ReducedBytes]]
+    wanted = {(index,): [sizes[p.name] for p in held] for index, held in enumerate(own)}
     for name, holders in tied.items():
-        wanted[holders] = wanted.get(holders, 0) + bytes_of[name]
+        wanted[holders] = [*wanted.get(holders, ()), sizes[name]]
     rows: list[GradientReduction] = []
     # What a file lists first decides nothing: stages in order, then what several of them hold.
     for group in sorted(wanted, key=lambda stages: (len(stages) > 1, stages)):
-        bytes_, index = wanted[group], group[0]
+        size, index = ReducedBytes.sum(wanted[group]), group[0]
         if group in in_turn:
-            rows += _among_stages(problem, group, [held_by[stage] for stage in group], bytes_)
+            rows += _among_stages(problem, group, [held_by[stage] for stage in group], size.bytes)
             continue
         members = {device for stage in group for device in stages[stage].devices}
         devices = _in_order(problem, members)
         everywhere = [names[d] for names in groups for d in devices] or devices
-        if len(everywhere) < 2 or not bytes_:
+        if len(everywhere) < 2 or not size.bytes:
             continue
-        among = _in_order(problem, everywhere)
-        shards = problem.job.shards_state
-        reduced_s = partial(_reduction_of(shards), problem.cluster, among)
-        whole = GradientReduction(group, devices, among, bytes_, 0.0, gathers=shards)
+        whole = _reduction(problem.cluster, group, devices, _in_order(problem, everywhere), size)
         if bucket_bytes is None or len(group) > 1:
-            rows.append(replace(whole, seconds=reduced_s(bytes_)))
+            rows.append(whole)
         else:
             layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
-            buckets = gradient_buckets(layers, own[index], bucket_bytes)
-            rows += _bucket_reductions(whole, buckets, times[index], reduced_s)
+            mine = {p.name: sizes[p.name] for p in own[index]}
+            buckets = gradient_buckets(layers, mine, bucket_bytes)
+            rows += _bucket_reductions(problem.cluster, whole, buckets, times[index])
     return tuple(rows)
+
+
+def _reduced_bytes(problem: Problem, parameter: Parameter) -> ReducedBytes:
+    """Return the bytes of a parameter that devices reduce, and gather if they share its state."""
+    gathered = parameter.bytes if problem.job.shards_state else 0
+    return ReducedBytes(gradient_bytes(problem.job, parameter), gathered)
+
+
+def _reduction(
+    cluster: Cluster,
+    stages: tuple[int, ...],
+    devices: tuple[str, ...],
+    among: tuple[str, ...],
+    size: ReducedBytes,
+) -> GradientReduction:
+    """Return the reduction of parameters of some size, at once."""
+    reduction_s, gather_s = _listed_s(cluster, among, *size)
+    return GradientReduction(
+        stages, devices, among, size.bytes, reduction_s, 0, {}, size.gathered, gather_s
+    )
 
 
 def reduces_in_turn(
@@ -295,28 +343,29 @@ def _in_order(problem: Problem, devices: Iterable[str]) -> tuple[str, ...]:
 
 
 def _bucket_reductions(
+    cluster: Cluster,
     whole: GradientReduction,
     buckets: Sequence[GradientBucket],
     times: TimesByDevice,
-    reduced_s: Callable[[int], float],
 ) -> Iterator[GradientReduction]:
     """Yield the reductions of a stage's buckets, in the order in which they are filled.
 
     Args:
+        cluster: of the devices.
         whole: the reduction of all of them.
         buckets: of the stage.
         times: of its layers.
-        reduced_s: the seconds of a reduction by its bytes.
     """
     nothing = OperationTimes(0.0, 0.0, 0.0, 0.0)
     by_row = {id(rows): rows for rows in times.values()}
     before = {row: list(accumulate(rows, initial=nothing)) for row, rows in by_row.items()}
-    seconds = {bytes_: reduced_s(bytes_) for bytes_ in {bucket.bytes for bucket in buckets}}
+    of_size = {
+        size: _reduction(cluster, whole.stages, whole.devices, whole.among, size)
+        for size in {bucket.size for bucket in buckets}
+    }
     for number, bucket in enumerate(buckets):
         ahead = {device: before[id(times[device])][bucket.first_layer] for device in whole.devices}
-        yield replace(
-            whole, bytes=bucket.bytes, seconds=seconds[bucket.bytes], bucket=number, ahead=ahead
-        )
+        yield replace(of_size[bucket.size], bucket=number, ahead=ahead)
 
 
 def _tied_parameters(parameters: Sequence[Sequence[Parameter]]) -> dict[str, tuple[int, ...]]:

@@ -10,17 +10,35 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 from planner.cluster.collective_algorithms import ring_half
 from planner.cluster.routing import Messages
+from planner.costs.gradients import gradient_bytes
 from planner.costs.roofline import OperationTimes
 from planner.plan.problem import Problem
 
-GATHERS: Mapping[str, int] = {"F": 1, "B": 2, "I": 1, "W": 1}
-"""Collectives of a layer in each operation: gathers of weights, and of B and W the reduction."""
+
+class Collectives(NamedTuple):
+    """Seconds, or bytes, of the two kinds of collectives of a layer.
+
+    Attributes:
+        gather: of weights, in a forward, a whole backward and an input gradient.
+        reduction: of gradients, in a whole backward and a weight gradient.
+    """
+
+    gather: float = 0.0
+    reduction: float = 0.0
+
+    def in_operation(self, kind: str) -> float:
+        """Return the sum of those in an operation of a kind."""
+        return self.gather * (kind in "FBI") + self.reduction * (kind in "BW")
 
 
-def divided_bytes(problem: Problem, layers: Sequence[str], among: int) -> dict[str, int]:
+def divided_bytes(
+    problem: Problem, layers: Sequence[str], among: int
+) -> dict[str, tuple[int, int]]:
     """Return the bytes of weights that are put together around each of some layers.
 
     Args:
@@ -29,18 +47,21 @@ def divided_bytes(problem: Problem, layers: Sequence[str], among: int) -> dict[s
         among: replicas of the stage; one has all weights.
 
     Returns:
-        Bytes by layer, of those that have such weights.
+        Bytes of weights and of gradients by layer, of those that have such weights.
     """
     if among < 2 or not problem.job.shards_parameters:
         return {}
-    rows = {name: sum(p.bytes for p in problem.graph.own_parameters[name]) for name in layers}
-    return {name: bytes_ for name, bytes_ in rows.items() if bytes_}
+    own, made = problem.graph.own_parameters, partial(gradient_bytes, problem.job)
+    rows = {n: (sum(p.bytes for p in own[n]), sum(map(made, own[n]))) for n in layers}
+    return {name: both for name, both in rows.items() if both[0]}
 
 
 def collective_seconds(
-    problem: Problem, divided: Sequence[Mapping[str, int]], among: Sequence[Sequence[str]]
-) -> list[dict[str, float]]:
-    """Return the seconds of one collective of each layer, while other stages have theirs.
+    problem: Problem,
+    divided: Sequence[Mapping[str, tuple[int, int]]],
+    among: Sequence[Sequence[str]],
+) -> list[dict[str, Collectives]]:
+    """Return the seconds of the collectives of each layer, while other stages have theirs.
 
     Stages put layers together most of the time where that takes long, so that the rings of all of
     them share links; those of the same devices run one after the other.
@@ -59,7 +80,10 @@ def collective_seconds(
     edges = [tuple(ring_half(ring, 0).edges) for ring in used]
     messages = dict(zip(used, problem.cluster.each_at_once(edges), strict=True))
     return [
-        {name: _seconds(ring, bytes_, messages[ring]) for name, bytes_ in row.items()}
+        {
+            name: Collectives(*(_seconds(ring, bytes_, messages[ring]) for bytes_ in both))
+            for name, both in row.items()
+        }
         for ring, row in zip(rings, divided, strict=True)
     ]
 
@@ -71,12 +95,11 @@ def _seconds(ring: Sequence[str], bytes_: int, messages: Messages | None) -> flo
     return steps * max(latency_s + step_bytes / (width * 1e9) for latency_s, width in messages)
 
 
-def with_collectives(times: OperationTimes, seconds: float) -> OperationTimes:
+def with_collectives(times: OperationTimes, seconds: Collectives) -> OperationTimes:
     """Return the times of a layer whose weights are put together around it.
 
     Args:
         times: of the layer alone.
-        seconds: of each collective.
+        seconds: of its collectives.
     """
-    forward_s, input_s, weight_s, whole_s = (GATHERS[kind] * seconds for kind in "FIWB")
-    return times + OperationTimes(forward_s, input_s, weight_s, whole_s)
+    return times + OperationTimes(*map(seconds.in_operation, "FIWB"))

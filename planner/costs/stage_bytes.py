@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from planner.model.graph_record import Boundary, Layer
 from planner.model.layer_graph import LayerGraph
@@ -45,37 +45,6 @@ def split_workspace_bytes(layers: Iterable[tuple[int, int, int]]) -> int:
     return max(most, 0)
 
 
-def first_backward_bytes(layers: Iterable[tuple[int, int, int]]) -> int:
-    """Return the most held besides whole stashes and what is there before a first whole backward.
-
-    It makes the gradients layer by layer, from the last one on. While a layer runs, its own count
-    whole, and its peak has one that is added to another: either may be there at that moment.
-
-    Args:
-        layers: of the stage: peak bytes, bytes kept from forward until backward, and those of the
-            gradients that the first backward makes.
-    """
-    most = 0
-    for peak_bytes, kept_bytes, gradient_bytes in layers:
-        most = max(most, peak_bytes) - kept_bytes + gradient_bytes
-    return max(most, 0)
-
-
-def first_weights_bytes(layers: Iterable[tuple[int, int, int]]) -> int:
-    """Return the same for the first weight gradient of a split backward, beside weight stashes.
-
-    What a layer's weight gradients needed is gone before those of the layer before begin.
-
-    Args:
-        layers: of the stage: bytes kept from input gradient until weight gradient, those of the
-            gradients that are made, and those of the largest of them, which may be copied.
-    """
-    most = 0
-    for late_bytes, gradient_bytes, largest_bytes in layers:
-        most = max(most - late_bytes, largest_bytes) + gradient_bytes
-    return most
-
-
 class StageLayers(Protocol):
     """The fields of a stage that are needed here."""
 
@@ -111,11 +80,6 @@ class StageBytes:
         gathered, returned_gathered: of these, what is sent in parts, which a tensor-parallel group
             gathers once it has received them.
         offload: of the stash, what is copied to the host and back.
-        gradients: what the first backward of an iteration makes and later ones add to; 0 of
-            gradients that are in memory at all times.
-        first_backward: held besides whole stashes and static memory without ``gradients`` while
-            the first backward runs whole; see :func:`first_backward_bytes`.
-        first_weights: the same while the first weight gradient of a split one runs.
     """
 
     workspace: int
@@ -131,16 +95,12 @@ class StageBytes:
     gathered: int = 0
     returned_gathered: int = 0
     offload: int = 0
-    gradients: int = 0
-    first_backward: int = 0
-    first_weights: int = 0
 
 
 def bytes_of_stages(
     graphs: Sequence[LayerGraph],
     stages: Sequence[StageLayers],
     divided: Sequence[Mapping[str, int]] = (),
-    gradients: Sequence[Mapping[str, int]] = (),
 ) -> list[StageBytes]:
     """Return the figures of every stage where each may have the tensors and layers of its own type.
 
@@ -151,10 +111,9 @@ def bytes_of_stages(
         graphs: of each stage, see :meth:`LayerGraph.on`.
         stages: in pipeline order; every layer in one at most, no edge backwards.
         divided: see :func:`stage_bytes`.
-        gradients: see :func:`stage_bytes`.
     """
     distinct = {id(graph): graph for graph in graphs}
-    found = {key: stage_bytes(graph, stages, divided, gradients) for key, graph in distinct.items()}
+    found = {key: stage_bytes(graph, stages, divided) for key, graph in distinct.items()}
     rows = [found[id(graph)] for graph in graphs]
     if len(found) <= 1:
         return rows[0] if rows else []
@@ -173,7 +132,6 @@ def stage_bytes(
     graph: LayerGraph,
     stages: Sequence[StageLayers],
     divided: Sequence[Mapping[str, int]] = (),
-    gradients: Sequence[Mapping[str, int]] = (),
 ) -> list[StageBytes]:
     """Return the figures of every stage.
 
@@ -181,13 +139,11 @@ def stage_bytes(
         graph: the layers.
         stages: in pipeline order; every layer in one at most, no edge backwards.
         divided: of each stage, the bytes of weights that are put together around its layers while
-            they run, by layer (:func:`planner.costs.sharding.divided_bytes`).
-        gradients: of each stage, the bytes of the gradients that are not in memory before its first
-            backward, by the layer that makes them
-            (:func:`planner.costs.optimizer.gradients_made`).
+            they run, and of their gradients, by layer
+            (:func:`planner.costs.sharding.divided_bytes`).
     """
     nothing: list[Mapping[str, int]] = [{} for _ in stages]
-    table = _Table(graph, stages, divided or nothing, gradients or nothing)
+    table = _Table(graph, stages, divided or nothing)
     for tensor in graph.record.boundaries:
         table.add(tensor)
     return table.rows()
@@ -206,7 +162,6 @@ class _Table:
         graph: LayerGraph,
         stages: Sequence[StageLayers],
         divided: Sequence[Mapping[str, int]],
-        gradients: Sequence[Mapping[str, int]],
     ) -> None:
         count = len(stages)
         self._stage_of = {name: j for j, stage in enumerate(stages) for name in stage.layers}
@@ -227,10 +182,6 @@ class _Table:
         layers = [self._held(graph, stage.layers, more) for stage, more in rows]
         self._workspace = [workspace_bytes((peak, kept) for peak, kept, _ in s) for s in layers]
         self._split = [split_workspace_bytes(stage) for stage in layers]
-        self._first = [
-            _first_gradients(graph, *row)
-            for row in zip(stages, layers, gradients, self._workspace, strict=True)
-        ]
         self._offload = [{*stage.offload} for stage in stages]
         self._offloaded = [
             sum(_without_batch(graph.layers[name]) for name in names) for names in self._offload
@@ -251,7 +202,7 @@ class _Table:
         layers = [graph.layers[name] for name in graph.in_order(names)]
         return [
             (
-                peaks[row.name] + 2 * divided.get(row.name, 0),
+                peaks[row.name] + divided.get(row.name, 0),
                 inputs[row.name] if row.name in self._rerun else row.stash_bytes,
                 row.kept_for_weights_bytes,
             )
@@ -327,45 +278,6 @@ class _Table:
                 gathered=gathered[j],
                 returned_gathered=gathered_back[j],
                 offload=max(0, self._offloaded[j]),
-                gradients=self._first[j].total,
-                first_backward=self._first[j].backward,
-                first_weights=self._first[j].weights,
             )
             for j in range(len(self._kept))
         ]
-
-
-class _FirstGradients(NamedTuple):
-    """Bytes of gradients, and of what is held while they are made: the names of StageBytes."""
-
-    total: int
-    backward: int
-    weights: int
-
-
-def _first_gradients(
-    graph: LayerGraph,
-    stage: StageLayers,
-    held: Sequence[tuple[int, int, int]],
-    gradients: Mapping[str, int],
-    workspace: int,
-) -> _FirstGradients:
-    """Return what the gradients take that a stage's first backward makes.
-
-    Args:
-        graph: with the layers.
-        stage: one of the stages.
-        held: of :meth:`_Table._held`.
-        gradients: by layer.
-        workspace: of the stage. With all gradients it is enough for a backward that adds to them,
-            so that the first takes no more.
-    """
-    total = sum(gradients.values())
-    if not total:
-        return _FirstGradients(0, 0, 0)
-    names, largest = graph.in_order(stage.layers), graph.new_gradient_bytes
-    made = [gradients.get(name, 0) for name in names]
-    rows = list(zip(names, held, made, strict=True))
-    backward = first_backward_bytes((peak, kept, g) for _, (peak, kept, _), g in rows)
-    weights = first_weights_bytes((late, g, min(g, largest[name])) for name, (*_, late), g in rows)
-    return _FirstGradients(total, *(min(x, workspace + total) for x in (backward, weights)))

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.gradients import gradient_bytes
 from planner.costs.optimizer import static_bytes, step_traffic_bytes
 from planner.costs.roofline import layer_times, loaded_times
 from planner.model.blocks import block_name
@@ -468,15 +469,14 @@ class _Parameters(NamedTuple):
             last.update(dict.fromkeys(names, n))
             users[held[-1]] += 1
         rows = [[graph.parameters[name] for name in numbers] for graph in graphs]
+        made = _of_trainable(rows, partial(gradient_bytes, problem.job))
         return cls(
             *_rows(held),
             np.array(before, dtype=np.int64),
             np.array([_static(problem, of_type) for of_type in rows]),
-            _of_trainable(
-                rows, lambda p: step_traffic_bytes(problem.job, p.bytes, p.elements)
-            ).astype(float),
-            _of_trainable(rows, lambda p: p.bytes if p.summed else 0),
-            _of_trainable(rows, lambda p: p.bytes),
+            _of_trainable(rows, partial(step_traffic_bytes, problem.job)).astype(float),
+            np.where([[p.summed for p in row] for row in rows], made, 0),
+            made,
             users,
         )
 

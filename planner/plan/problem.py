@@ -270,8 +270,6 @@ def _rules_of(runtime: RuntimeRules) -> dict[str, Any]:
     for name in ("group_messages", "tied"):
         if getattr(runtime, name) != getattr(PIPEPLAN, name):
             found[name] = getattr(runtime, name)
-    if runtime.gradients != "always":  # As older versions had it.
-        found["gradients"] = runtime.gradients
     return found if runtime.links == "in_turn" else {**found, "links": runtime.links}
 
 

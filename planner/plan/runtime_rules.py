@@ -32,8 +32,6 @@ GroupMessages = Literal["whole", "parts"]
 """How a tensor that all devices of a tensor-parallel group have whole is sent to another group."""
 TiedReduction = Literal["at_once", "in_turn"]
 """Whether replicas and stages that hold a tied parameter reduce its gradient in one go."""
-GradientMemory = Literal["always", "from_first_backward"]
-"""When the gradients of parameters that one device alone holds are in its memory."""
 LinkRule = Literal["fair", "in_turn"]
 """How messages and reductions use a link: at once, max-min fairly, or one after the other."""
 
@@ -121,9 +119,6 @@ class RuntimeRules(Record):
             all devices that hold it; ``in_turn``: among the replicas of each stage, with the
             stage's other gradients, then replica by replica among the stages, where these have as
             many replicas.
-        gradients: When gradients that no other device reduces are in memory. ``always``: in buffers
-            that stay, as plans were predicted before there was a choice; ``from_first_backward``:
-            a backward makes them, and they are dropped after the optimizer's step.
     """
 
     format: Literal["pipeplan-runtime/1"] = "pipeplan-runtime/1"
@@ -135,11 +130,10 @@ class RuntimeRules(Record):
     links: LinkRule = "fair"
     group_messages: GroupMessages = "whole"
     tied: TiedReduction = "at_once"
-    gradients: GradientMemory = "always"
 
     @model_serializer(mode="wrap")
     def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "group_messages", "tied", "gradients")
+        return without_defaults(self, dump(self), "group_messages", "tied")
 
     @classmethod
     def load(cls, path: str | Path) -> RuntimeRules:
@@ -157,13 +151,11 @@ class RuntimeRules(Record):
 
     @property
     def may_be_faster(self) -> bool:
-        """Whether messages, reductions or memory may be less than in Pipeplan's own executor.
+        """Whether messages or reductions may be less than in Pipeplan's own executor.
 
-        In parts less is sent, reductions in turn may send less over slow links, and gradients that
-        come with the first backward leave room for more microbatches.
+        In parts less is sent, and reductions in turn may send less over slow links.
         """
-        is_leaner = self.gradients == "from_first_backward"
-        return self.group_messages == "parts" or self.tied == "in_turn" or is_leaner
+        return self.group_messages == "parts" or self.tied == "in_turn"
 
     @property
     def lacks_host_times(self) -> bool:
@@ -192,9 +184,8 @@ class RuntimeRules(Record):
 PIPEPLAN = RuntimeRules()
 """Our own executor (executor/runtime/runtime.py), as which plans have always been predicted.
 
-It drops gradients after each step (executor/training/master_weights.py), so ``from_first_backward``
-would be nearer to what it holds; but bounds that count on that are much looser where memory is
-tight.
+It drops gradients after each step (executor/training/master_weights.py); memory counts them at all
+times.
 """
 _IN_TURN = RuntimeBehaviour(
     send="blocking", receive="blocking", exchange="neighbour", reduction="device"

@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from planner.cluster.hardware import GIB
+from planner.costs.gradients import gradient_bytes
 from planner.costs.optimizer import most_holders, static_bytes
 from planner.errors import InfeasibleError
 from planner.job import Job
@@ -225,18 +226,16 @@ def _parts(chain: Chain, division: TightDivision, begin: int, end: int) -> dict[
     if problem.job.recompute:
         name += " with all recomputed that saves memory"
 
-    def least_bytes(parameter: Parameter) -> int:
-        shared = parameter.name in problem.divided_parameters
-        return -(-parameter.bytes // holders) if shared else parameter.bytes
+    def least_bytes(parameter: Parameter, bytes_: int) -> int:
+        return -(-bytes_ // holders) if parameter.name in problem.divided_parameters else bytes_
 
     parts = {
-        "weights": sum(map(least_bytes, parameters)),
-        "gradients": sum(map(least_bytes, trained)),
+        "weights": sum(least_bytes(row, row.bytes) for row in parameters),
+        "gradients": sum(least_bytes(row, gradient_bytes(problem.job, row)) for row in trained),
         "optimizer state": sum(per_element * -(-p.elements // holders) for p in trained),
         name: division.least_stash_bytes(begin, end),
         "tensors to and from its neighbours": max(
-            int(chain.cut_bytes[end] - chain.late_gradient_bytes[begin:end].sum()),
-            int(gradients[begin] + gradients[end]),
+            int(chain.cut_bytes[end]), int(gradients[begin] + gradients[end])
         ),
     }
     need_bytes = int(division.division.need_bytes[begin, end])

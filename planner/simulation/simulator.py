@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from planner.costs.collectives import CollectiveLoad
 from planner.costs.placed_pipeline import PlacedPipeline, Transfer
 from planner.costs.placement import place_plan
 from planner.errors import DeadlockError
@@ -349,15 +350,22 @@ class Replay:
 
     def _reduce(self, number: int, now: float) -> None:
         self._ready_s[number] = now
-        self._network.request(self._collective(number), now)
+        self._network.request(self._reduction(number), now)
 
-    def _collective(self, number: int) -> Flow:
-        """Return a reduction on its way; its all-gather, if it has one, asks for the same."""
+    def _reduction(self, number: int) -> Flow:
+        seconds = self.pipeline.synchronisations[number].seconds
+        return self._collective(number, seconds, self.pipeline.reduction_loads[number])
+
+    def _gathering(self, number: int) -> Flow:
+        seconds = self.pipeline.synchronisations[number].gather_s
+        return self._collective(number, seconds, self.pipeline.gather_loads[number])
+
+    def _collective(self, number: int, seconds: float, load: CollectiveLoad) -> Flow:
+        """Return a reduction on its way, or its all-gather."""
         sync = self.pipeline.synchronisations[number]
-        load = self.pipeline.reduction_loads[number]
         return Flow(
             key=number,
-            seconds=sync.seconds,
+            seconds=seconds,
             waits_for=[(device,) for device in sync.devices],
             latency_s=load.latency_s,
             gb_per_s=load.gb_per_s,
@@ -422,7 +430,7 @@ class Replay:
             end_s,
             steps_s,
             self._gradients.made_s,
-            gathered(self.pipeline, end_s, self._collective),
+            gathered(self.pipeline, end_s, self._gathering),
             tuple(self.copies.events),
         )
 

@@ -21,7 +21,6 @@ from itertools import pairwise
 from planner.cluster.hardware import DeviceType, Source
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.roofline import layer_times
-from planner.costs.sharding import GATHERS
 from planner.model.graph_record import Layer
 from planner.model.length_graph import layer_at
 from planner.plan.plan import TimeProvenance
@@ -121,7 +120,8 @@ class _StepSources:
         placed = self._pipeline.stages[stage]
         if placed.collective_s:
             ring = sorted(spec.devices, key=self._cluster.numbers.__getitem__)
-            yield self._links([*ring, ring[0]]), GATHERS[kind] * sum(placed.collective_s.values())
+            each_s = (row.in_operation(kind) for row in placed.collective_s.values())
+            yield self._links([*ring, ring[0]]), sum(each_s)
 
     def _links(self, devices: Sequence[str]) -> Source:
         """Return the weakest source of all links between neighbours."""

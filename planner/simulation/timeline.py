@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -183,8 +183,7 @@ def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
     A received tensor counts from the start of its transfer, a sent one until the end of its
     transfer; a stash from the start of its forward to the end of its backward. If that is split,
     the input gradient leaves what the weight gradient needs. What is offloaded is gone from the end
-    of its copy to the host until the start of its copy back. Gradients that no other device reduces
-    come with the first backward of their stage.
+    of its copy to the host until the start of its copy back.
     """
     pipeline = timeline.pipeline
     changes: dict[str, list[tuple[float, int]]] = {
@@ -199,39 +198,7 @@ def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
     for copy in timeline.copies:
         change = (copy.end_s, -copy.bytes) if copy.is_out else (copy.start_s, copy.bytes)
         changes[copy.device].append(change)
-    first: dict[int, list[OperationEvent]] = {}
-    for event in timeline.operations:
-        index, kind, _ = event.operation
-        if kind != "F" and pipeline.stages[index].gradient_bytes:
-            first.setdefault(index, []).append(event)
-    for index, events in first.items():
-        changes[events[0].device] += _gradient_changes(pipeline, index, events)
     return {device: _accumulate(rows) for device, rows in changes.items()}
-
-
-def _gradient_changes(
-    pipeline: PlacedPipeline, index: int, backwards: Sequence[OperationEvent]
-) -> list[tuple[float, int]]:
-    """Return what is held less before the first backward of a stage, and while that runs.
-
-    Gradients are made by the first whole backward or the first weight gradient. They count from the
-    start of a second input gradient at the latest, though the executor may not have them yet: so
-    every schedule holds a stash beside them at some moment, which bounds count on.
-
-    Args:
-        pipeline: the stages.
-        index: of one that has one device, and gradients that are not there at first.
-        backwards: its B, I and W, in the order in which they run.
-    """
-    stage, is_split = pipeline.stages[index], backwards[0].operation.kind == "I"
-    first = backwards[1 if is_split else 0]
-    total, device = stage.gradient_bytes, first.device
-    if is_split and first.operation.kind != "W":
-        return [(0.0, -total), (first.start_s, total)]
-    counted = max(pipeline.stages[other].workspace_bytes for other in pipeline.stages_on[device])
-    held = stage.first_weights_bytes if is_split else stage.first_backward_bytes
-    extra = max(0, held - counted)
-    return [(0.0, -total), (first.start_s, extra), (first.end_s, total - extra)]
 
 
 def _operation_changes(pipeline: PlacedPipeline, event: OperationEvent) -> list[tuple[float, int]]:

@@ -24,15 +24,12 @@ class PlanCosts:
     Attributes:
         problem: costs of single layers.
         layers: a stage's, see :meth:`PlanLayers.layers`.
-        in_parts: weights that replicas divide, see :meth:`PlanLayers.in_parts`.
+        in_parts: weights that replicas divide, see :meth:`StageSizes.in_parts`.
         bytes: of each stage.
-        shares_state: whether devices that reduce a gradient share the optimizer's state of it, so
-            that reductions are reduce-scatters and all-gathers follow the optimizer's step.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self.shares_state = plan.job.shards_state
         self.problem = ProblemCosts(plan.cluster, plan.job)
         self.routes = Routes(plan.cluster)
         self.stages_on = {
@@ -42,16 +39,17 @@ class PlanCosts:
         }
         self.devices = tuple(self.stages_on)
         self._layers = PlanLayers(plan)
-        self.layers, self.in_parts = self._layers.layers, self._layers.in_parts
+        self.layers = self._layers.layers
         self._seconds: dict[tuple[int, str], Seconds] = {}
         self._before_s: dict[tuple[int, str, str, str], float] = {}
         sizes = StageSizes(self._layers, self.problem, self.seconds)
+        self.in_parts = sizes.in_parts
         self.bytes = [sizes.of(stage) for stage in plan.stages]
 
     @cached_property
     def reductions(self) -> list[Reduction]:
         """Stages by themselves in order, then tied parameters by the stages that hold them."""
-        return PlanReductions(self._layers, self.routes).all()
+        return PlanReductions(self._layers, self.routes, self.problem).all()
 
     def seconds(self, stage: int, kind: str, device: str) -> float:
         """Return the seconds of an operation, summed in the order of the layer graph."""
@@ -77,20 +75,20 @@ class PlanCosts:
     def seconds_in(self, stage: int, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of a layer of a stage, with what its replicas put together for it."""
         forward, inputs, weights, whole = self.layer_seconds(layer, type_name)
-        each = self.collective_s(stage).get(layer.name, 0.0)
-        return forward + each, inputs + each, weights + each, whole + 2 * each
+        gather_s, sum_s = self.collective_s(stage).get(layer.name, (0.0, 0.0))
+        return forward + gather_s, inputs + gather_s, weights + sum_s, whole + gather_s + sum_s
 
     def ring(self, stage: int) -> tuple[str, ...]:
         """Return the replicas of a stage in the order of the cluster."""
         there = set(self._plan.stages[stage].devices)
         return tuple(name for name in self._plan.cluster.device_names if name in there)
 
-    def collective_s(self, stage: int) -> dict[str, float]:
-        """Return the seconds of one gather of a layer's weights, or one sum of its gradients."""
+    def collective_s(self, stage: int) -> dict[str, tuple[float, float]]:
+        """Return the seconds of a gather of each layer's weights, and of a sum of its gradients."""
         return self._collective_s[stage]
 
     @cached_property
-    def _collective_s(self) -> list[dict[str, float]]:
+    def _collective_s(self) -> list[dict[str, tuple[float, float]]]:
         """The same of all stages, whose rings share links; one of the same devices counts once."""
         held = [self.in_parts(stage.index) for stage in self._plan.stages]
         rings = [self.ring(index) if row else () for index, row in enumerate(held)]
@@ -103,7 +101,10 @@ class PlanCosts:
             return steps * max(latency_s + part / width for latency_s, width in of_ring[ring])
 
         rows = zip(rings, held, strict=True)
-        return [{name: seconds(ring, size) for name, size in row.items()} for ring, row in rows]
+        return [
+            {name: (seconds(ring, size), seconds(ring, sums)) for name, (size, sums) in row.items()}
+            for ring, row in rows
+        ]
 
     def layer_seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer, with its forward again where it is recomputed."""
@@ -129,13 +130,10 @@ class PlanCosts:
         layers = [layer for stage in self.stages_on[device] for layer in self.layers(stage)]
         held = [parameter for parameter in self._layers.held(layers) if parameter.trainable]
         sharers = self._layers.sharers
-        moved = sum(
-            (3 * row.bytes + 2 * self.problem.state_bytes(row)) / sharers.get(row.name, 1)
-            for row in held
-        )
+        moved = sum(self.problem.stepped_bytes(row) / sharers.get(row.name, 1) for row in held)
         kind = self._plan.cluster.device_type(device)
         step_s = moved / (kind.memory_bandwidth_gb_per_s * kind.optimizer_efficiency * 1e9)
-        return step_s + summed_s(held, kind)
+        return step_s + summed_s(self.problem, held, kind)
 
     def copy_s(self, stage: int, device: str) -> float:
         """Return the seconds in which what a stage offloads passes a device's host link."""
@@ -147,10 +145,9 @@ class PlanCosts:
         return self.problem.capacity_bytes(self._plan.cluster.type_of(device))
 
     def constant_bytes(self, device: str) -> int:
-        """Held at all times: the largest workspace, and of static memory what is always there."""
+        """Held at all times: static memory and the largest workspace."""
         rows = [self.bytes[stage] for stage in self.stages_on[device]]
-        static = sum(row.static - row.gradients for row in rows)
-        return static + max(row.workspace for row in rows)
+        return sum(row.static for row in rows) + max(row.workspace for row in rows)
 
     def split_bytes(self, stage: int, device: str) -> int:
         """Held on top of that while an input gradient of the stage runs apart."""

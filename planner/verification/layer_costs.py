@@ -103,6 +103,27 @@ class ProblemCosts:
         masters = 4 if job.precision in ("float16", "bfloat16") else 0
         return (an_element + masters) * parameter.elements
 
+    def gradient_bytes(self, parameter: Parameter) -> int:
+        """Return the bytes of a parameter's gradient, that of 16-bit weights usually in float32."""
+        is_wide = parameter.bytes > 2 * parameter.elements
+        if is_wide or self._job.gradient_precision == "weights":
+            return parameter.bytes
+        return parameter.elements * 4
+
+    def least_reduced_bytes(self, parameter: Parameter) -> float:
+        """Return bytes whose all-reduce takes no longer than what is done with a parameter.
+
+        Where devices share the optimizer's state, the gradient goes around a ring once, and the
+        parameter once: half a ring of all-reduces each.
+        """
+        bytes_ = self.gradient_bytes(parameter)
+        return (bytes_ + parameter.bytes) / 2 if self._job.shards_state else bytes_
+
+    def stepped_bytes(self, parameter: Parameter) -> int:
+        """Return what an optimizer step moves: gradients once, weights and state twice."""
+        both = parameter.bytes + self.state_bytes(parameter)
+        return self.gradient_bytes(parameter) + 2 * both
+
     def static_bytes(
         self, parameter: Parameter, sharers: int = 1, *, in_parts: bool = False
     ) -> int:
@@ -117,8 +138,10 @@ class ProblemCosts:
             return parameter.bytes
         elements = math.ceil(parameter.elements / sharers)
         part = parameter.model_copy(update={"elements": elements})
-        whole = math.ceil(parameter.bytes / sharers) if in_parts else parameter.bytes
-        return 2 * whole + self.state_bytes(part)
+        held = [parameter.bytes, self.gradient_bytes(parameter)]
+        if in_parts:
+            held = [math.ceil(bytes_ / sharers) for bytes_ in held]
+        return sum(held) + self.state_bytes(part)
 
 
 def at_lengths(layer: Layer) -> list[Layer]:
@@ -188,10 +211,11 @@ def exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
     )
 
 
-def summed_s(parameters: Iterable[Parameter], kind: DeviceType) -> float:
+def summed_s(costs: ProblemCosts, parameters: Iterable[Parameter], kind: DeviceType) -> float:
     """Return the seconds in which a group sums gradients of what each of its devices has whole."""
     if kind.group is None:
         return 0.0
-    bytes_ = sum(row.bytes for row in parameters if row.summed) // kind.group.devices
+    summed = [costs.gradient_bytes(row) for row in parameters if row.summed]
+    bytes_ = sum(summed) // kind.group.devices
     ways = kind.group.collectives["all_reduce"] if bytes_ else ()
     return min((w.latency_us / 1e6 + bytes_ / (w.gb_per_s * 1e9) for w in ways), default=0.0)

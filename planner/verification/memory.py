@@ -47,9 +47,6 @@ def _changes(tasks: PlanTasks, times: Times) -> Iterator[_Change]:
             if operation in tasks.on_device:
                 there = Span(span.end_s, span.end_s)
                 yield from _of_message(tasks, tasks.on_device[operation], there)
-    for stage in tasks.plan.stages:
-        if tasks.costs.bytes[stage.index].gradients:
-            yield from _first_gradients(tasks, times, stage.devices[0], stage.index)
     for key, span in times.items():
         if not isinstance(key.of, Operation):
             continue
@@ -93,18 +90,3 @@ def _of_operation(
             at_end = -row.weight_stash
     yield device, span.start_s, at_start
     yield device, span.end_s, at_end
-
-
-def _first_gradients(tasks: PlanTasks, times: Times, device: str, stage: int) -> Iterator[_Change]:
-    """Gradients come with a first B or W, by a second I at the latest."""
-    order = [row for row in tasks.orders[device] if row.stage == stage and row.kind != "F"]
-    first = order[0] if order[0].kind == "B" else order[1]
-    start_s, end_s = times[Key("operation", first)]
-    row, here = tasks.costs.bytes[stage], tasks.costs.stages_on[device]
-    room = max(tasks.costs.bytes[other].workspace for other in here)
-    while_made = {"B": row.first_backward, "W": row.first_weights}.get(first.kind)
-    if while_made is None or (order[0].kind == "I" and first.kind == "B"):
-        while_made = row.gradients + room
-    more = max(0, while_made - room)
-    yield device, start_s, more
-    yield device, end_s, row.gradients - more

@@ -68,8 +68,8 @@ class PlanLayers:
         names = dict.fromkeys(name for layer in layers for name in layer.parameters)
         return [self.parameters[name] for name in names]
 
-    def in_parts(self, stage: int) -> dict[str, int]:
-        """Return the bytes of the weights, by layer, that each replica of a stage has a part of.
+    def in_parts(self, stage: int) -> dict[str, list[Parameter]]:
+        """Return the parameters, by layer, of which each replica of a stage has a part.
 
         They are trained, and no other layer uses them.
         """
@@ -77,10 +77,9 @@ class PlanLayers:
             return {}
         found = {}
         for layer in self.layers(stage):
-            names = [name for name in self.divided if name in layer.parameters]
-            bytes_ = sum(self.parameters[name].bytes for name in names)
-            if bytes_:
-                found[layer.name] = bytes_
+            rows = [self.parameters[n] for n in self.divided if n in layer.parameters]
+            if any(row.bytes for row in rows):
+                found[layer.name] = rows
         return found
 
     @cached_property

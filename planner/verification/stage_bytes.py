@@ -27,9 +27,6 @@ class CheckedStageBytes:
             several lengths these are the mean, and all others of the longest.
         gathered, gradient_gathered: of these, what arrives in parts.
         offloaded: of the stash, what goes to the host between forward and backward.
-        gradients: of the static bytes, gradients that the first backward makes.
-        first_backward: beside whole stashes and the rest of the static bytes, while that runs.
-        first_weights: the same where its weight gradient runs apart.
     """
 
     static: int
@@ -46,9 +43,6 @@ class CheckedStageBytes:
     gathered: int
     gradient_gathered: int
     offloaded: int
-    gradients: int
-    first_backward: int
-    first_weights: int
 
 
 class StageSizes:
@@ -75,9 +69,8 @@ class StageSizes:
         # What a layer that does not run again keeps of the received tensors is in its stash.
         in_stash = sum(t.bytes for t in received if self._all.keeper(t) == index)
         input_bytes = sum(t.bytes for t in received)
-        workspace, split_workspace = self._workspaces(layers, self._all.in_parts(index))
-        made = self._first_gradients(stage, layers)
-        while_made = self._while_made(layers, made, workspace)
+        in_parts = {name: sum(both) for name, both in self.in_parts(index).items()}
+        workspace, split_workspace = self._workspaces(layers, in_parts)
         return CheckedStageBytes(
             static=sum(
                 self._problem.static_bytes(
@@ -100,52 +93,21 @@ class StageSizes:
                 moved_bytes(t) for t in received if t.requires_grad and t.parts > 1
             ),
             offloaded=self._offloaded_bytes(stage),
-            gradients=sum(made),
-            first_backward=while_made[0],
-            first_weights=while_made[1],
         )
 
-    def _first_gradients(self, stage: Stage, layers: Sequence[Layer]) -> list[int]:
-        """Bytes of gradients that the first backward through each layer makes.
+    def in_parts(self, stage: int) -> dict[str, tuple[int, int]]:
+        """Return the bytes of weights that each replica of a stage has a part of, and of gradients.
 
-        Where several devices reduce a gradient, or the runtime keeps it, it has a place at all
-        times. So it has where a backward takes no time, or none follows the first.
+        Args:
+            stage: its number.
+
+        Returns:
+            Both by layer.
         """
-        plan, nothing = self._all.plan, [0 for _ in layers]
-        if plan.runtime.gradients == "always" or plan.microbatches == 1:
-            return nothing
-        if len(stage.devices) > 1 or plan.sync.strategy not in ("all_reduce", "fused"):
-            return nothing
-        if not all(self._seconds(stage.index, kind, stage.devices[0]) for kind in "BI"):
-            return nothing
-        there = {row.name for row in layers}
-        elsewhere = (row for row in self._all.graph.layers if row.name not in there)
-        others = {name for row in elsewhere for name in row.parameters}
-        seen: set[str] = set()
-        made = []
-        for layer in reversed(layers):
-            new = set(layer.parameters) - seen
-            seen |= new
-            rows = [self._all.parameters[name] for name in new - others]
-            made.append(sum(row.bytes for row in rows if row.trainable))
-        return made[::-1]
-
-    def _while_made(
-        self, layers: Sequence[Layer], made: Sequence[int], workspace: int
-    ) -> tuple[int, int]:
-        """What a first backward holds beside whole stashes, and a first weight gradient."""
-        if not sum(made):
-            return 0, 0
-        whole = apart = 0
-        for k, layer in enumerate(layers):
-            there = sum(made[k:])
-            kept = sum(map(self._kept_of, layers[k:]))
-            whole = max(whole, self._peak_bytes(layer) + there - kept)
-            sizes = (row.bytes for row in self._all.held([layer]) if row.trainable)
-            copied = min(made[k], max(sizes, default=0))
-            apart = max(apart, there + copied - sum(map(_late_bytes, layers[k + 1 :])))
-        most = workspace + sum(made)
-        return min(whole, most), min(apart, most)
+        return {
+            layer: (sum(row.bytes for row in rows), sum(map(self._problem.gradient_bytes, rows)))
+            for layer, rows in self._all.in_parts(stage).items()
+        }
 
     def _kept_of(self, layer: Layer) -> int:
         is_again = layer.name in self._all.rerun
@@ -183,7 +145,7 @@ class StageSizes:
 
         A layer's weights that are put together are whole while it runs, and its gradients too.
         """
-        peaks = [self._peak_bytes(row) + 2 * in_parts.get(row.name, 0) for row in layers]
+        peaks = [self._peak_bytes(row) + in_parts.get(row.name, 0) for row in layers]
         kept = [self._kept_of(row) for row in layers]
         late = [_late_bytes(layer) for layer in layers]
         # The weight gradients' needs are all there before the input gradient ends.

@@ -18,7 +18,7 @@ from planner.plan.operations import Operation, Orders, owners
 from planner.plan.plan import Plan
 from planner.verification.costs import PlanCosts
 from planner.verification.reductions import Reduction
-from planner.verification.routes import Lane
+from planner.verification.routes import AllReduce, Lane
 from planner.verification.script import Message, Scripts
 
 What = Literal["operation", "message", "reduction", "gather", "copy", "step"]
@@ -331,7 +331,8 @@ class PlanTasks:
                 everyone = self._rules.reduction == "flush"
                 devices = self.costs.devices if everyone else reduction.devices
                 waits = [wait for device in devices for wait in self._end_of(device)]
-            yield self._collective(Key("reduction", number), reduction, waits)
+            taken, devices = reduction.taken, reduction.devices
+            yield self._collective(Key("reduction", number), devices, taken, waits)
 
     def _made(self, reduction: Reduction, device: str, backward: Operation) -> Wait:
         """Return the moment within a last backward at which it has made the gradients."""
@@ -342,8 +343,9 @@ class PlanTasks:
         ahead_s = costs.before_s(stage, reduction.first_layer, kind, device)
         return Wait(operation_key(backward), ahead_s)
 
-    def _collective(self, key: Key, reduction: Reduction, waits: list[Wait]) -> Task:
-        taken, devices = reduction.taken, reduction.devices
+    def _collective(
+        self, key: Key, devices: tuple[str, ...], taken: AllReduce, waits: list[Wait]
+    ) -> Task:
         return Task(
             key,
             devices,
@@ -369,9 +371,10 @@ class PlanTasks:
     def _gathers(self) -> Iterator[Task]:
         """Parameters are gathered after the steps of devices that share the optimizer's state."""
         for number, reduction in enumerate(self.costs.reductions):
-            if self.costs.shares_state and reduction.gathers:
-                waits = [Wait(Key("step", device)) for device in reduction.devices]
-                yield self._collective(Key("gather", number), reduction, waits)
+            if reduction.gathered is not None:
+                devices = reduction.devices
+                waits = [Wait(Key("step", device)) for device in devices]
+                yield self._collective(Key("gather", number), devices, reduction.gathered, waits)
 
     # --- circles ----------------------------------------------------------------------------------
 

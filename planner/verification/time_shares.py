@@ -166,10 +166,10 @@ class _Sources:
             for layer, share in zip(at_lengths(whole) or [whole], shares, strict=True):
                 parts = self._of_layer(layer, kind, device, again=whole.name in rerun)
                 yield from ((source, share * seconds) for source, seconds in parts)
-        together_s = sum(self._costs.collective_s(stage).values())
-        if together_s:
+        for gather_s, sum_s in self._costs.collective_s(stage).values():
             ring = self._costs.ring(stage)
-            yield self._weakest_link((*ring, ring[0])), together_s * (2 if kind == "B" else 1)
+            seconds = {"B": gather_s + sum_s, "W": sum_s}.get(kind, gather_s)
+            yield self._weakest_link((*ring, ring[0])), seconds
 
     def _of_layer(
         self, layer: Layer, kind: str, device: str, *, again: bool

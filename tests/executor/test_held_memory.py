@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from builders import LATE, orders, star
 from held_bytes import allocated
 from in_turn import MEAN_SQUARES, cut_everywhere
 from torch import Tensor, nn
@@ -12,11 +11,7 @@ from traces import trace_once
 
 from executor.stage.runner import StageRunner
 from models import ZOO
-from planner.costs.placed_pipeline import StageSpec
-from planner.costs.placement import place
 from planner.job import Job
-from planner.plan.problem import Problem
-from planner.simulation.simulator import simulate
 from planner.tracing.factory import TrainingStep, example_batch, import_factory
 
 pytestmark = pytest.mark.extensive
@@ -108,61 +103,6 @@ def test_later_weight_gradients_add_up_without_a_second_tensor_of_their_size() -
     with allocated() as change:
         runner.weight_gradients(1)
     assert change.peak_bytes <= FLOAT * WIDE + ROUND  # A bias's.
-
-
-class Heavy(nn.Module):
-    """Weights that take far more than what a microbatch keeps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.h = nn.ModuleList(nn.Linear(WIDE, WIDE) for _ in range(6))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        for layer in self.h:
-            rows = torch.tanh(layer(rows))
-        return rows
-
-    def example_batch(self, samples: int) -> dict[str, Tensor]:
-        return {"rows": torch.randn(samples, WIDE), "target": torch.randn(samples, WIDE)}
-
-
-@pytest.mark.parametrize(
-    ("order", "most"),
-    [
-        ("0F0 0F1 0F2 0B0 0B1 0B2", 1.1),
-        ("0F0 0B0 0F1 0B1 0F2 0B2", 1.1),
-        # A weight gradient may copy what it makes; that of a linear map does not.
-        ("0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2", 1.2),
-        # A second input gradient counts as if the gradients were there.
-        ("0F0 0F1 0F2 0I0 0I1 0I2 0W0 0W1 0W2", 1.4),
-    ],
-)
-def test_a_plan_says_what_is_held_until_the_first_gradients_are_made(
-    order: str, most: float
-) -> None:
-    job = MEAN_SQUARES.model_copy(
-        update={"samples_per_microbatch": SAMPLES, "microbatches": 3, "optimizer": "sgd"}
-    )
-    model, cut_model, layers = cut_everywhere(Heavy, job)
-    (stage,) = cut_model([layers])
-    problem = Problem(trace_once(Heavy, job), star(1), job, runtime=LATE)
-    placed = place(problem, [StageSpec(tuple(layers), ("d0",))])
-    timeline = simulate(placed, orders(d0=order))
-    operations = timeline.orders["d0"]
-    split = [operation.microbatch for operation in operations if operation.kind == "W"]
-    runner, batch = StageRunner(stage, 3, split), model.example_batch(SAMPLES)
-    weights = FLOAT * sum(parameter.numel() for parameter in model.parameters())
-    run = {
-        "F": lambda microbatch: runner.forward(microbatch, (), batch),
-        "B": lambda microbatch: runner.backward(microbatch, ()),
-        "I": lambda microbatch: runner.backward(microbatch, ()),
-        "W": runner.weight_gradients,
-    }
-    with allocated() as change:
-        for operation in operations:
-            run[operation.kind](operation.microbatch)
-    predicted = timeline.peak_memory_bytes["d0"] - weights
-    assert change.peak_bytes <= predicted <= most * change.peak_bytes
 
 
 def test_attention_with_a_learned_bias_keeps_no_more_than_for_a_whole_backward() -> None:

@@ -95,7 +95,8 @@ def test_layers_use_parameters_in_order_and_complete_them_in_reverse(plan: Plan)
 def test_a_device_that_computed_for_too_long_makes_up_for_little() -> None:
     clock = DeviceTime(factor=2.0, most_late_s=0.002)
     clock.begin()
-    clock.take(0.01)
+    clock.begin_operation()
+    clock.reach(0.01)
     first = clock._free_at_s
     assert first - clock._start_s == pytest.approx(0.02)
     clock.begin_operation()

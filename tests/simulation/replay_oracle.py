@@ -70,32 +70,8 @@ def seconds(pipeline: PlacedPipeline, operation: Operation, device: str) -> floa
     return {"F": forward, "B": whole, "I": inputs, "W": weights}[operation.kind]
 
 
-def gradients_before(timeline: Timeline) -> Iterator[tuple[str, float, float, int]]:
-    """Gradients before the first backward of a stage, and what is held while it runs.
-
-    ``(device, from, until, bytes)``: what static memory has too much is negative.
-    """
-    pipeline = timeline.pipeline
-    for index, stage in enumerate(pipeline.stages):
-        if not stage.gradient_bytes:
-            continue
-        (device,) = stage.spec.devices
-        order = [e for e in timeline.operations if e.device == device]
-        rows = [e for e in order if e.operation.stage == index and e.operation.kind != "F"]
-        kinds = "".join(event.operation.kind for event in rows)
-        counted = max(pipeline.stages[s].workspace_bytes for s in pipeline.stages_on[device])
-        if kinds.startswith("B"):
-            first, while_made = rows[0], stage.first_backward_bytes
-        else:
-            first, while_made = rows[1], stage.first_weights_bytes
-        ready = first.end_s if kinds.startswith(("B", "IW")) else first.start_s
-        yield device, 0.0, ready, -stage.gradient_bytes
-        yield device, first.start_s, ready, max(0, while_made - counted)
-
-
 def held_intervals(timeline: Timeline) -> Iterator[tuple[str, float, float, int]]:
     """Every tensor on every device: ``(device, from, until, bytes)``."""
-    yield from gradients_before(timeline)
     pipeline = timeline.pipeline
     event_of = {event.operation: event for event in timeline.operations}
     arrives, leaves = {}, {}

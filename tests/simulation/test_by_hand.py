@@ -1,12 +1,10 @@
 """Small pipelines whose timelines were worked out by hand."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from builders import (
     GIGA,
-    LATE,
     boundary,
     by_older_rule,
     cluster,
@@ -23,7 +21,6 @@ from builders import (
 from planner.analysis.explain.explanation import explain
 from planner.cluster.cluster_file import Host
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.simulation.critical_path import critical_path
 from planner.simulation.simulator import simulate
@@ -231,60 +228,6 @@ def test_memory_of_two_stages_by_hand() -> None:
         0,
     ]
     assert timeline.peak_memory_bytes == {"d0": 4 * half + 200, "d1": 3 * half + 10}
-
-
-def weighty(**job: object) -> PlacedPipeline:
-    """Two layers of weights on one device; b's has a peak of 5 beside its stash, a's of 1."""
-    rows = [
-        layer("a", stash_bytes=100, peak_bytes=101, weight_stash_bytes=30, parameters=["p"]),
-        layer("b", stash_bytes=10, peak_bytes=15, weight_stash_bytes=8, parameters=["q", "r"]),
-    ]
-    held = [parameter("p", 1000), parameter("q", 100), parameter("r", 10)]
-    the_graph = graph(rows, [boundary("a", "b", bytes_=0)], held)
-    return pipeline(the_graph, star(2), [(["a", "b"], ["d0"])], LATE, microbatches=3, **job)
-
-
-WEIGHTS = 4 * 1110
-"""Bytes of the weights, and of all gradients."""
-
-
-def test_gradients_come_with_the_first_backward() -> None:
-    placed = weighty()
-    order = "0F0 0F1 0F2 0B0 0B1 0B2"
-    timeline = simulate(placed, orders(d0=order))
-    # As b runs it holds 5 more than its stash; whole backwards take 4 s, forwards 2.
-    assert [held_at(timeline, "d0", moment) for moment in (1, 5)] == [
-        WEIGHTS + 5 + 110,
-        WEIGHTS + 5 + 330,
-    ]
-    # First b's gradients beside its 5, then a's, beside 1, once the stash of b is gone.
-    assert held_at(timeline, "d0", 7) == WEIGHTS + 330 + (WEIGHTS + 1 - 10)
-    assert held_at(timeline, "d0", 11) == 2 * WEIGHTS + 5 + 220
-    assert held_at(timeline, "d0", 18) == 2 * WEIGHTS + 5
-    always = placed.problem.runtime.model_copy(update={"gradients": "always"})
-    kept = place(replace(placed.problem, runtime=always), [row.spec for row in placed.stages])
-    buffers = simulate(kept, orders(d0=order))
-    assert held_at(buffers, "d0", 5) == 2 * WEIGHTS + 5 + 330
-
-
-def test_gradients_come_with_the_first_weight_gradient() -> None:
-    placed = weighty(backward="split")
-    timeline = simulate(placed, orders(d0="0F0 0F1 0F2 0I0 0W0 0I1 0W1 0I2 0W2"))
-    assert held_at(timeline, "d0", 7) == WEIGHTS + 5 + 330
-    # At last a's gradients, and a copy of one, beside what they are made of.
-    assert held_at(timeline, "d0", 9) == WEIGHTS + 220 + 38 + min(WEIGHTS + 4000 - 8, 5 + WEIGHTS)
-    assert held_at(timeline, "d0", 11) == 2 * WEIGHTS + 5 + 220
-    # By a second input gradient they count as there.
-    timeline = simulate(placed, orders(d0="0F0 0F1 0F2 0I0 0I1 0W0 0W1 0I2 0W2"))
-    assert held_at(timeline, "d0", 7) == WEIGHTS + 5 + 330
-    assert held_at(timeline, "d0", 9) == 2 * WEIGHTS + 5 + 220 + 38
-
-
-def test_gradients_that_are_reduced_have_a_place_at_all_times() -> None:
-    the_graph = weighty().problem.graph
-    both = pipeline(the_graph, star(2), [(["a", "b"], ["d0", "d1"])], LATE, microbatches=4)
-    timeline = simulate(both, orders(d0="0F0 0F1 0B0 0B1", d1="0F2 0F3 0B2 0B3"))
-    assert held_at(timeline, "d0", 1) == 2 * WEIGHTS + 5 + 110
 
 
 def test_a_split_backward_sends_its_gradient_earlier() -> None:

@@ -112,7 +112,8 @@ def test_collectives_of_stages_share_links(sides: str, seconds: float) -> None:
         [(["a"], ["d0", "d1"]), (["b"], ["d2", "d3"])],
         **DIVIDED,
     )
-    assert [stage.collective_s for stage in placed.stages] == [{"a": seconds}, {"b": seconds}]
+    both = (seconds, seconds)  # A gather of weights, and a reduction of gradients.
+    assert [stage.collective_s for stage in placed.stages] == [{"a": both}, {"b": both}]
 
 
 def two_speeds() -> PlacedPipeline:

@@ -82,21 +82,14 @@ def orders_of_device(
                 is_ready = before is None or before[0] not in held or before in done
                 if is_ready and (kind == "F" or forward in done):
                     after = bytes_ + change(tiny, step)
-                    late = sum(tiny.late_bytes(s) for s in held if not has_made(order, s))
                     # What is held for no time at all is not counted.
-                    fits_now = after - late + tiny.sent_bytes(stage) <= room
+                    fits_now = after + tiny.sent_bytes(stage) <= room
                     if kind != "F" or not tiny.length(step) or fits_now:
                         yield from extend([*order, step], done | {step}, after)
                 if not any_order:
                     break
 
     return extend([], set(), 0)
-
-
-def has_made(order: Sequence[Step], stage: int) -> bool:
-    """Whether a stage's gradients are there after such operations: by a second I at the latest."""
-    kinds = "".join(kind for s, kind, _ in order if s == stage and kind != "F")
-    return kinds.startswith("B") or len(kinds) > 1
 
 
 def change(tiny: TinyPipeline, step: Step) -> int:
@@ -230,9 +223,6 @@ def peaks(tiny: TinyPipeline, start: Mapping[Step, float]) -> dict[int, int]:
     stays: dict[int, list[tuple[float, float, int]]] = {d: [] for d in tiny.device}
     for step, begin in start.items():
         _residents(tiny, start, step, begin, stays)
-    for stage in tiny.stages:
-        if tiny.late_bytes(stage):
-            stays[tiny.device[stage]] += _late_gradients(tiny, start, stage)
     return {
         device: max(
             (sum(b for since, until, b in rows if since <= at < until) for at, _, _ in rows),
@@ -240,19 +230,6 @@ def peaks(tiny: TinyPipeline, start: Mapping[Step, float]) -> dict[int, int]:
         )
         for device, rows in stays.items()
     }
-
-
-def _late_gradients(
-    tiny: TinyPipeline, start: Mapping[Step, float], stage: int
-) -> list[tuple[float, float, int]]:
-    """What is held less until a stage's first backward has made its gradients."""
-    steps = sorted((begin, step) for step, begin in start.items() if step[0] == stage)
-    order = [(begin, step) for begin, step in steps if step[1] != "F"]
-    is_whole = order[0][1][1] == "B"
-    begin, step = order[0 if is_whole else 1]
-    made = begin + (tiny.length(step) if is_whole or step[1] == "W" else 0)
-    more = tiny.first_bytes(stage, step[1])
-    return [(0.0, made, -tiny.late_bytes(stage)), (begin, made, more)]
 
 
 def _residents(

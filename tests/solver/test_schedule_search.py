@@ -115,37 +115,6 @@ def _gradients(tiny: TinyPipeline) -> tuple[list[int], list[int]]:
     return [*tiny.input_gradient], [*tiny.weight_gradient]
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
-        ((0,), 3, True),
-        ((0,), 3, False),
-        ((0,), 4, False),
-        ((0, 1), 3, True),
-        ((0, 1), 3, False),
-        ((0, 1), 4, False),
-        ((0, 1, 2), 3, False),
-    ],
-    ids=str,
-)
-def test_bound_and_value_enclose_the_best_where_gradients_come_late(shape):
-    """More microbatches fit before the first backward; the room is beside all gradients."""
-    device, microbatches, split = shape
-    proved, roomier = [], 0
-    for seed in range(12):
-        rng = random.Random(seed)
-        tiny = draw_tiny(rng, device, microbatches)
-        tiny = replace(tiny, weights=[rng.randint(0, 4) for _ in device])
-        proved += check(tiny, split)
-        rules = tiny.problem.runtime.model_copy(update={"gradients": "always"})
-        always = place(replace(tiny.problem, runtime=rules), tiny.specs)
-        roomier += measure_bound_s(always, "makespan", split=split) > A_LITTLE * measure_bound_s(
-            tiny.placed, "makespan", split=split
-        )
-    assert sum(proved) >= 0.25 * len(proved) > 0
-    assert roomier or len(set(device)) == 1  # Alone, a device waits for nobody.
-
-
 @pytest.mark.extensive
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bound_and_value_enclose_the_best_with_tensors_on_their_way(shape):

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from builders import LATE, boundary, cluster, device_type, graph, link, parameter
+from builders import boundary, cluster, device_type, graph, link
 
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
 from planner.job import Job
 from planner.plan.problem import Problem
-from planner.plan.runtime_rules import PIPEPLAN
 from planner.space import Backward
 
 Step = tuple[int, str, int]
@@ -65,7 +64,6 @@ class TinyPipeline:
     saved: Sequence[int] = ()
     whole: frozenset[tuple[int, int]] = frozenset()
     backward: Backward = "any"
-    weights: Sequence[int] = ()
 
     @cached_property
     def placed(self) -> PlacedPipeline:
@@ -102,10 +100,6 @@ class TinyPipeline:
             if self.device.index(d) == s and self.optimizer[d]:
                 parameters.append({"name": f"p{s}", "elements": 1, "bytes": 4, "trainable": True})
                 row["parameters"] = [f"p{s}"]
-            if self.weights and self.weights[s]:
-                elements = self.weights[s] * MIB // 4
-                parameters.append(parameter(f"w{s}", elements))
-                row["parameters"] = [f"w{s}"]
             layers.append({**nothing, **row})
         cuts = [
             boundary(f"l{s}", f"l{s + 1}", bytes_=bytes_) for s, bytes_ in enumerate(self.cut_bytes)
@@ -117,7 +111,7 @@ class TinyPipeline:
             max_stages_per_device=8,
             backward=self.backward,
         )
-        return Problem(the_graph, self._cluster(), job, runtime=LATE if self.weights else PIPEPLAN)
+        return Problem(the_graph, self._cluster(), job)
 
     @cached_property
     def cut_bytes(self) -> list[int]:
@@ -153,20 +147,7 @@ class TinyPipeline:
 
     def static_bytes(self, device: int) -> int:
         """Workspace of twice the tensor that a stage hands on; weights and gradients."""
-        held = [s for s in self.stages if self.device[s] == device] if self.weights else []
-        static = 2 * MIB * sum(self.weights[s] for s in held)
-        return static + self._workspace_bytes(device) + (8 if self.optimizer[device] else 0)
-
-    def late_bytes(self, stage: int) -> int:
-        """Of these, what a stage's first backward makes, if another follows and both take time."""
-        timed = all(self.length((stage, kind, 0)) for kind in "BI")
-        return self.weights[stage] * MIB * (timed and self.microbatches > 1) if self.weights else 0
-
-    def first_bytes(self, stage: int, kind: str) -> int:
-        """Beside the other static bytes while it makes them: a layer holds one gradient more."""
-        sent, late = 2 * self.sent_bytes(stage), self.late_bytes(stage)
-        most = late + (sent if kind == "B" else min(late, sent))
-        return max(0, most - self._workspace_bytes(self.device[stage]))
+        return self._workspace_bytes(device) + (8 if self.optimizer[device] else 0)
 
     def _workspace_bytes(self, device: int) -> int:
         held = [s for s in self.stages if self.device[s] == device]

@@ -139,9 +139,7 @@ def _plan(
         shard_optimizer=shards,
     )
     behaviour = RuntimeBehaviour.model_validate(rules or {})
-    runtime = RuntimeRules(
-        behaviour=behaviour, links=links, tied=tied, gradients="from_first_backward"
-    )
+    runtime = RuntimeRules(behaviour=behaviour, links=links, tied=tied)
     machines = _cluster(slow_us, while_communicating, while_computing)
     machines = machines.model_copy(update={"hosts": tuple(hosts)})
     problem = Problem(_graph(precision), machines, job, runtime=runtime)

@@ -110,46 +110,30 @@ def least_peaks(plan: dict[str, Any], stage_of: dict[str, int]) -> dict[str, int
         return peaks
     for device, order in plan["orders"].items():
         there = [k for k, stage in enumerate(plan["stages"]) if device in stage["devices"]]
-        to_come = {stage: _late_gradients(plan, stage_of, stage) for stage in there}
-        backwards: dict[int, str] = dict.fromkeys(there, "")
-        held, most = -sum(to_come.values()), 0
+        held, most = 0, 0
         for word in order.split():
             kind = next(letter for letter in word if letter.isalpha())
             stage = int(word.split(kind)[0])
             stash, late = _stash(plan, stage_of, stage)
             held += stash if kind == "F" else 0
-            backwards[stage] += kind.strip("F")
-            if backwards[stage][:2] in ("II", "IB"):
-                held += to_come.pop(stage, 0)
             most = max(most, held)  # As a forward ends, or a backward begins.
             held += {"F": 0, "B": -stash, "I": late - stash, "W": -late}[kind]
-            if backwards[stage] in ("B", "IW"):
-                held += to_come.pop(stage, 0)
         layers = [set(plan["stages"][k]["layers"]) for k in there]
         static = sum(_static(plan, names) for names in layers)
         peaks[device] = static + max((_workspace(plan, k) for k in there), default=0) + most
     return peaks
 
 
-def _late_gradients(plan: dict[str, Any], stage_of: dict[str, int], stage: int) -> int:
-    """Bytes of gradients that are not there before the first backward of a stage."""
-    devices, strategy = plan["stages"][stage]["devices"], plan["sync"]["strategy"]
-    late = plan["runtime"].get("gradients") == "from_first_backward"
-    drops = strategy in ("all_reduce", "fused")
-    if not late or not drops or len(devices) > 1 or plan["job"]["microbatches"] == 1:
-        return 0
-    users: dict[str, set[int]] = {}
-    for row in plan["model"]["graph"]["layers"]:
-        for name in row["parameters"]:
-            users.setdefault(name, set()).add(stage_of[row["name"]])
-    rows = plan["model"]["graph"]["parameters"]
-    return sum(p["bytes"] for p in rows if p["trainable"] and users.get(p["name"]) == {stage})
-
-
 def _rows(plan: dict[str, Any], stage: int) -> list[dict[str, Any]]:
     """The layers of a stage in the order of the graph."""
     names = plan["stages"][stage]["layers"]
     return [layer for layer in plan["model"]["graph"]["layers"] if layer["name"] in names]
+
+
+def _gradient(job: dict[str, Any], row: dict[str, Any]) -> int:
+    is_low = job["precision"] in ("bfloat16", "float16")
+    widens = is_low and job.get("gradient_precision") != "weights"
+    return 4 * row["elements"] if widens else row["bytes"]
 
 
 def _static(plan: dict[str, Any], layers: set[str]) -> int:
@@ -161,7 +145,7 @@ def _static(plan: dict[str, Any], layers: set[str]) -> int:
     for row in graph["parameters"]:
         if row["name"] in used:
             total += row["bytes"]
-            total += row["bytes"] + each * row["elements"] if row["trainable"] else 0
+            total += _gradient(job, row) + each * row["elements"] if row["trainable"] else 0
     return total
 
 

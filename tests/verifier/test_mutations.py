@@ -15,6 +15,7 @@ from test_agreement import assert_they_agree
 from planner.cluster.routing import Route, Routing
 from planner.costs import collectives, optimizer, placement, reductions, roofline, stage_bytes
 from planner.costs import stage_bytes as workspace
+from planner.costs.gradients import gradient_bytes
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.simulation import exchanges, gathers, gradients, network, progress, timeline
@@ -231,8 +232,8 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "the optimizer does not read gradients": (
         optimizer.step_traffic_bytes,
-        "3 * parameter_bytes",
-        "2 * parameter_bytes",
+        " + gradient_bytes(job, parameter)",
+        "",
     ),
     "a forward is not repeated where its layer is recomputed": (
         roofline.layer_times,
@@ -264,8 +265,14 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     "classes of operations are all alike": (roofline.reach, "device.by_class.get(of)", "None"),
     "a layer keeps weights twice": (
         placement.static_bytes,
-        "total += row.bytes\n",
-        "total += 2 * row.bytes\n",
+        "total += -(-row.bytes // parts)",
+        "total += 2 * -(-row.bytes // parts)",
+    ),
+    "gradients of 16-bit weights have 16 bits": (gradient_bytes, "if widens", "if False"),
+    "weights are gathered in float32": (
+        reductions._reduced_bytes,
+        "parameter.bytes if",
+        "2 * parameter.bytes if",
     ),
     "there is no optimizer state": (
         placement.static_bytes,
@@ -319,16 +326,6 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         placement.PlacedPipeline.split_extra_bytes,
         "max(0, self",
         "min(0, self",
-    ),
-    "gradients are always there": (
-        timeline._gradient_changes,
-        "(0.0, -total), (first.start_s, extra), (first.end_s, total - extra)",
-        "(0.0, 0)",
-    ),
-    "a first backward takes no room for its gradients": (
-        workspace.first_backward_bytes,
-        "+ gradient_bytes",
-        "",
     ),
     "a byte too little": (timeline._accumulate, "total = 0", "total = -10**6"),
     "the workspace is forgotten": (workspace.workspace_bytes, "return max(most, 0)", "return 0"),

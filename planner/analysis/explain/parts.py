@@ -135,11 +135,11 @@ class _StepParts:
             yield "loss" if name == LOSS else _PHASES[kind], own_s
             if kind in "BI" and name in spec.recompute:
                 yield "recomputation", times.forward_s - device_type.load_s(layer.mean_batch_bytes)
-        collective_s = sum(self._pipeline.stages[stage].collective_s.values())
-        if collective_s:
+        collectives = self._pipeline.stages[stage].collective_s.values()
+        if collectives:
             # Weights are gathered before each; a backward also reduces and scatters gradients.
-            yield "all-gathers of parameters", (kind in "FBI") * collective_s
-            yield "reductions", (kind in "BW") * collective_s
+            yield "all-gathers of parameters", (kind in "FBI") * sum(r.gather for r in collectives)
+            yield "reductions", (kind in "BW") * sum(row.reduction for row in collectives)
         yield "host time", self._pipeline.behaviour.computation_s
 
 

@@ -185,9 +185,6 @@ def _bytes(pipeline: PlacedPipeline) -> list[tuple[int, ...]]:
             stage.output_gradient_bytes,
             stage.sent_bytes,
             stage.returned_bytes,
-            stage.gradient_bytes,
-            stage.first_backward_bytes,
-            stage.first_weights_bytes,
         )
         for stage in pipeline.stages
     ]
@@ -215,6 +212,7 @@ def _reductions_hold(old: PlacedPipeline, new: PlacedPipeline) -> bool:
         (before.stages, before.devices, before.gathers)
         == (after.stages, after.devices, after.gathers)
         and after.seconds <= before.seconds
+        and after.gather_s <= before.gather_s
         and _gradients_hold(old, before, new, after)
         for before, after in rows
     )

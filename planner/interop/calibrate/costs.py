@@ -11,7 +11,7 @@ from planner.cluster.cluster import Cluster
 from planner.costs.optimizer import step_traffic_bytes
 from planner.errors import PipeplanError, shorten
 from planner.job import BYTES_OF, Job
-from planner.model.graph_record import MEASURED, GraphRecord, Layer
+from planner.model.graph_record import MEASURED, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import FORMAT as GRAPH_FORMAT
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at
@@ -97,8 +97,8 @@ def with_optimizer_costs(cluster: Cluster, job: Job, file: CostsFile) -> Cluster
     kind, measured = cluster.device_types.get(costs.device_type), costs.optimizer
     if kind is None or measured is None or measured.optimizer != job.optimizer:
         return cluster
-    elements = measured.elements
-    moved = step_traffic_bytes(job, BYTES_OF[job.precision] * elements, elements)
+    elements, width = measured.elements, BYTES_OF[job.precision]
+    moved = step_traffic_bytes(job, Parameter(name="w", elements=elements, bytes=width * elements))
     rate = moved / max(measured.step.median_s, 1e-9)
     share = rate / (kind.memory_bandwidth_gb_per_s * 1e9)
     measured_kind = kind.model_copy(update={"optimizer_efficiency": significant(share, 4)})

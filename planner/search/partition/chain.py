@@ -10,15 +10,12 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.optimizer import (
-    has_late_gradients,
-    most_holders,
-    static_bytes,
-    step_traffic_bytes,
-)
+from planner.costs.gradients import gradient_bytes, least_reduced_bytes
+from planner.costs.optimizer import most_holders, static_bytes, step_traffic_bytes
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import has_equal_groups
 from planner.costs.roofline import OperationTimes, layer_times, loaded_times
+from planner.model.graph_record import Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.search.partition.stash import StashModel
@@ -333,24 +330,6 @@ class Chain:
         return np.array(rows, dtype=np.int64)
 
     @cached_property
-    def late_gradient_bytes(self) -> IntArray:
-        """The part of :attr:`static_bytes` that may not be there before a stage's first backward.
-
-        They are of stages that have one device, and not of parameters that another stage holds too:
-        sums over an interval are never less than that.
-        """
-        rows = [0] * self.length
-        if has_late_gradients(self.problem):
-            holders, seen = most_holders(self.problem), set[str]()
-            for number, name in enumerate(self.names):
-                for row in self.graph.parameters_of([name]):
-                    if row.trainable and row.name not in seen:
-                        shared = row.name in self.problem.divided_parameters
-                        rows[number] += -(-row.bytes // holders) if shared else row.bytes
-                    seen.add(row.name)
-        return np.array(rows, dtype=np.int64)
-
-    @cached_property
     def shared_bytes(self) -> FloatArray | None:
         """What of each layer a stage's replicas share out; None if they share out nothing.
 
@@ -360,22 +339,23 @@ class Chain:
         job, own = self.problem.job, self.graph.own_parameters
         if not job.shards_state:
             return None
-        whole = 2 if job.shards_parameters else 0
-        rows = [
-            sum(whole * p.bytes + p.elements * job.optimizer_bytes_per_element for p in own[name])
-            for name in self.names
-        ]
-        return np.array(rows, dtype=float)
+
+        def shared(row: Parameter) -> int:
+            whole = row.bytes + gradient_bytes(job, row) if job.shards_parameters else 0
+            return whole + row.elements * job.optimizer_bytes_per_element
+
+        return np.array([sum(map(shared, own[name])) for name in self.names], dtype=float)
 
     @cached_property
     def gradient_bytes(self) -> IntArray:
-        """Gradient bytes each layer adds to its own stage's all-reduce, whatever the stages.
+        """Bytes each layer adds to its own stage's all-reduce at least, whatever the stages.
 
         Tied parameters are left out: which stages reduce them depends on the partition. So are
         those that replicas divide, whose gradients every backward reduces.
         """
         own, divided = self.graph.own_parameters, self.problem.divided_parameters
-        rows = [sum(p.bytes for p in own[name] if p.name not in divided) for name in self.names]
+        mine = [[p for p in own[name] if p.name not in divided] for name in self.names]
+        rows = [sum(least_reduced_bytes(self.problem.job, p) for p in row) for row in mine]
         return np.array(rows, dtype=np.int64)
 
     @property
@@ -405,7 +385,7 @@ class Chain:
 
     @cached_property
     def tied_parameters(self) -> dict[tuple[int, ...], int]:
-        """Gradient bytes shared by the same set of layers, by the positions of these layers."""
+        """Bytes that several layers reduce together at least, by the positions of these layers."""
         position = {name: index for index, name in enumerate(self.names)}
         holders: dict[str, list[int]] = {}
         for layer in self.graph.record.layers:
@@ -415,7 +395,8 @@ class Chain:
         for name, held in holders.items():
             parameter = self.graph.parameters[name]
             if len(held) > 1 and parameter.trainable:
-                groups[tuple(held)] = groups.get(tuple(held), 0) + parameter.bytes
+                bytes_ = least_reduced_bytes(self.problem.job, parameter)
+                groups[tuple(held)] = groups.get(tuple(held), 0) + bytes_
         return groups
 
     @cached_property
@@ -432,7 +413,7 @@ class Chain:
             held = self.graph.parameters_of([name])
             new = [p for p in held if p.trainable and p.name not in seen]
             seen.update(parameter.name for parameter in new)
-            moved = sum(step_traffic_bytes(job, p.bytes, p.elements) for p in new)
+            moved = sum(step_traffic_bytes(job, p) for p in new)
             rows.append(moved / holders)
         return np.array(rows, dtype=float)
 

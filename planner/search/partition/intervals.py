@@ -132,11 +132,6 @@ class Intervals:
         """Weights, gradients and optimizer state, at least, on however many devices."""
         return self.sums(self.chain.static_bytes)
 
-    @cached_property
-    def late_gradient_bytes(self) -> FloatArray:
-        """The part of these, at most, that may not be there before the stage's first backward."""
-        return self.sums(self.chain.late_gradient_bytes)
-
     def static_bytes_on(self, counts: Counts, place: Any = np.s_[:, :]) -> FloatArray:
         """Return the same on replicas that share the optimizer's state, or more, if any do.
 
@@ -373,9 +368,6 @@ class Intervals:
     def most_in_flight(self, counts: Counts, *, recompute: bool = False) -> FloatArray:
         """Return how many microbatches fit each replica; negative if not even the state does.
 
-        A device that has a stage to itself has one more while its gradients are still to come, if
-        these take as much as that: its second backward finds them and one stash less.
-
         Args:
             counts: devices by type.
             recompute: everything is recomputed that may be.
@@ -385,9 +377,6 @@ class Intervals:
         stash = own.least_stash_bytes if recompute else own.stash_bytes
         with np.errstate(divide="ignore", invalid="ignore"):
             stashes = np.floor(room / stash)
-            if sum(counts) * self.chain.problem.copies == 1:
-                first = np.floor((room + own.late_gradient_bytes) / stash)
-                stashes = np.where(stashes > 0, np.minimum(first, stashes + 1), stashes)
         return np.asarray(np.where(room < 0, -1.0, np.where(stash > 0, stashes, np.inf)))
 
     def _room_bytes(self, counts: Counts) -> int:

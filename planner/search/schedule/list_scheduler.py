@@ -333,7 +333,7 @@ def in_flight_limits(
         targets: which of them.
     """
     memory = {
-        (index, device): pipeline.stash_limit(index, device, steadily=True)
+        (index, device): pipeline.stash_limit(index, device)
         for index, stage in enumerate(pipeline.stages)
         for device in stage.spec.devices
     }
@@ -368,7 +368,7 @@ def lifetime_limits(
             room = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
             need = sum(trips[stage] * pipeline.stages[stage].stash_bytes for stage in stages)
             for stage in stages:
-                most = pipeline.stash_limit(stage, device, steadily=True)
+                most = pipeline.stash_limit(stage, device)
                 share = factor * room * trips[stage] / need if need else most
                 limits[stage, device] = max(1, min(most, int(share)))
         yield limits

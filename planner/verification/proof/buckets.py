@@ -21,7 +21,8 @@ class _Filled(NamedTuple):
     A stage with more layers in front has the same buckets, the last of them with more in it.
 
     Attributes:
-        bytes: of the buckets that are closed, a row for each end; 0 beyond the last one.
+        bytes: that the buckets which are closed reduce at least, a row for each end; 0 beyond the
+            last one.
         first: the earliest layer of these.
         closed: how many of them a stage has, by begin and end.
         open_bytes: of its last bucket, which is not closed.
@@ -46,18 +47,27 @@ class OverlappedReductions:
         self._intervals = intervals
 
     @cached_property
-    def _made(self) -> list[tuple[int, int, int]]:
-        """First layer, last layer and bytes of gradients, in the order in which they are made."""
+    def _made(self) -> list[tuple[int, int, int, float]]:
+        """First layer, last layer, bytes and reduced bytes of gradients, as they are made.
+
+        Buckets are filled by the former and take as long as the latter at least.
+        """
         layers = self._intervals.layers
-        bytes_ = {row.name: row.bytes for row in layers.graph.parameters if row.trainable}
+        trained = {row.name: row for row in layers.graph.parameters if row.trainable}
+        costs = layers.costs
         holders = {name: held for held, names in layers.holders.items() for name in names}
         order = dict.fromkeys(name for row in layers.rows for name in row.parameters)
         # What replicas divide is in no bucket.
         least = 2 if layers.space.shards_parameters else 1
         return [
-            (holders[name][0], holders[name][-1], bytes_[name])
-            for name in reversed(order)
-            if bytes_.get(name) and len(holders[name]) >= least
+            (
+                holders[n][0],
+                holders[n][-1],
+                costs.gradient_bytes(row),
+                costs.least_reduced_bytes(row),
+            )
+            for n, row in ((name, trained.get(name)) for name in reversed(order))
+            if row is not None and row.bytes and len(holders[n]) >= least
         ]
 
     @cached_property
@@ -65,28 +75,29 @@ class OverlappedReductions:
         count = self._intervals.count
         closed, open_first = np.zeros((2, count, count), dtype=np.int64)
         open_bytes = np.zeros((count, count))
-        rows: list[list[tuple[int, int]]] = []
+        rows: list[list[tuple[float, int]]] = []
         for end in range(count):
             rows.append(self._fill(end, closed[:, end], open_bytes[:, end], open_first[:, end]))
         width = max(map(len, rows)) + 1
-        padded = np.array([row + [(0, 0)] * (width - len(row)) for row in rows])
-        return _Filled(padded[..., 0].astype(float), padded[..., 1], closed, open_bytes, open_first)
+        padded = np.array([row + [(0.0, 0)] * (width - len(row)) for row in rows])
+        first = padded[..., 1].astype(np.int64)
+        return _Filled(padded[..., 0], first, closed, open_bytes, open_first)
 
     def _fill(
         self, end: int, closed: IntArray, open_bytes: FloatArray, open_first: IntArray
-    ) -> list[tuple[int, int]]:
+    ) -> list[tuple[float, int]]:
         """Return the closed buckets of stages with an end; note by begin what each one has."""
-        buckets: list[tuple[int, int]] = []
-        held, place = 0, end
-        for first, last, more in self._made:
+        buckets: list[tuple[float, int]] = []
+        held, reduced, place = 0, 0.0, end
+        for first, last, more, reduced_more in self._made:
             if last >= end:  # Another stage holds it too, or alone.
                 continue
             if held and held + more > BUCKET_BYTES:
-                buckets.append((held, place))
-                held = 0
-            held, place = held + more, first
+                buckets.append((reduced, place))
+                held, reduced = 0, 0.0
+            held, reduced, place = held + more, reduced + reduced_more, first
             # So it is for all stages that begin here or before, until more of theirs follows.
-            closed[: first + 1], open_bytes[: first + 1] = len(buckets), held
+            closed[: first + 1], open_bytes[: first + 1] = len(buckets), reduced
             open_first[: first + 1] = first
         return buckets
 

@@ -60,9 +60,7 @@ class ProvedDevices:
         moved = np.zeros(layers.length)
         for numbers, names in layers.holders.items():
             rows = [parameters[name] for name in names]
-            moved[numbers[0]] += sum(
-                3 * row.bytes + 2 * layers.costs.state_bytes(row) for row in rows if row.trainable
-            )
+            moved[numbers[0]] += sum(layers.costs.stepped_bytes(r) for r in rows if r.trainable)
         return moved / layers.most_sharers
 
     def _messages(self) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -37,8 +37,6 @@ class ProvedLayers:
         rows: the layers.
         microbatches: their number.
         tied_in_turn: whether stages that hold a parameter reduce its gradient after their replicas.
-        has_late_gradients: whether a device may have no gradients before its first backward, which
-            a second one follows.
         types: names of the device types in use, in order of first use.
         counts: devices of each.
         at_once: devices of each that compute at full speed at most: fewer than there are on hosts
@@ -57,8 +55,6 @@ class ProvedLayers:
         self.rows = self.graph.layers
         self.microbatches = problem.job.microbatches
         self.tied_in_turn = problem.runtime.tied == "in_turn"
-        makes_gradients = problem.runtime.gradients == "from_first_backward"
-        self.has_late_gradients = makes_gradients and self.microbatches > 1
         kinds = [device.type for device in problem.cluster.devices]
         self.types = list(dict.fromkeys(kinds))
         self.counts = np.array([kinds.count(name) for name in self.types])
@@ -206,7 +202,8 @@ class ProvedIntervals:
         """
         if self.layers.tied_in_turn:
             return None
-        bytes_ = {row.name: row.bytes for row in self.layers.graph.parameters if row.trainable}
+        reduced = self.layers.costs.least_reduced_bytes
+        bytes_ = {row.name: reduced(row) for row in self.layers.graph.parameters if row.trainable}
         pairs = [
             (float(sum(bytes_.get(name, 0) for name in names)), numbers)
             for numbers, names in self.layers.holders.items()
@@ -226,8 +223,8 @@ class ProvedIntervals:
 
     @cached_property
     def _parameter_bytes(self) -> tuple[FloatArray, ...]:
-        """Gradients of a stage alone, those shared with others, optimizer traffic, static, late."""
-        own, shared, traffic, static, late = (np.zeros(self.is_stage.shape) for _ in range(5))
+        """Reduced by a stage alone, with others, optimizer traffic, static."""
+        own, shared, traffic, static = (np.zeros(self.is_stage.shape) for _ in range(4))
         costs, sharers = self.layers.costs, self.layers.most_sharers
         layers_divide = self.layers.space.shards_parameters
         parameters = {row.name: row for row in self.layers.graph.parameters}
@@ -235,7 +232,7 @@ class ProvedIntervals:
             some, every = self._held(numbers)
             rows = [parameters[name] for name in names]
             trained = [row for row in rows if row.trainable]
-            gradient = float(sum(row.bytes for row in trained))
+            gradient = float(sum(map(costs.least_reduced_bytes, trained)))
             # What replicas divide is reduced by every backward, which no bound counts.
             divided = layers_divide and len(numbers) == 1
             own += np.where(every, 0.0 if divided else gradient, 0.0)
@@ -243,23 +240,21 @@ class ProvedIntervals:
                 shared += np.where(some & ~every, gradient, 0.0)
             elif self.layers.space.has_pipelines:
                 own += np.where(some & ~every, gradient, 0.0)
-            moved = float(sum(3 * row.bytes + 2 * costs.state_bytes(row) for row in trained))
+            moved = float(sum(map(costs.stepped_bytes, trained)))
             moved /= sharers
             traffic += np.where(some, moved, 0.0)
             held = (costs.static_bytes(row, sharers, in_parts=divided) for row in rows)
             static += np.where(some, float(sum(held)), 0.0)
-            part = sum(-(-row.bytes // sharers) if divided else row.bytes for row in trained)
-            late += np.where(every, float(part), 0.0)
-        return own, shared, traffic, static, late
+        return own, shared, traffic, static
 
     @property
     def own_gradient_bytes(self) -> FloatArray:
-        """Gradients that the replicas of a stage reduce alone."""
+        """Bytes that the replicas of a stage reduce alone, at least."""
         return self._parameter_bytes[0]
 
     @property
     def shared_gradient_bytes(self) -> FloatArray:
-        """Gradients that a stage reduces together with other stages."""
+        """Bytes that a stage reduces together with other stages, at least."""
         return self._parameter_bytes[1]
 
     @property
@@ -271,12 +266,6 @@ class ProvedIntervals:
     def static_bytes(self) -> FloatArray:
         """Weights, gradients and optimizer state of a stage."""
         return self._parameter_bytes[3]
-
-    @property
-    def late_gradient_bytes(self) -> FloatArray:
-        """The part of these that may not be there before a stage's first backward."""
-        nothing = np.zeros(self.is_stage.shape)
-        return self._parameter_bytes[4] if self.layers.has_late_gradients else nothing
 
     @cached_property
     def least_bytes(self) -> FloatArray:

@@ -66,17 +66,9 @@ class ProvedMemory:
             yield ProvedMemoryLevel(following - 1, self._again_s(kind, number))
 
     def _needed(self, kind: int, number: int) -> FloatArray:
-        """Return the bytes that each of so many stashes is too large, by interval.
-
-        So many may be there before the first gradients, which the second backward finds, with one
-        stash less.
-        """
+        """Return the bytes that each of so many stashes is too large, by interval."""
         capacity = self._layers.costs.capacity_bytes(self._layers.types[kind])
-        late = self._intervals.late_gradient_bytes
-        needed = self._stashes - (capacity - self._held + late) / number
-        if late.any():
-            room = (capacity - self._settled) / max(1, number - 1)
-            needed = np.maximum(needed, self._stashes - room)
+        needed = self._stashes - (capacity - self._held) / number
         return np.where(self._intervals.is_stage, np.maximum(needed, 0.0), 0.0)
 
     def _again_s(self, kind: int, number: int) -> FloatArray:

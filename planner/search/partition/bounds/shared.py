@@ -59,7 +59,6 @@ class SharedBound:
         self._backward = [_prefix(row) for row in table.backward_s]
         self._static = _prefix(table.static_bytes)
         self._stash = _prefix(table.least_stash_bytes)
-        self._late = _prefix(table.late_gradient_bytes)
         self._step = _prefix(table.optimizer_traffic_bytes)
         self._routes: dict[tuple[int, int], tuple[Hashable, ...]] = {}
 
@@ -130,8 +129,6 @@ class SharedBound:
         kind = self.intervals.types[self._quick.kinds[device]]
         stages = [partition[row.number] for row in rows]
         needed = sum(_between(self._static, s) + _between(self._stash, s) for s in stages)
-        if len(stages) > 1:  # A microbatch that all of them hold may come before the gradients.
-            needed -= sum(_between(self._late, s) for s in stages)
         if needed > kind.capacity_bytes:
             return float("inf")
         traffic = sum(_between(self._step, stage) for stage in stages)

@@ -143,8 +143,6 @@ class StageMemory:
         self.levels = in_flight_levels(decisions.job.microbatches)
         self.in_flight: dict[tuple[int, int], cp_model.IntVar] = {}
         held = self._held()
-        late = [-(-int(x) // self._unit.bytes) for x in decisions.chain.late_gradient_bytes]
-        self._late = decisions.sums(late) if any(late) else None
         for j in decisions.stages:
             self._choose_level(j)
             if decisions.job.replication:
@@ -161,9 +159,6 @@ class StageMemory:
         limits = [(x.least, self.in_flight[j, i]) for i, x in self._numbered]
         for k in range(len(self._d.chain.types)):
             self._fit(j, k, standing + moved, limits)
-            # The second backward finds all gradients, and one stash less at least.
-            for count, literal in limits if self._late is not None else ():
-                self._fit_with(j, k, standing + max(1, count - 1) * self.stash[j], literal)
 
     @property
     def _numbered(self) -> list[tuple[int, Level]]:
@@ -200,19 +195,12 @@ class StageMemory:
         held: Expression,
         limits: Sequence[tuple[int, cp_model.IntVar]],
     ) -> None:
-        """So many microbatches in flight under each literal fit a device of the type.
-
-        There may be no gradients yet.
-        """
-        for count, literal in limits:
-            late = 0 if self._late is None else self._late[j]
-            self._fit_with(j, k, held + count * self.stash[j] - late, literal)
-
-    def _fit_with(self, j: int, k: int, held: Expression, literal: cp_model.IntVar) -> None:
-        """What a stage holds fits a device of the type under a literal."""
+        """So many microbatches in flight under each literal fit a device of the type."""
         kind = self._d.cluster.device_types[self._d.chain.types[k]]
         capacity = -(-kind.capacity_bytes // self._unit.bytes)
-        self._model.add(held <= capacity).only_enforce_if([literal, self._uses_type[j, k]])
+        for count, literal in limits:
+            fits = self._model.add(held + count * self.stash[j] <= capacity)
+            fits.only_enforce_if([literal, self._uses_type[j, k]])
 
     # --- besides the stashes -----------------------------------------------------------------
 

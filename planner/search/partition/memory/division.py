@@ -144,11 +144,11 @@ def _one_less(state: Counts, kind: int) -> Counts:
 
 
 def _least_needs(chain: Chain, memory: IntervalMemory) -> FloatArray:
-    need = memory.least_bytes + memory.stash_bytes
+    need = memory.held_bytes + memory.stash_bytes
     if chain.problem.job.recompute:
         # What is recomputed saves a stash, and is held again while its layer's backward runs.
         kept = chain.stashes
-        need = memory.least_with(kept.kept_bytes) + kept.least_by_interval()
+        need = memory.held_with(kept.kept_bytes) + kept.least_by_interval()
     need[np.tril_indices(len(need))] = np.inf
     need[~chain.may_cut, :] = need[:, ~chain.may_cut] = np.inf
     return np.asarray(need, dtype=np.float64)
@@ -260,7 +260,7 @@ class TightDivision:
         """Least bytes of one microbatch, whatever is recomputed."""
         chain = self._chain
         workspace = chain.stashes.workspace_bytes(begin, end)
-        held = self.division.memory.least_bytes[begin, end] - workspace
+        held = self.division.memory.held_bytes[begin, end] - workspace
         received = chain.stashes.received_by_interval()[begin]
         # While a layer runs: its peak, and what the layers before it keep at least. What it and
         # those after it save of what is received or made before it is theirs.

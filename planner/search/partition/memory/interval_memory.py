@@ -51,27 +51,6 @@ class IntervalMemory:
         buffers = np.maximum(chain.cut_bytes[None, :], gradients[:, None] + gradients[None, :])
         return np.asarray(self.always_with(kept_bytes) + buffers)
 
-    def least_with(self, kept_bytes: IntArray) -> FloatArray:
-        """Return what is held besides one stash at some moment of every schedule.
-
-        A forward may make an output before there are gradients; the second backward finds these.
-        """
-        chain = self._chain
-        gradients = chain.cut_gradient_bytes
-        sent = chain.cut_bytes[None, :] - self.late_gradient_bytes
-        buffers = np.maximum(sent, gradients[:, None] + gradients[None, :])
-        return np.asarray(self.always_with(kept_bytes) + buffers)
-
-    @cached_property
-    def least_bytes(self) -> FloatArray:
-        """The same where nothing is recomputed."""
-        return self.least_with(self._layers)
-
-    @cached_property
-    def late_gradient_bytes(self) -> FloatArray:
-        """Gradients that may not be there before a stage's first backward, at most."""
-        return np.asarray(interval_sums(self._chain.late_gradient_bytes), dtype=np.float64)
-
     def always_with(self, kept_bytes: IntArray) -> FloatArray:
         """Return weights, gradients, optimizer state and workspace if the layers keep so much."""
         held = self._static_bytes() + self.workspace_bytes(kept_bytes)
@@ -138,32 +117,6 @@ class IntervalMemory:
         """
         held = self.held_bytes if held_bytes is None else held_bytes
         return self._extra_s(device_type, self.stash_bytes - (capacity_bytes - held) / in_flight)
-
-    def least_extra_s(
-        self,
-        device_type: str,
-        in_flight: int,
-        capacity_bytes: float,
-        held_bytes: FloatArray,
-        settled_bytes: FloatArray,
-    ) -> FloatArray:
-        """Return the same where so many stashes are held once, perhaps before there are gradients.
-
-        The second backward finds all gradients, and one stash less at least.
-
-        Args:
-            device_type: runs the layers.
-            in_flight: microbatches whose stashes are to fit at some moment.
-            capacity_bytes: of the device.
-            held_bytes: besides the stashes when most are held, gradients included.
-            settled_bytes: besides the stashes while a backward runs.
-        """
-        first = capacity_bytes - held_bytes + self.late_gradient_bytes
-        need = self.stash_bytes - first / in_flight
-        if self.late_gradient_bytes.any():
-            second = (capacity_bytes - settled_bytes) / max(1, in_flight - 1)
-            need = np.maximum(need, self.stash_bytes - second)
-        return self._extra_s(device_type, need)
 
     def _extra_s(self, device_type: str, need: FloatArray) -> FloatArray:
         """Return the least seconds that save so many bytes of each stash."""

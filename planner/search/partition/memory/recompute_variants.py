@@ -87,8 +87,8 @@ class RecomputeVariants:
 
     def _is_too_large(self, partition: Partition, pipeline: PlacedPipeline, j: int) -> bool:
         stage = pipeline.stages[j]
-        free = max(_most_free_bytes(pipeline, device, stage) for device in stage.spec.devices)
-        room = free - stage.sure_bytes(splits=self._chain.splits)
+        free = max(_free_bytes(pipeline, device) for device in stage.spec.devices)
+        room = free - stage.tight_bytes(splits=self._chain.splits)
         if room >= stage.stash_bytes:
             return False
         return not self._allowed or self.chooser.fits_never(self._holding(partition, j, 1), room)
@@ -180,12 +180,6 @@ def _free_bytes(pipeline: PlacedPipeline, device: str) -> int:
     return pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
 
 
-def _most_free_bytes(pipeline: PlacedPipeline, device: str, stage: PlacedStage) -> int:
-    """Return the same where other stages of the device have not made their gradients yet."""
-    others = pipeline.late_gradient_bytes(device) - stage.gradient_bytes
-    return _free_bytes(pipeline, device) + others
-
-
 def _ample_bytes(stage: PlacedStage) -> int:
     """Return enough for one tensor of each kind to wait or be on its way."""
     gradients = stage.input_gradient_bytes + stage.output_gradient_bytes
@@ -208,7 +202,7 @@ def _may_fit(pipeline: PlacedPipeline) -> bool:
     """Return whether each stage's microbatch fits on some replica, so that a schedule may exist."""
     return all(
         any(
-            stage.stash_bytes + stage.sure_bytes() <= _most_free_bytes(pipeline, device, stage)
+            stage.stash_bytes + stage.tight_bytes() <= _free_bytes(pipeline, device)
             for device in stage.spec.devices
         )
         for stage in pipeline.stages

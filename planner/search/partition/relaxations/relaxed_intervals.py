@@ -41,12 +41,12 @@ def memory_levels(chain: Chain, device_type: str) -> tuple[MemoryLevel, ...]:
     the seconds of some level with ``in_flight`` of k or more on recomputing each of them.
     """
     memory, count = IntervalMemory(chain), chain.problem.job.microbatches
-    held, settled = _held_bytes(chain, memory), _settled_bytes(chain, memory)
+    held = _held_bytes(chain, memory)
     capacity = chain.problem.cluster.device_types[device_type].capacity_bytes
     numbers = list(_numbers(count))
     levels: list[MemoryLevel] = []
     for number, following in pairwise([*numbers, count + 1]):
-        extra_s = memory.least_extra_s(device_type, number, capacity, held, settled)[:-1]
+        extra_s = memory.extra_s(device_type, number, capacity, held)[:-1]
         if levels and np.array_equal(levels[-1].extra_s, extra_s):
             levels.pop()
         levels.append(MemoryLevel(following - 1, extra_s))
@@ -69,15 +69,9 @@ def _held_bytes(chain: Chain, memory: IntervalMemory) -> FloatArray:
     """
     forward = interval_sums(chain.least_forward_s) > 0
     buffers = np.where(forward, chain.cut_bytes[None, :], 0)
-    return np.maximum(_settled_bytes(chain, memory), memory.always_bytes + buffers)
-
-
-def _settled_bytes(chain: Chain, memory: IntervalMemory) -> FloatArray:
-    """Return what is held besides the stashes while a backward runs, at least."""
-    if chain.splits:
-        return memory.always_bytes
-    gradients = chain.cut_gradient_bytes
-    both = gradients[:, None] + gradients[None, :]
-    forward = interval_sums(chain.least_forward_s) > 0
-    backward = interval_sums(chain.least_path_s - chain.least_forward_s) > 0
-    return memory.always_bytes + np.where(forward & backward, both, 0)
+    if not chain.splits:
+        gradients = chain.cut_gradient_bytes
+        backward = interval_sums(chain.least_path_s - chain.least_forward_s) > 0
+        both = np.where(forward & backward, gradients[:, None] + gradients[None, :], 0)
+        buffers = np.maximum(buffers, both)
+    return memory.always_bytes + buffers

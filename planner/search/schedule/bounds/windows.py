@@ -45,10 +45,10 @@ class Windows:
 
     @cached_property
     def _room_bytes(self) -> int:
-        """Bytes for stashes while a forward makes its output, before there are gradients."""
+        """Bytes for stashes while a forward makes its output."""
         (device,) = self._stage.spec.devices
         free = self._pipeline.capacity_bytes(device) - self._pipeline.static_bytes(device)
-        return free + self._stage.gradient_bytes - self._stage.making_bytes()
+        return free - self._stage.making_bytes()
 
     @cached_property
     def most_in_flight(self) -> int:

@@ -50,11 +50,9 @@ class Memory:
         for device, stages in operations.pipeline.stages_on.items():
             if shares is not None:
                 for stage in stages:
-                    self._precede(stage, device, shares[stage, device], late_bytes=0)
+                    self._precede(stage, device, shares[stage, device])
             elif len(stages) == 1 and not operations.free and self._shows(stages[0], device):
-                room_bytes = self._room_bytes(stages[0], device)
-                late_bytes = operations.pipeline.late_gradient_bytes(device)
-                self._precede(stages[0], device, room_bytes, late_bytes)
+                self._precede(stages[0], device, self._room_bytes(stages[0], device))
             else:
                 self._accumulate(device, stages)
 
@@ -73,57 +71,30 @@ class Memory:
         others = placed.tight_bytes() if whole else placed.making_bytes()
         return self._free_bytes(device) - others
 
-    def _second_room_bytes(self, stage: int, device: str) -> int:
-        """Return the bytes for stashes while a second backward runs; it takes time."""
-        placed = self.operations.pipeline.stages[stage]
-        whole = self.operations.last == "B"
-        both = placed.input_gradient_bytes + placed.output_gradient_bytes
-        return self._free_bytes(device) - (both if whole else 0)
-
     def _free_bytes(self, device: str) -> int:
         """Return the bytes of a device beside its static memory and what is kept."""
         pipeline = self.operations.pipeline
         free = pipeline.capacity_bytes(device) - pipeline.static_bytes(device)
         return free - self.kept_bytes.get(device, 0)
 
-    def _precede(self, stage: int, device: str, room_bytes: int, late_bytes: int) -> None:
-        """Order a forward behind gradients, or before those that would take its room.
+    def _precede(self, stage: int, device: str, room_bytes: int) -> None:
+        """Order forwards behind the gradients that make room for their stashes.
 
         Args:
             stage: that the device runs.
             device: which.
-            room_bytes: for stashes beside the stage's gradients.
-            late_bytes: that there is more room until the first of these are made.
+            room_bytes: for stashes.
         """
         # A replica may run no microbatch at all.
         kinds = ("F", self.operations.gradient, self.operations.last)
         forwards, gradients, weights = (self.rows.get((stage, k, device), []) for k in kinds)
         needed = _Needed(self.operations, stage, room_bytes)
-        early = _Needed(self.operations, stage, room_bytes + late_bytes)
-        # Before these there are no gradients; of split backwards one may have begun.
-        whole = self.operations.last == "B"
-        makers = gradients[:1] if whole else [*weights[:1], *gradients[1:2]]
         for number, forward in enumerate(forwards):
-            fits = needed.weights(number, number) <= number
-            begun = 0 if whole else min(1, number)
-            is_early = late_bytes > 0 and early.weights(number, begun) == 0
-            # The second backward finds the gradients, and one stash less at least.
-            is_early &= max(1, number) * needed.stash_bytes <= self._second_room_bytes(
-                stage, device
-            )
-            if not fits and not is_early:
+            if needed.weights(number, number) > number:
                 self.model.add_bool_or([])  # It does not fit even alone.
                 return
-            if needed.weights(number, 0) == 0:
-                continue
-            after: list[cp_model.BoolVarT] = []
-            if is_early and fits:
-                after = [self.model.new_bool_var(f"{forward} after gradients")]
-                self.ended_before[makers[0], forward] = after[0]
-            for maker in makers if is_early else ():
-                self._follow(maker, forward, [~literal for literal in after])
-            if fits:
-                self._follow_gradients(forward, number, needed, gradients, weights, after)
+            if needed.weights(number, 0):
+                self._follow_gradients(forward, number, needed, gradients, weights)
 
     def _follow_gradients(
         self,
@@ -132,43 +103,39 @@ class Memory:
         needed: _Needed,
         gradients: Sequence[Operation],
         weights: Sequence[Operation],
-        after: list[cp_model.BoolVarT],
     ) -> None:
         """Order a forward behind so many gradients and weight gradients that its stash fits."""
         least = needed.least_gradients(number)
         if least:
-            self._follow(forward, gradients[least - 1], after)
+            self._follow(forward, gradients[least - 1])
         for ended in range(least, number + 1):
             owed = needed.weights(number, ended)
             if owed == 0:
                 break
             if ended == number:
-                self._follow(forward, weights[owed - 1], after)
+                self._follow(forward, weights[owed - 1])
                 continue
             literal = self.model.new_bool_var(f"{gradients[ended]} before {forward}")
             self.ended_before[gradients[ended], forward] = literal
-            self._follow(forward, gradients[ended], [*after, literal])
-            self._follow(forward, weights[owed - 1], [*after, ~literal])
+            self._follow(forward, gradients[ended], literal)
+            self._follow(forward, weights[owed - 1], ~literal)
 
     def _follow(
-        self, later: Operation, earlier: Operation, literals: Sequence[cp_model.BoolVarT]
+        self, later: Operation, earlier: Operation, literal: cp_model.BoolVarT | None = None
     ) -> None:
-        """Start one operation once another has ended, if all literals hold."""
+        """Start one operation once another has ended, if a literal holds."""
         start, end = self.operations.start[later], self.operations.end[earlier]
         found = self.model.add(start >= end)
-        if literals:
-            found.only_enforce_if(list(literals))
+        if literal is not None:
+            found.only_enforce_if(literal)
 
     # --- otherwise -----------------------------------------------------------------------------
 
     def _accumulate(self, device: str, stages: tuple[int, ...]) -> None:
         pipeline = self.operations.pipeline
-        free = (self._free_bytes(device) + pipeline.late_gradient_bytes(device)) // KIB
+        free = self._free_bytes(device) // KIB
         intervals, demands = [], []
         for stage in stages:
-            if pipeline.stages[stage].gradient_bytes >= KIB:
-                intervals.append(self._with_gradients(stage))
-                demands.append(pipeline.stages[stage].gradient_bytes // KIB)
             for until, bytes_ in self._held(stage):
                 for microbatch in range(pipeline.microbatches):
                     if device in self.operations.candidates(stage, microbatch) and bytes_ >= KIB:
@@ -176,16 +143,6 @@ class Memory:
                         demands.append(bytes_ // KIB)
         if sum(demands) > free:
             self.model.add_cumulative(intervals, demands, max(free, 0))
-
-    def _with_gradients(self, stage: int) -> cp_model.IntervalVar:
-        """Return the time from the end of a stage's first backward or weight gradient on."""
-        operations, model = self.operations, self.model
-        first, size = (model.new_int_var(0, operations.horizon, "") for _ in range(2))
-        rows = (
-            Operation(stage, operations.last, m) for m in range(operations.pipeline.microbatches)
-        )
-        model.add_min_equality(first, [operations.end[row] for row in rows])
-        return model.new_interval_var(first, size, operations.horizon, "")
 
     def _held(self, stage: int) -> list[tuple[str, int]]:
         """Return what a microbatch holds from its forward, and until which operation."""
