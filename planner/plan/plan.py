@@ -30,7 +30,7 @@ from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
 from planner.units import format_seconds, listed, plural
 
-COST_MODEL = 2
+COST_MODEL = 3
 """The revision of the cost model and the simulator. It rises whenever either predicts other times
 or bytes for some plan: commands predict figures of another revision again when they read a plan
 (:func:`planner.prediction.load_plan`), and bounds of another revision do not hold."""

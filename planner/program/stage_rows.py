@@ -41,7 +41,7 @@ _REPLICA = _record("stage device split_extra_bytes", "copy_s")
 _DEVICE = _record("number static_bytes capacity_bytes", "optimizer_s")
 _REDUCTION = _record(
     "first_device last_device first_link last_link first_maker last_maker gathers",
-    "seconds latency_s gb_per_s",
+    "seconds latency_s gb_per_s gather_s gather_latency_s",
 )
 (
     ROWS, STAGE, REPLICA, DEVICE, SECONDS, RECEIVED_BYTES, RECEIVED_S, LENGTH_OF, REDUCTION,
@@ -247,8 +247,10 @@ def _fill_reductions(
         ends = np.cumsum([0, *map(len, found)])
         rows[REDUCTION][f"first_{name}"], rows[REDUCTION][f"last_{name}"] = ends[:-1], ends[1:]
         rows[table][:] = [number for row in found for number in row]
-    for row, sync, load in zip(
-        rows[REDUCTION], placed.synchronisations, placed.reduction_loads, strict=True
+    loads = zip(placed.reduction_loads, placed.gather_loads, strict=True)
+    for row, sync, (load, gather) in zip(
+        rows[REDUCTION], placed.synchronisations, loads, strict=True
     ):
-        row["seconds"], row["gathers"] = sync.seconds, sync.gathers
+        row["seconds"], row["gathers"], row["gather_s"] = sync.seconds, sync.gathers, sync.gather_s
         row["latency_s"], row["gb_per_s"] = load.latency_s, load.gb_per_s
+        row["gather_latency_s"] = gather.latency_s

@@ -74,8 +74,8 @@ def fill_links(rows: Any, wires: Any, program: Any, work: Any) -> None:
                 link = route_link(wires, use.source, use.target, place, end)
                 if link >= 0:
                     _cross(program, work, n, link)
-        elif state.reduction_ways <= n < state.reduction_ways + header(rows, ROWS).reductions:
-            found = row(rows, REDUCTION, n - state.reduction_ways)
+        elif n >= state.reduction_ways:
+            found = row(rows, REDUCTION, use.reduction)
             for place in range(found.first_link, found.last_link):
                 _cross(program, work, n, items(rows, REDUCTION_LINK)[place])
         way.link_end, way.once_end = state.way_links, state.way_once

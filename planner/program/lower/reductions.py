@@ -108,20 +108,29 @@ def fill_reductions(rows: Any, program: Any, work: Any, n: int) -> int:
 @compiled
 def _fill_reduction(rows: Any, program: Any, work: Any, number: int, n: int) -> None:
     found, members = row(rows, REDUCTION, number), items(rows, REDUCTION_DEVICE)
-    way = new_way(program, work, found.latency_s, found.gb_per_s)
-    row(work, WAY_USES, way).flows = 2 if found.gathers else 1
-    new_task(program, n, LATE_FLOW, way)
+    new_task(program, n, LATE_FLOW, _new_way(rows, program, work, number, found.latency_s))
     row(program, TASKS, n).seconds = found.seconds
     h, state = header(rows, ROWS), header(work, ROOM)
     for place in range(found.first_device, found.last_device):
-        device = members[place]
-        add_line(program, work, way, state.reduction_lines + device)
-        if row(program, DEVICES, device).is_slowed:
-            add_device(program, work, way, device)
         if h.reduction_rule == _DEVICE:
-            edge(work, state.first_join + device, n)
+            edge(work, state.first_join + members[place], n)
     if h.reduction_rule == _FLUSH:
         edge(work, state.first_join, n)
+
+
+@compiled
+def _new_way(rows: Any, program: Any, work: Any, number: int, latency_s: float) -> int:
+    """Add the way of a reduction, or of its all-gather; return its number."""
+    found, members = row(rows, REDUCTION, number), items(rows, REDUCTION_DEVICE)
+    way = new_way(program, work, latency_s, found.gb_per_s)
+    use = row(work, WAY_USES, way)
+    use.flows, use.reduction = 1, number
+    for place in range(found.first_device, found.last_device):
+        device = members[place]
+        add_line(program, work, way, header(work, ROOM).reduction_lines + device)
+        if row(program, DEVICES, device).is_slowed:
+            add_device(program, work, way, device)
+    return int(way)
 
 
 @compiled
@@ -166,8 +175,9 @@ def _fill_gathers(rows: Any, program: Any, work: Any, first: int, steps: int) ->
     for number in range(h.reductions):
         found = row(rows, REDUCTION, number)
         if found.gathers:
-            new_task(program, n, LATE_FLOW, row(program, TASKS, first + number).resource)
-            row(program, TASKS, n).seconds = found.seconds
+            way = _new_way(rows, program, work, number, found.gather_latency_s)
+            new_task(program, n, LATE_FLOW, way)
+            row(program, TASKS, n).seconds = found.gather_s
         for place in range(found.first_device, found.last_device):
             edge(work, first + number, steps + members[place])
             if found.gathers:

@@ -51,7 +51,7 @@ from planner.program.stage_rows import (
 )  # fmt: skip
 
 EDGE = record(i4="source target")
-WAY_USE = record(f8="seconds", i4="source target pair flows")
+WAY_USE = record(f8="seconds", i4="source target pair flows reduction")
 LINK_USE = record(i4="place last_way number")
 LINK_CLASS = record(i4="last_way child users narrowest")
 (
@@ -70,9 +70,9 @@ before a backward or a forward of a stage's microbatch, at (stage * 2 + is_forwa
 microbatch; SENT_JOIN and NEEDED_JOIN: the ends of the exchanges of their sender and receiver, -1
 for none. GRID: the ways between replicas of two stages; LINE_OF_PAIR: D x D, one more than the line
 of messages from a device to another. WAY_USES: seconds of messages on a way, -1 where they take
-none, its source and target in the cluster, and how many tasks take it. LINK_USES: of directed
-links, those in use listed in LINKS_USED, and what is equal for those of one place in LINK_CLASSES;
-DISTINCT: reductions that are unlike each other."""
+none, its source and target in the cluster, how many tasks take it, and its row of REDUCTION.
+LINK_USES: of directed links, those in use listed in LINKS_USED, and what is equal for those of one
+place in LINK_CLASSES; DISTINCT: reductions that are unlike each other."""
 
 
 @inlined
@@ -174,8 +174,8 @@ def room_for(rows: Block, wires: Block, names: Sequence[str] = ()) -> tuple[Prog
     each, links = stages * microbatches, int(wires.numbers["links"])
     messages = 2 * (stages - 1) * microbatches
     message_ways = min(messages, 2 * classes * replicas**2)
-    ways = message_ways + reductions + replicas
-    crossings = message_ways * int(wires.numbers["longest_route"]) + len(rows[REDUCTION_LINK])
+    ways = message_ways + 2 * reductions + replicas  # Of reductions and all-gathers, and copies.
+    crossings = message_ways * int(wires.numbers["longest_route"]) + 2 * len(rows[REDUCTION_LINK])
     # Operations, copies and messages; ends of exchanges and of devices; reductions, steps, gathers.
     tasks = 5 * each + messages + 6 * each + 2 * devices + 2 * reductions + 2 * devices
     edges = 26 * each + 3 * members + devices + reductions
@@ -185,8 +185,8 @@ def room_for(rows: Block, wires: Block, names: Sequence[str] = ()) -> tuple[Prog
             DEVICE_REPLICAS: replicas, REPLICAS: replicas, MAKERS: makers,
             AHEAD: 2 * classes * makers, EFFECTS: 6 * replicas + message_ways, WAYS: ways,
             WAY_LINKS: crossings, WAY_ONCE: crossings,
-            WAY_LINES: 3 * message_ways + members + replicas,
-            WAY_DEVICES: 2 * message_ways + members, LINK_GB_PER_S: links, LINK_NUMBERS: links,
+            WAY_LINES: 3 * message_ways + 2 * members + replicas,
+            WAY_DEVICES: 2 * message_ways + 2 * members, LINK_GB_PER_S: links, LINK_NUMBERS: links,
             GROUPS: 4 * stages, GROUP_DEVICES: replicas, HOSTS: int(wires.numbers["hosts"]),
             SLOWDOWNS: len(wires[SLOWDOWN]),
         },
