@@ -8,6 +8,7 @@ import numpy as np
 
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FloatArray, IntArray
+from planner.costs.gradients import gradient_bytes, least_reduced_bytes
 from planner.plan.plan import BUCKET_MIB
 from planner.program.compiled import entry
 
@@ -21,7 +22,7 @@ class BucketTable(NamedTuple):
     A stage that begins earlier has the same buckets, the last of them with more in it.
 
     Attributes:
-        sizes: distinct bytes of buckets.
+        sizes: distinct bytes that buckets reduce, at least.
         closed_size: number of the size of each closed bucket, a row for each end.
         closed_first: the earliest layer of each.
         closed: how many of them a stage has, by begin and end.
@@ -44,16 +45,16 @@ def bucket_table(intervals: IntervalTable) -> BucketTable:
     rows: list[list[tuple[int, int]]] = []
     for end in range(cuts):
         full: list[tuple[int, int]] = []
-        held, place = 0, end
-        for first, last, more in made:
+        held, reduced, place = 0, 0, end
+        for first, last, more, reduced_more in made:
             if last >= end:  # Another stage holds it too, or alone.
                 continue
             if held and held + more > BUCKET_BYTES:
-                full.append((held, place))
-                held = 0
-            held, place = held + more, first
+                full.append((reduced, place))
+                held, reduced = 0, 0
+            held, reduced, place = held + more, reduced + reduced_more, first
             # So it is for all stages that begin here or before, until more of theirs follows.
-            closed[: first + 1, end], open_bytes[: first + 1, end] = len(full), held
+            closed[: first + 1, end], open_bytes[: first + 1, end] = len(full), reduced
             open_first[: first + 1, end] = first
         rows.append(full)
     width = max(map(len, rows)) + 1
@@ -72,18 +73,24 @@ def bucket_table(intervals: IntervalTable) -> BucketTable:
     )
 
 
-def _gradients(intervals: IntervalTable) -> list[tuple[int, int, int]]:
-    """Return first layer, last layer and bytes of gradients in the order of their backwards."""
+def _gradients(intervals: IntervalTable) -> list[tuple[int, int, int, int]]:
+    """Return first layer, last layer, bytes and reduced bytes of gradients as they are made.
+
+    Buckets are filled by the former, and take as long as the latter at least.
+    """
     layers = intervals.layers
-    bytes_ = {row.name: row.bytes for row in layers.record.parameters if row.trainable}
+    job, trained = layers.problem.job, [row for row in layers.record.parameters if row.trainable]
+    bytes_ = {
+        row.name: (gradient_bytes(job, row), least_reduced_bytes(job, row)) for row in trained
+    }
     holders = {name: held for held, names in layers.holders.items() for name in names}
     order = dict.fromkeys(name for row in layers.rows for name in row.parameters)
     # What replicas divide is in no bucket.
     least = 2 if layers.space.shards_parameters else 1
     return [
-        (holders[name][0], holders[name][-1], bytes_[name])
+        (holders[name][0], holders[name][-1], *bytes_[name])
         for name in reversed(order)
-        if bytes_.get(name) and len(holders[name]) >= least
+        if any(bytes_.get(name, ())) and len(holders[name]) >= least
     ]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.bounds.layers import BoolArray, FloatArray, IntArray, LayerTable, prefix
-from planner.costs.optimizer import has_late_gradients, step_traffic_bytes
+from planner.costs.gradients import gradient_bytes, least_reduced_bytes
+from planner.costs.optimizer import step_traffic_bytes
 from planner.errors import PipeplanError
 from planner.model.graph_record import Parameter
 
@@ -23,7 +24,7 @@ class TiedPair(NamedTuple):
 
     Attributes:
         first_alone, last_alone: (N + 1, N + 1) intervals with one of the two layers.
-        bytes: of the gradients.
+        bytes: that they reduce, at least.
     """
 
     first_alone: BoolArray
@@ -35,18 +36,16 @@ class ParameterBytes(NamedTuple):
     """Bytes of the parameters of each interval, (N + 1, N + 1).
 
     Attributes:
-        own: gradients that the replicas of the stage reduce alone.
-        shared: gradients that they reduce together with other stages.
+        own: what the replicas of the stage reduce alone, at least.
+        shared: what they reduce together with other stages, at least.
         step: what the optimizer step reads and writes.
         static: weights, gradients and optimizer state.
-        late: gradients that may not be in memory before the first backward.
     """
 
     own: FloatArray
     shared: FloatArray
     step: FloatArray
     static: FloatArray
-    late: FloatArray
 
 
 class IntervalTable:
@@ -87,18 +86,15 @@ class IntervalTable:
     def parameters(self) -> ParameterBytes:
         """Bytes of parameters; each set of layers with the same parameters is added once."""
         layers, rows = self.layers, self.layers.problem.graph.parameters
-        found = ParameterBytes(*np.zeros((5, self.cuts, self.cuts)))
+        found = ParameterBytes(*np.zeros((4, self.cuts, self.cuts)))
         for numbers, names in layers.holders.items():
             some, every = self._held(numbers)
             held = [rows[name] for name in names]
             divided = layers.space.shards_parameters and len(numbers) == 1
             self._add_reduced(found, held, (some, every), divided)
-            static, step, late = np.sum([self._bytes(p, divided) for p in held], axis=0)
+            static, step = np.sum([self._bytes(p, divided) for p in held], axis=0)
             found.static[some] += static
             found.step[some] += step / layers.sharers
-            found.late[every] += late
-        if not has_late_gradients(layers.problem):
-            found.late[:] = 0.0
         return found
 
     def _add_reduced(
@@ -110,7 +106,8 @@ class IntervalTable:
     ) -> None:
         """Add gradients; what replicas divide is reduced in every backward and not counted."""
         some, every = where
-        gradient = float(sum(row.bytes for row in held if row.trainable))
+        reduced = partial(least_reduced_bytes, self.layers.problem.job)
+        gradient = float(sum(reduced(row) for row in held if row.trainable))
         found.own[every] += 0.0 if divided else gradient
         apart = some & ~every
         if self.layers.problem.runtime.tied != "in_turn":
@@ -118,15 +115,15 @@ class IntervalTable:
         elif self.layers.space.has_pipelines:
             found.own[apart] += gradient
 
-    def _bytes(self, row: Parameter, divided: bool) -> tuple[float, float, float]:
-        """Return least static bytes, bytes that a step moves, and late gradients of a parameter."""
+    def _bytes(self, row: Parameter, divided: bool) -> tuple[float, float]:
+        """Return least static bytes of a parameter, and bytes that a step moves."""
         if not row.trainable:
-            return float(row.bytes), 0.0, 0.0
+            return float(row.bytes), 0.0
         job, sharers = self.layers.problem.job, self.layers.sharers
-        whole = -(-row.bytes // sharers) if divided else row.bytes
+        parts = sharers if divided else 1
+        held = sum(-(-bytes_ // parts) for bytes_ in (row.bytes, gradient_bytes(job, row)))
         state = job.optimizer_bytes_per_element * -(-row.elements // sharers)
-        moved = step_traffic_bytes(job, row.bytes, row.elements)
-        return float(2 * whole + state), float(moved), float(whole)
+        return float(held + state), float(step_traffic_bytes(job, row))
 
     @cached_property
     def tied_pair(self) -> TiedPair | None:
@@ -136,7 +133,9 @@ class IntervalTable:
         """
         if self.layers.problem.runtime.tied == "in_turn":
             return None
-        bytes_ = {row.name: row.bytes for row in self.layers.record.parameters if row.trainable}
+        trained = [row for row in self.layers.record.parameters if row.trainable]
+        job = self.layers.problem.job
+        bytes_ = {row.name: least_reduced_bytes(job, row) for row in trained}
         most, numbers = max(
             (
                 (float(sum(bytes_.get(name, 0) for name in names)), numbers)

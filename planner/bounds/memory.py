@@ -63,16 +63,9 @@ class MemoryTable:
                 yield MemoryLevel(following - 1, self._again_s(name, number))
 
     def _excess(self, name: str, number: int) -> FloatArray:
-        """Return the bytes by which each of so many stashes is too large, by interval.
-
-        Before the first backward there may be no gradients; the second finds one stash less.
-        """
+        """Return the bytes by which each of so many stashes is too large, by interval."""
         capacity = self._layers.cluster.device_types[name].capacity_bytes
-        late = self._intervals.parameters.late
-        excess = self._stashes - (capacity - self._held + late) / number
-        if late.any():
-            room = (capacity - self._held_alone) / max(1, number - 1)
-            excess = np.maximum(excess, self._stashes - room)
+        excess = self._stashes - (capacity - self._held) / number
         return np.where(self._intervals.is_stage, np.maximum(excess, 0.0), 0.0)
 
     def _again_s(self, name: str, number: int) -> FloatArray:
