@@ -1,7 +1,7 @@
-"""Plans of tensor-parallel groups: against the best even layout, and how near their bounds are.
+"""Plans of tensor-parallel groups against the best even layout.
 
 Usage:
-    python -m benchmarks.groups [--rows grid,gaps] [--time-limit S] [--keep FOLDER]
+    python -m benchmarks.groups [--time-limit S] [--keep FOLDER]
         [--only-kept] [--output FILE]
     python -m benchmarks.groups --short [--json] [--claims FILE]
 
@@ -23,7 +23,6 @@ from pathlib import Path
 from benchmarks.catalogue import GROUPS_UNEVEN_BAR
 from benchmarks.groups.against_grid import PairRow, measured, read_rows
 from benchmarks.groups.cases import EVEN, MODELS, UNEVEN, Graphs, pairs
-from benchmarks.groups.gaps import CASES, GAP_COLUMNS, GAP_LIMIT_S, GapRow, gap_rows
 from benchmarks.reporting.claims import (
     Claim,
     Entry,
@@ -34,13 +33,12 @@ from benchmarks.reporting.claims import (
     met,
     tell,
 )
-from benchmarks.reporting.report import chosen_sections, heading, table, write_table
+from benchmarks.reporting.report import heading, table, write_table
 from planner import PipeplanError
 from planner.search.solve import check_settings
 from planner.units import plural
 
 LIMIT_S, SHORT_LIMIT_S = 20.0, 5.0
-SECTIONS = ("grid", "gaps")
 ROUNDING = 1e-9
 """Share of a time below which a difference is rounding."""
 BAR = "the bar is our own"
@@ -112,39 +110,20 @@ def grid_claims(rows: Sequence[PairRow], limit_s: float) -> Iterator[Claim]:
     yield met("plans that are not slower than the best even layout", BAR, never, len(ratios))
 
 
-def gap_claims(rows: Sequence[GapRow]) -> Iterator[Claim]:
-    """Yield the gaps, each with its bar."""
-    for row in rows:
-        yield Claim(
-            claim=f"gap of plans with groups, {row.model} on {row.cluster}",
-            source=BAR,
-            regime=f"{row.cpu_s:.0f} s of a core",
-            sense="below",
-            bar=row.bar,
-            figure=row.gap,
-            unit="%",
-        )
-
-
 def short_entries() -> Iterator[Entry]:
     """Yield claims on the smallest model, on an even cluster and an uneven one."""
     graphs, model = Graphs(None), min(MODELS, key=lambda row: "gpt" not in row.factory)
     rows = [measured(model, row, graphs, SHORT_LIMIT_S) for row in (EVEN[0], UNEVEN[0])]
     yield from grid_claims(rows, SHORT_LIMIT_S)
     yield details("Pairs", COLUMNS, map(cells, rows))
-    yield LeftOut(text="larger models, six clusters and the gaps with their bars")
+    yield LeftOut(text="larger models and six clusters")
 
 
-def report(arguments: argparse.Namespace, sections: Sequence[str]) -> str:
-    """Run the sections and return the page."""
+def report(arguments: argparse.Namespace) -> str:
+    """Plan all pairs and return the page."""
     command = f"python -m benchmarks.groups --time-limit {arguments.time_limit:g}"
-    parts = [heading("Plans of tensor-parallel groups", command)]
-    kept, plans = arguments.keep, not arguments.only_kept
-    if "grid" in sections:
-        parts += _grid_section(grid_rows(kept, arguments.time_limit, plans=plans))
-    if "gaps" in sections:
-        parts += _gap_section(gap_rows(Graphs(kept), kept, plans=plans))
-    return "\n".join(parts)
+    rows = grid_rows(arguments.keep, arguments.time_limit, plans=not arguments.only_kept)
+    return "\n".join([heading("Plans of tensor-parallel groups", command), *_grid_section(rows)])
 
 
 def _grid_section(rows: Sequence[PairRow]) -> Iterator[str]:
@@ -171,20 +150,6 @@ def _grid_section(rows: Sequence[PairRow]) -> Iterator[str]:
         yield f"Not run ({len(missing)} of {len(missing) + len(rows)} pairs): {named}.\n"
 
 
-def _gap_section(rows: Sequence[GapRow]) -> Iterator[str]:
-    yield "## Gaps\n"
-    yield (
-        "Iteration time / bound - 1 of `plan --tensor-parallel any`; the bound covers plans with "
-        "one size of groups, packed as the search packs them. One thread, "
-        f"{GAP_LIMIT_S:g} deterministic seconds.\n"
-    )
-    yield _told(gap_claims(rows))
-    yield table(GAP_COLUMNS, [row.cells for row in rows])
-    missing = [f"{model} on {where}" for model, where, *_ in CASES[len(rows) :]]
-    if missing:
-        yield f"Not run: {'; '.join(missing)}.\n"
-
-
 def _told(claims: Iterator[Claim]) -> str:
     lines = (
         f"- {claim.claim}: {claim.figure_cell} (bar {claim.bar_cell}), {claim.verdict}"
@@ -200,7 +165,6 @@ def parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    found.add_argument("--rows", help="sections to run: " + ", ".join(SECTIONS))
     found.add_argument("--time-limit", type=float, default=LIMIT_S, metavar="S")
     found.add_argument("--keep", type=Path, metavar="FOLDER", help="keep graphs and rows there")
     found.add_argument("--only-kept", action="store_true", help="plan nothing that is not kept")
@@ -220,10 +184,9 @@ def main(words: Sequence[str] | None = None) -> int:
         if is_short(parser(), arguments):
             tell(short_entries(), arguments.claims, as_json=arguments.json)
             return 0
-        sections = chosen_sections(arguments.rows, SECTIONS)
         if arguments.keep is not None:
             arguments.keep.mkdir(parents=True, exist_ok=True)
-        write_table(report(arguments, sections), arguments.output)
+        write_table(report(arguments), arguments.output)
     except PipeplanError as error:
         print("\n".join(error.problems), file=sys.stderr)
         return 1
