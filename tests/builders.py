@@ -20,8 +20,8 @@ from planner.plan.problem import Problem
 from planner.plan.runtime_rules import PIPEPLAN, RuntimeRules
 from planner.verification.claims import claimed_times
 from planner.verification.costs import PlanCosts
+from planner.verification.lowering import PlanTasks
 from planner.verification.memory import held_bytes
-from planner.verification.tasks import PlanTasks
 from planner.verification.times import CheckedTimes
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -4,10 +4,11 @@
 ``save_valid`` writes the plan if nothing is. It shares no formula with what makes plans: it reads
 the records of a plan and imports neither the costs nor any search. Its parts, in order of use:
 
-- ``form``, ``tensor_groups``: stages, devices, groups and orders are some that the job allows; a
+- ``form``, ``tensor_groups``, ``group_layers``: stages, devices, groups and orders are some that the job allows; a
   plan of groups becomes one on a cluster whose devices they are.
 - ``routes``, ``layer_costs``, ``costs``, ``stage_bytes``, ``reductions``: seconds and bytes.
-- ``tasks``: what there is to do, and what each task waits for; orders that deadlock are found here.
+- ``script``, ``tasks``, ``lowering``: what there is to do, and what each task waits for; here
+  orders that deadlock are found.
 - ``claims``: when each task starts and ends, as a simulation claims. Nothing of it is trusted.
 - ``times``, ``speeds``: each claimed time is checked without a replay.
 - ``memory``, ``time_shares``, ``predicted``: what follows from these times.

@@ -8,8 +8,9 @@ from itertools import groupby
 from operator import itemgetter
 
 from planner.plan.operations import Operation
+from planner.verification.lowering import PlanTasks
 from planner.verification.speeds import Span, Times
-from planner.verification.tasks import Key, PlanTasks
+from planner.verification.tasks import Key
 
 HeldBytes = dict[str, list[tuple[float, int]]]
 """By device, moments and the bytes that it holds from each on."""

@@ -10,8 +10,8 @@ from planner.plan.plan import Plan
 from planner.verification.claims import claimed_by_length
 from planner.verification.costs import PlanCosts
 from planner.verification.layer_costs import at_lengths
+from planner.verification.lowering import PlanTasks
 from planner.verification.memory import HeldBytes, peak_bytes
-from planner.verification.tasks import PlanTasks
 from planner.verification.time_shares import time_shares
 from planner.verification.times import CheckedTimes
 

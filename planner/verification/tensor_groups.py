@@ -8,7 +8,7 @@ That the groups are some of the cluster's, and the model has such a split, is fo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import permutations
 from math import ceil, log2
 
@@ -17,18 +17,13 @@ from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import ClassEfficiency, CollectiveFigures, DeviceType, GroupFigures
 from planner.cluster.tensor_groups import TensorGroup
 from planner.errors import PipeplanError
-from planner.model.figures import PHASES, CollectiveKind, Product
-from planner.model.graph_record import GraphRecord, Layer, graph_digest
-from planner.model.split_record import LayerSplit, SplitRecord
+from planner.model.figures import CollectiveKind
+from planner.model.graph_record import graph_digest
+from planner.model.split_record import SplitRecord
 from planner.plan.plan import Plan
 from planner.units import listed
+from planner.verification.group_layers import group_graph, together
 from planner.verification.routes import Edge, Routes, ring_and_tree
-
-_SUMS = (
-    *(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes")),
-    "stash_bytes",
-    "again_bytes",
-)
 
 
 def group_problems(plan: Plan) -> Iterator[str]:
@@ -147,13 +142,13 @@ def contracted(plan: Plan) -> Plan:
         types[one_of[device.name]][device.type] = None
     splits, in_parts = _splits(plan), plan.runtime.group_messages == "parts"
     graphs = {
-        degree: _graph(
+        degree: group_graph(
             plan.model.graph, splits.get(degree), degree, types, cluster, in_parts=in_parts
         )
         for degree in plan.degrees
     }
     sizes = {row.type: cluster.device_types[row.type].members for row in cluster.devices}
-    graph = _together(graphs, sizes)
+    graph = together(graphs, sizes)
     model = plan.model.model_copy(update={"graph": graph, "graph_digest": graph_digest(graph)})
     return plan.model_copy(update={"model": model, "cluster": cluster, "tensor_parallel": None})
 
@@ -296,115 +291,3 @@ def _hosts(cluster: Cluster, groups: tuple[TensorGroup, ...]) -> Iterator[Host]:
             alone = host.slowdown[counts[0] - 1]
             slowdown = tuple(host.slowdown[count - 1] / alone for count in counts)
             yield Host(devices=tuple(group.name for group in held), slowdown=slowdown)
-
-
-# --- the layers -----------------------------------------------------------------------------------
-
-
-def _graph(
-    graph: GraphRecord,
-    split: SplitRecord | None,
-    degree: int,
-    types: Mapping[str, Iterable[str]],
-    cluster: Cluster,
-    *,
-    in_parts: bool,
-) -> GraphRecord:
-    """Return the graph with the figures of all devices of a group together.
-
-    Args:
-        graph: of single devices.
-        split: over groups of the degree; None of single devices, which have the graph's figures.
-        degree: devices of a group.
-        types: those of groups, by the types of their devices.
-        cluster: of groups.
-        in_parts: whether groups send each other parts of what all their devices have whole.
-    """
-    held = {row.name for region in split.regions for row in region.parameters} if split else set()
-    whole = {row.name for row in split.boundaries if row.placement == "whole"} if split else set()
-    summed = split.summed_parameters if split else ()
-    grouped = {
-        one: [kind for kind in kinds if cluster.device_types[kind].members == degree]
-        for one, kinds in types.items()
-    }
-    layers = []
-    for number, layer in enumerate(graph.layers):
-        allowed = tuple(n for one in layer.device_types for n in types.get(one, (one,)))
-        mine = layer.model_copy(update={"device_types": allowed})
-        if split is None:
-            layers.append(mine)
-            continue
-        shared, timed = split.layers[number], {}
-        for one, kinds in grouped.items():
-            if one in shared.measured:
-                timed.update(dict.fromkeys(kinds, shared.measured[one]))
-        of_group = _layer(mine, shared, degree - 1)
-        layers.append(of_group.model_copy(update={"measured": timed}))
-    return graph.model_copy(
-        update={
-            "layers": tuple(layers),
-            "splits": (),
-            "boundaries": tuple(
-                row.model_copy(
-                    update={
-                        "bytes": row.bytes * (degree if row.name in whole else 1),
-                        "parts": degree if in_parts and row.name in whole else 1,
-                    }
-                )
-                for row in graph.boundaries
-            ),
-            "parameters": tuple(
-                row.model_copy(
-                    update={
-                        "elements": row.elements * (1 if row.name in held else degree),
-                        "bytes": row.bytes * (1 if row.name in held else degree),
-                        "summed": row.name in summed,
-                    }
-                )
-                for row in graph.parameters
-            ),
-        }
-    )
-
-
-def _together(graphs: Mapping[int, GraphRecord], sizes: Mapping[str, int]) -> GraphRecord:
-    """Return one graph for groups of several sizes, each with the figures of its own.
-
-    Nothing of a plan's replay is taken from the other figures, which are those of the fewest
-    devices.
-
-    Args:
-        graphs: by size.
-        sizes: by the types of groups.
-    """
-    first = graphs[min(graphs)]
-    if len(graphs) == 1:
-        return first
-    return first.model_copy(update={"on_types": {kind: graphs[n] for kind, n in sizes.items()}})
-
-
-def _layer(layer: Layer, shared: LayerSplit, others: int) -> Layer:
-    """Return what a group does: whatever is not shared, the other devices have and do as well."""
-    sums = {}
-    for name in (*_SUMS, "weight_stash_bytes"):
-        whole = getattr(layer, name)
-        # A layer that does not say otherwise keeps all of its stash.
-        whole = layer.stash_bytes if whole is None else whole
-        sums[name] = whole + others * (whole - getattr(shared, name))
-    return layer.model_copy(
-        update={
-            **sums,
-            "peak_bytes": None,
-            "work": shared.work,
-            "collectives": shared.collectives,
-            "products": tuple(_share(row, others + 1) for row in shared.products),
-        }
-    )
-
-
-def _share(product: Product, degree: int) -> Product:
-    """Return what one device of a group computes of a product."""
-    sizes = {name: getattr(product, name) for name in ("batch", "rows", "inner", "columns")}
-    if product.split is not None:
-        sizes[product.split] = max(1, sizes[product.split] // degree)
-    return Product(operator=product.operator, **sizes)

@@ -14,8 +14,9 @@ from collections.abc import Hashable, Iterator
 from itertools import pairwise
 from math import inf
 
+from planner.verification.lowering import PlanTasks
 from planner.verification.speeds import Clocks, Times, Traffic
-from planner.verification.tasks import PlanTasks, Task, Wait
+from planner.verification.tasks import Task, Wait
 
 RELATIVE_TOLERANCE = 1e-9
 """Share of an iteration by which a moment may be off: rounding errors of long sums."""

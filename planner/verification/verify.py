@@ -20,10 +20,10 @@ from planner.units import format_bytes
 from planner.verification.claims import claimed_times
 from planner.verification.costs import PlanCosts
 from planner.verification.form import form_problems, model_problems
+from planner.verification.lowering import PlanTasks
 from planner.verification.memory import HeldBytes, held_bytes, peak_bytes
 from planner.verification.predicted import predicted_problems
 from planner.verification.proof.prove import proof_problems
-from planner.verification.tasks import PlanTasks
 from planner.verification.tensor_groups import contracted, divided_regions, group_problems
 from planner.verification.times import CheckedTimes
 

@@ -20,7 +20,7 @@ from planner.plan.runtime_rules import RuntimeRules
 from planner.simulation.simulator import simulate_plan
 from planner.verification import verify
 from planner.verification.costs import PlanCosts
-from planner.verification.tasks import PlanTasks
+from planner.verification.lowering import PlanTasks
 from planner.verification.time_shares import time_shares
 
 RELATIVE = 1e-9

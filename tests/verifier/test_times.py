@@ -17,8 +17,9 @@ from planner.errors import DeadlockError, PipeplanError
 from planner.plan.operations import Operation
 from planner.verification import verify
 from planner.verification.costs import PlanCosts
+from planner.verification.lowering import PlanTasks
 from planner.verification.speeds import Clock, Span
-from planner.verification.tasks import Key, PlanTasks
+from planner.verification.tasks import Key
 from planner.verification.times import CheckedTimes
 
 CHANGES: dict[str, Callable[[Span, float], Span | None]] = {
