@@ -5,8 +5,7 @@
 the records of a plan and imports neither the costs nor any search. Its parts, in order of use:
 
 - ``form``, ``tensor_groups``, ``group_layers``: stages, devices, groups and orders are some that
-  the job allows; a
-  plan of groups becomes one on a cluster whose devices they are.
+  the job allows; a plan of groups becomes one on a cluster whose devices they are.
 - ``routes``, ``layer_costs``, ``costs``, ``stage_bytes``, ``reductions``: seconds and bytes.
 - ``script``, ``tasks``, ``lowering``: what there is to do, and what each task waits for; here
   orders that deadlock are found.
