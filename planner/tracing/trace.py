@@ -229,7 +229,7 @@ def _layers(
     size = {row.name: row.bytes for row in parameters if row.trainable}
     for name, nodes in layers.nodes_of.items():
         rows = [row for node in nodes for row in measured.work[node]]
-        work = work_of([*rows, *(gradient_sum(size[own]) for own in used[name] if own in size)])
+        work = work_of([*rows, *(gradient_sum(size[own]) for own in used[name] if size.get(own))])
         yield Layer(
             name=name,
             **figures_of(work),

@@ -94,7 +94,7 @@ class _Shares:
 
     def __init__(self, step: TracedStep, split: Split, routing: ExpertRouting) -> None:
         self.step, self.split, self.degree = step, split, split.degree
-        self.placed, self.layers_ = split.placements, step.layers
+        self.placed, self.assigned = split.placements, step.layers
         self.shared = {**self.placed.positions, **self.placed.shares}
         regions = [region for region in split.regions if region.kind == "experts"]
         self.most = {
@@ -108,18 +108,18 @@ class _Shares:
         """Yield the regions with their layers and parameters."""
         exported, parameters = self.step.exported, self.split.parameters
         for region in self.split.regions:
-            layers = {self.layers_.layer_of[node] for node in region.nodes}
+            layers = {self.assigned.layer_of[node] for node in region.nodes}
             held = dict.fromkeys(exported.name_of(node) for node, _ in region.parts)
             yield SplitRegion(
                 kind=region.kind,
-                layers=tuple(name for name in self.layers_.names if name in layers),
+                layers=tuple(name for name in self.assigned.names if name in layers),
                 sizes=region.sizes,
                 parameters=tuple(parameters[name] for name in held if name in parameters),
             )
 
     def boundaries(self) -> Iterator[BoundarySplit]:
         """Yield the placement of each tensor between layers."""
-        for node, _, _ in self.layers_.crossing_tensors():
+        for node, _, _ in self.assigned.crossing_tensors():
             share = self.shared.get(node)
             if share is not None:
                 yield BoundarySplit(
@@ -140,7 +140,7 @@ class _Shares:
         late = self._held(measured.weight_stash)
         sizes, nodes_of = (
             {row.name: row.bytes for row in self.step.graph.parameters},
-            self.layers_.nodes_of,
+            self.assigned.nodes_of,
         )
         for layer in self.step.graph.layers:
             nodes = nodes_of[layer.name]
@@ -193,7 +193,7 @@ class _Shares:
                 else:
                     add(row, 0, 0)
         for parameter in self.step.graph.parameters:
-            if parameter.trainable and parameter.name in layer.parameters:
+            if parameter.trainable and parameter.bytes and parameter.name in layer.parameters:
                 row = gradient_sum(parameter.bytes)
                 add(row, 0, row.traffic_bytes * (parameter.name in self.split.parameters))
         return of_one, of_all
@@ -230,7 +230,7 @@ class _Shares:
                 has_share = node in self.shared if key is None else self.placed.is_shared(node)
                 owner = node if has_share else None
             if owner is not None:
-                held[self.layers_.layer_of[node]] += self._of(owner, bytes_)
+                held[self.assigned.layer_of[node]] += self._of(owner, bytes_)
         return held
 
     def _collectives(self) -> dict[str, list[Collective]]:
