@@ -1,0 +1,358 @@
+"""The judge of the walk, compiled: a layout's time is that of its best list schedule, replayed.
+
+For each assignment of microbatches to replicas that is worth trying, operations are scheduled by a
+rule of order under limits, while the kernel replays the program. Where messages block, and where
+several pipelines run the same order, the order that came out is then replayed as it stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.program.compiled import compiled, entry, header, items, pointer, pointer_at, row
+from planner.program.kernel import replay_in
+from planner.program.lower.gradient_tables import GRADIENTS
+from planner.program.lower.gradients import fill_gradients
+from planner.program.lower.lower import lower
+from planner.program.lower.room import ROOM
+from planner.program.lower.wires import WIRES
+from planner.program.program import DEVICES, PROGRAM
+from planner.program.schedule import BACKWARD_FIRST, FIXED, OWNER, RESERVE_BYTES, RHYTHM, SCHEDULE
+from planner.program.stage_rows import ROWS
+from planner.program.work import MACHINES, OK, WORK
+from planner.search.walk.block import (
+    copy_block,
+    device_at,
+    device_of,
+    replica_of,
+    replicas_in,
+    set_start,
+)
+from planner.search.walk.calls import Apart, call
+from planner.search.walk.gather import gather
+from planner.search.walk.limits import least_time_s, set_limits_in_flight, set_rhythm
+from planner.search.walk.memory import (
+    CHOICE,
+    EACH_S,
+    LIMIT_CHOICE,
+    OWN,
+    OWNER_CHOICE,
+    OWNERS,
+    PIPELINE,
+    RULE_CHOICE,
+    SPLIT_CHOICE,
+    TRIED,
+    WALK,
+    WHOLE,
+)
+from planner.search.walk.orders import keep_order, set_1f1b, spread_order, take_order
+from planner.search.walk.owners import assign_all
+
+FACTORS = (2.0, 1.0, 1.5, np.inf)
+"""Limits in flight, as multiples of 1F1B's; the first is tried first."""
+STRETCHES = (2.5, 4.0)
+"""Multiples of a microbatch's least way that it takes among others, in an even rhythm."""
+MOST_CORRECTIONS = 3
+"""Tries to keep free what devices lacked."""
+NEAR, CLOSE = 1.05, 1.015
+"""Within the first factor of the best, other rules of order are tried; within the second, all."""
+ONE_F_ONE_B = 4
+"""A rule besides those of :mod:`planner.program.schedule`."""
+
+
+@Apart
+def judge_layout(w: Any) -> float:
+    """Return the seconds of the best schedule of TRIED; infinite if it has none, or none below.
+
+    CHOICE is written. A layout that takes longer than ``most_s`` is not looked at closely.
+
+    Args:
+        w: pointer to the memory of the walk.
+    """
+    h, x = header(w, WALK), items(w, TRIED)
+    h.layouts += 1
+    if h.equal and replicas_in(x, 0) > 1:
+        if not _prepared_pipeline(x, w) or _best_s(w, 1, h.most_s) == np.inf:
+            return np.inf
+        return _pipelines_s(x, w, items(w, CHOICE))
+    if not _prepared(x, w):
+        return np.inf
+    return _best_s(w, assign_all(w, x[0], x[1], h.microbatches), h.most_s)
+
+
+@entry
+def schedule_again(memory: Any) -> float:
+    """Schedule TRIED by CHOICE; return its time, and leave its order in the schedule.
+
+    Args:
+        memory: header of the memory of the walk.
+    """
+    w = pointer(memory)
+    h, x, choice = header(w, WALK), items(w, TRIED), items(w, CHOICE)
+    if h.equal and replicas_in(x, 0) > 1:
+        return _pipelines_s(x, w, choice) if _prepared_pipeline(x, w) else np.inf
+    if not _prepared(x, w):
+        return np.inf
+    assign_all(w, x[0], x[1], h.microbatches)
+    time_s = _scheduled_s(w, choice, np.inf)
+    if time_s < np.inf and header(pointer_at(h.schedule, SCHEDULE), SCHEDULE).rule != FIXED:
+        _take_order(w)
+    return time_s
+
+
+@compiled
+def _take_order(w: Any) -> None:
+    h = header(w, WALK)
+    take_order(
+        pointer_at(h.rows, ROWS),
+        pointer_at(h.schedule, SCHEDULE),
+        pointer_at(h.program, PROGRAM),
+        pointer_at(h.work, WORK),
+    )
+
+
+@Apart
+def prepare(w: Any) -> float:
+    """Gather the rows of WHOLE, or of PIPELINE without reductions; return 1 if it can run, else 0.
+
+    Args:
+        w: pointer to the memory of the walk.
+    """
+    h = header(w, WALK)
+    rows = pointer_at(h.rows, ROWS)
+    x = items(w, PIPELINE) if h.of_pipeline else items(w, WHOLE)
+    if not gather(x, w, h.share):
+        return 0.0
+    if h.of_pipeline:
+        header(rows, ROWS).reductions = header(rows, ROWS).makers = 0
+        return 1.0
+    wires = pointer_at(h.wires, WIRES)
+    return 1.0 if fill_gradients(rows, pointer_at(h.gradients, GRADIENTS), wires) else 0.0
+
+
+@compiled
+def _prepared(x: Any, w: Any) -> bool:
+    """Gather the rows of a layout; return whether it can run."""
+    h = header(w, WALK)
+    copy_block(x, items(w, WHOLE))
+    h.of_pipeline, h.copies, h.share = 0, 1, h.microbatches
+    return call(h.prepare_at, w) == 1.0
+
+
+# --- the best schedule ----------------------------------------------------------------------------
+
+
+@compiled
+def _best_s(w: Any, count: int, most_s: float) -> float:
+    """Return the time of the best schedule over owners, rules of order and limits."""
+    h, found_s = header(w, WALK), np.inf
+    splits, least, usual = h.may_split, 0 if h.may_stay_whole else 1, _usual_rule(w)
+    first = len(FACTORS) - 1 if usual == RHYTHM else 0
+    for owner in range(count):
+        if least_time_s(w, pointer_at(h.rows, ROWS), owner) < most_s:
+            found_s = _tried_s(w, owner, usual, splits, first, found_s)
+    if found_s == np.inf and least_time_s(w, pointer_at(h.rows, ROWS), 0) >= most_s:
+        return found_s
+    if NEAR * min(most_s, h.best_s) < found_s < np.inf:
+        return found_s
+    best_owner = items(w, CHOICE)[OWNER_CHOICE] if found_s < np.inf else 0
+    for split in range(splits, least - 1, -1):
+        for rule in range(BACKWARD_FIRST, ONE_F_ONE_B + 1):
+            if _is_of_use(w, rule, split) and (rule != usual or split != splits):
+                found_s = _tried_s(w, best_owner, rule, split, 0, found_s)
+    if CLOSE * h.best_s < found_s < np.inf:
+        return found_s
+    for owner in range(count):
+        for limits in range(len(FACTORS)):
+            for split in range(splits, least - 1, -1):
+                for rule in range(BACKWARD_FIRST, RHYTHM + 1):
+                    if _is_of_use(w, rule, split) and (owner != best_owner or limits != 0):
+                        found_s = _tried_s(w, owner, rule, split, limits, found_s)
+    return found_s
+
+
+@compiled
+def _usual_rule(w: Any) -> int:
+    """Return the rule that is tried first."""
+    h = header(w, WALK)
+    if h.is_1f1b:
+        return ONE_F_ONE_B
+    numbers = header(pointer_at(h.rows, ROWS), ROWS)
+    return RHYTHM if numbers.replicas > numbers.devices else BACKWARD_FIRST
+
+
+@compiled
+def _is_of_use(w: Any, rule: int, split: int) -> bool:
+    """Return whether schedules by a rule may be better than others."""
+    h = header(w, WALK)
+    numbers = header(pointer_at(h.rows, ROWS), ROWS)
+    if h.is_1f1b:
+        return False
+    if rule == RHYTHM:
+        return numbers.replicas > numbers.devices
+    if rule == ONE_F_ONE_B:
+        return split == 0 and (h.blocks == 1 or numbers.replicas > numbers.devices)
+    return True
+
+
+@compiled
+def _tried_s(w: Any, owner: int, rule: int, split: int, limits: int, found_s: float) -> float:
+    """Return the time of a choice if it is the best so far, and keep it; else the best."""
+    own, choice = items(w, OWN), items(w, CHOICE)
+    own[OWNER_CHOICE], own[RULE_CHOICE] = owner, rule
+    own[SPLIT_CHOICE], own[LIMIT_CHOICE] = split, limits
+    time_s = _scheduled_s(w, own, found_s)
+    if time_s >= found_s:
+        return found_s
+    for i in range(4):
+        choice[i] = own[i]
+    return time_s
+
+
+@compiled
+def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
+    """Return the time of the prepared layout by a choice; infinite if it does not fit memory.
+
+    What takes longer than ``most_s`` is not made to fit.
+    """
+    h, owners = header(w, WALK), items(w, OWNERS)
+    rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
+    numbers, owner = header(rows, ROWS), items(schedule, OWNER)
+    size = numbers.stages * numbers.microbatches
+    for i in range(size):
+        owner[i] = owners[own[OWNER_CHOICE] * size + i]
+    if own[RULE_CHOICE] == ONE_F_ONE_B:
+        return _fixed_s(w) if set_1f1b(w, rows, schedule) else np.inf
+    splits, factor = own[SPLIT_CHOICE] == 1, FACTORS[own[LIMIT_CHOICE]]
+    if not set_limits_in_flight(rows, schedule, factor, splits, h.may_stay_whole == 1):
+        return np.inf
+    header(schedule, SCHEDULE).rule = own[RULE_CHOICE]
+    if own[RULE_CHOICE] == RHYTHM:
+        stretch = STRETCHES[own[LIMIT_CHOICE] & 1]
+        set_rhythm(rows, schedule, pointer_at(h.wires, WIRES), stretch, splits)
+    time_s = np.inf
+    for _ in range(MOST_CORRECTIONS):
+        time_s = call(header(w, WALK).replay_at, w)
+        if time_s >= most_s or not _reserve(w):
+            break
+    if time_s == np.inf or not h.blocks:
+        return time_s if time_s < np.inf and fits(w) else np.inf
+    _take_order(w)
+    return _fixed_s(w)
+
+
+@compiled
+def _fixed_s(w: Any) -> float:
+    """Return the time of the given order; infinite if it does not fit memory, or deadlocks."""
+    time_s = call(header(w, WALK).replay_at, w)
+    return time_s if time_s < np.inf and fits(w) else np.inf
+
+
+@Apart
+def replay_layout(w: Any) -> float:
+    """Lower the rows and the schedule to a program and replay it; infinite if that cannot run.
+
+    Where ``lowers`` is 0, the program is there.
+
+    Args:
+        w: pointer to the memory of the walk.
+    """
+    h = header(w, WALK)
+    program, work = pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK)
+    rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
+    room = pointer_at(h.room, ROOM)
+    h.replays += 1
+    if h.lowers and not lower(rows, schedule, pointer_at(h.wires, WIRES), program, room):
+        return np.inf
+    h.tasks += header(program, PROGRAM).tasks
+    return header(work, WORK).time_s if replay_in(program, work) == OK else np.inf
+
+
+@compiled
+def fits(w: Any) -> bool:
+    """Return whether no device ever held more than it has room for."""
+    program, work = (
+        pointer_at(header(w, WALK).program, PROGRAM),
+        pointer_at(header(w, WALK).work, WORK),
+    )
+    for d in range(header(program, PROGRAM).devices):
+        if row(work, MACHINES, d).peak_bytes > row(program, DEVICES, d).capacity_bytes:
+            return False
+    return True
+
+
+@compiled
+def _reserve(w: Any) -> bool:
+    """Have list scheduling keep free what devices lacked; return whether any did."""
+    h = header(w, WALK)
+    program, work = pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK)
+    reserves, lacked = items(pointer_at(h.schedule, SCHEDULE), RESERVE_BYTES), False
+    for d in range(header(program, PROGRAM).devices):
+        over = row(work, MACHINES, d).peak_bytes - row(program, DEVICES, d).capacity_bytes
+        if over > 0:
+            reserves[d] += over
+            lacked = True
+    return lacked
+
+
+# --- equal pipelines ------------------------------------------------------------------------------
+
+
+@compiled
+def _prepared_pipeline(x: Any, w: Any) -> bool:
+    """Gather the rows of the slowest of equal pipelines, without reductions."""
+    if not _prepared(x, w):
+        return False
+    h, copies, owners = header(w, WALK), replicas_in(x, 0), items(w, OWNERS)
+    pipeline = items(w, PIPELINE)
+    _take_pipeline(items(w, WHOLE), _slowest(x, w, copies), pipeline)
+    h.of_pipeline, h.copies, share = 1, copies, h.microbatches // copies
+    h.share = share
+    if call(h.prepare_at, w) == 0.0:
+        return False
+    for s in range(x[0]):
+        for number in range(share):
+            owners[s * share + number] = s
+    return True
+
+
+@compiled
+def _pipelines_s(x: Any, w: Any, choice: Any) -> float:
+    """Return the time of equal pipelines by a choice; the rows are those of one of them."""
+    h = header(w, WALK)
+    rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
+    if _scheduled_s(w, choice, np.inf) == np.inf:
+        return np.inf
+    if header(schedule, SCHEDULE).rule != FIXED:
+        _take_order(w)
+    devices = keep_order(w, rows, schedule)
+    if not _prepared(x, w):
+        return np.inf
+    spread_order(w, rows, schedule, devices, replicas_in(x, 0))
+    return _fixed_s(w)
+
+
+@compiled
+def _slowest(x: Any, w: Any, copies: int) -> int:
+    """Return the number of the pipeline whose microbatches take longest."""
+    slowest, most_s = 0, -1.0
+    for copy in range(copies):
+        work_s = 0.0
+        for s in range(x[0]):
+            work_s += items(w, EACH_S)[replica_of(x, s) + copy]
+        if work_s > most_s:
+            slowest, most_s = copy, work_s
+    return slowest
+
+
+@compiled
+def _take_pipeline(x: Any, copy: int, target: Any) -> None:
+    """Write the block of one of a block's pipelines."""
+    copy_block(x, target)
+    for s in range(x[0]):
+        target[device_at(target, s)] = device_of(x, replica_of(x, s) + copy)
+    for s in range(x[0] + 1):
+        set_start(target, s, s)
+    target[1] = x[0]

@@ -1,0 +1,202 @@
+"""Which replica of each stage runs each microbatch, as compiled code.
+
+A balanced assignment gives a microbatch to the replica that would finish it first. Where links
+between nodes are slow, a local one keeps it inside a node from stage to stage, and a following one
+does so as far as replicas have as much to do as if balanced.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from planner.program.compiled import compiled, header, items
+from planner.search.walk.memory import (
+    CLASS_OF,
+    DEVICE_OF,
+    EACH_S,
+    FINISH_S,
+    FIRST,
+    HOMES,
+    ISLAND,
+    ISLANDS,
+    OWNERS,
+    SHARE,
+    SLOWEST_S,
+    USED,
+    WALK,
+)
+
+INSTANT_S = 1e-15
+
+
+@compiled
+def assign_all(w: Any, stages: int, replicas: int, microbatches: int) -> int:
+    """Write the assignments that are worth trying; return how many there are."""
+    h, island, size = header(w, WALK), items(w, ISLAND), stages * microbatches
+    device, count = items(w, DEVICE_OF), 1
+    for r in range(replicas):
+        island[r] = 0
+    _assign_within(w, 0, stages, microbatches, 1)
+    if replicas == stages:
+        return 1
+    for place in range(h.places):
+        most = 0
+        for r in range(replicas):
+            island[r] = items(w, ISLANDS)[place * h.devices + device[r]]
+            most = max(most, island[r])
+        _assign_within(w, count * size, stages, microbatches, most + 1)
+        count += _is_new(w, count, size)
+        _assign_following(w, count * size, stages, microbatches, most + 1)
+        count += _is_new(w, count, size)
+    groups = _number_equal_islands(w, stages, microbatches)
+    if groups > 1:
+        _assign_within(w, count * size, stages, microbatches, groups)
+        count += _is_new(w, count, size)
+    return count
+
+
+@compiled
+def _is_new(w: Any, count: int, size: int) -> int:
+    """Return 1 if an assignment differs from those before it, else 0."""
+    owners = items(w, OWNERS)
+    for other in range(count):
+        is_same = True
+        for i in range(size):
+            if owners[other * size + i] != owners[count * size + i]:
+                is_same = False
+                break
+        if is_same:
+            return 0
+    return 1
+
+
+@compiled
+def _assign_within(w: Any, at: int, stages: int, microbatches: int, islands: int) -> None:
+    """Give each microbatch an island, and at every stage to a replica there if there is one.
+
+    An island's share is in proportion to the speed of its slowest stage; its replicas share as they
+    would finish first.
+    """
+    first, each_s, island = items(w, FIRST), items(w, EACH_S), items(w, ISLAND)
+    owners, finish_s, homes = items(w, OWNERS), items(w, FINISH_S), items(w, HOMES)
+    _find_homes(w, stages, microbatches, islands)
+    for s in range(stages):
+        for r in range(first[s], first[s + 1]):
+            finish_s[r] = each_s[r]
+        for number in range(microbatches):
+            best, any_best = -1, first[s]
+            for r in range(first[s], first[s + 1]):
+                if finish_s[r] < finish_s[any_best]:
+                    any_best = r
+                if island[r] == homes[number] and (best < 0 or finish_s[r] < finish_s[best]):
+                    best = r
+            best = any_best if best < 0 else best
+            owners[at + s * microbatches + number] = best
+            finish_s[best] += each_s[best]
+
+
+@compiled
+def _find_homes(w: Any, stages: int, microbatches: int, islands: int) -> None:
+    """Find the island of each microbatch."""
+    first, each_s, island = items(w, FIRST), items(w, EACH_S), items(w, ISLAND)
+    slowest_s, speed, homes = items(w, SLOWEST_S), items(w, FINISH_S), items(w, HOMES)
+    for i in range(islands):
+        slowest_s[i] = 0.0
+    for s in range(stages):
+        for i in range(islands):
+            speed[i] = 0.0
+        for r in range(first[s], first[s + 1]):
+            speed[island[r]] += 1 / max(each_s[r], INSTANT_S)
+        for i in range(islands):
+            if speed[i] > 0:
+                slowest_s[i] = max(slowest_s[i], 1 / speed[i])
+    finish_s = speed
+    for i in range(islands):
+        finish_s[i] = slowest_s[i]
+    for number in range(microbatches):
+        best = -1
+        for i in range(islands):
+            if slowest_s[i] > 0 and (best < 0 or finish_s[i] < finish_s[best]):
+                best = i
+        homes[number] = best
+        finish_s[best] += slowest_s[best]
+
+
+@compiled
+def _assign_following(w: Any, at: int, stages: int, microbatches: int, islands: int) -> None:
+    """Keep microbatches in their island as far as replicas have as much to do as if balanced.
+
+    Where a stage has more of its speed in another island than the stage before, some move there,
+    spread evenly over the microbatches.
+    """
+    first, each_s, island = items(w, FIRST), items(w, EACH_S), items(w, ISLAND)
+    owners, finish_s, homes = items(w, OWNERS), items(w, FINISH_S), items(w, HOMES)
+    share, used = items(w, SHARE), items(w, USED)
+    for number in range(microbatches):
+        homes[number] = island[owners[number]]
+    for s in range(stages):
+        for i in range(islands):
+            share[i] = used[i] = 0
+        for number in range(microbatches):
+            share[island[owners[s * microbatches + number]]] += 1
+        for r in range(first[s], first[s + 1]):
+            finish_s[r] = each_s[r]
+        for number in range(microbatches):
+            home, part = homes[number], (number + 1) / microbatches
+            if used[home] >= min(float(share[home]), share[home] * part + 1):
+                home = _next_home(share, used, part, islands)
+            used[home] += 1
+            homes[number] = home
+            best = -1
+            for r in range(first[s], first[s + 1]):
+                if island[r] == home and (best < 0 or finish_s[r] < finish_s[best]):
+                    best = r
+            owners[at + s * microbatches + number] = best
+            finish_s[best] += each_s[best]
+
+
+@compiled
+def _next_home(share: Any, used: Any, part: float, islands: int) -> int:
+    """Return the island that is furthest behind its share, of those that have some left."""
+    best, best_open, best_due = -1, False, 0.0
+    for i in range(islands):
+        if share[i] == 0:
+            continue
+        is_open, due = used[i] < share[i], share[i] * part - used[i]
+        if best < 0 or (is_open and not best_open) or (is_open == best_open and due > best_due):
+            best, best_open, best_due = i, is_open, due
+    return best
+
+
+@compiled
+def _number_equal_islands(w: Any, stages: int, microbatches: int) -> int:
+    """Number the parts of the most equal groups that devices form; return how many there are.
+
+    The n-th group has the n-th part of the devices of each class of every stage.
+    """
+    first, island = items(w, FIRST), items(w, ISLAND)
+    groups = microbatches
+    for s in range(stages):
+        for r in range(first[s], first[s + 1]):
+            groups = _common(groups, _alike(w, s, r, first[s + 1]))
+    for s in range(stages):
+        for r in range(first[s], first[s + 1]):
+            island[r] = _alike(w, s, r, r) // (_alike(w, s, r, first[s + 1]) // groups)
+    return groups
+
+
+@compiled
+def _alike(w: Any, s: int, replica: int, end: int) -> int:
+    """Return how many replicas of a stage before an end are of the class of one of them."""
+    class_of, device, count = items(w, CLASS_OF), items(w, DEVICE_OF), 0
+    for r in range(items(w, FIRST)[s], end):
+        count += class_of[device[r]] == class_of[device[replica]]
+    return count
+
+
+@compiled
+def _common(one: int, other: int) -> int:
+    """Return the greatest common divisor."""
+    while other:
+        one, other = other, one % other
+    return one

@@ -1,0 +1,270 @@
+"""The walk over whole plans: starts, then walks from the best of them, on one or two threads.
+
+Time is wall-clock time, or with a limit on work the number of tasks replayed, which makes the same
+plan on any machine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import NamedTuple
+
+from planner.costs.network_table import NetworkTable
+from planner.costs.stage_table import StageTable
+from planner.plan.problem import Problem
+from planner.program.layout import Layout
+from planner.search.walk.freedoms import Freedoms, freedoms_of
+from planner.search.walk.starts import Start, needs_of, singles, starts
+from planner.search.walk.walker import Candidate, Walker
+
+LOG = logging.getLogger(__name__)
+
+
+class Phase(NamedTuple):
+    """Walks from the best layouts so far.
+
+    Attributes:
+        until: share of all time at its end.
+        walks: number of layouts that it goes on from, with unlike numbers of stages.
+        hottest, coolest: heats at its begin and end, see
+            :func:`planner.search.walk.steps.walk_on`.
+    """
+
+    until: float
+    walks: int
+    hottest: float
+    coolest: float
+
+
+STARTS_UNTIL = 0.15
+"""Share of the time in which starts are judged."""
+PHASES = (
+    Phase(0.3, 12, 1e-4, 1e-4),
+    Phase(0.55, 4, 0.03, 0.001),
+    Phase(0.8, 2, 0.015, 0.0005),
+    Phase(1.0, 1, 0.005, 0.0002),
+)
+CHUNKS = 400
+"""Parts of a time limit after which the clock is read."""
+
+
+class Found(NamedTuple):
+    """A layout with its time."""
+
+    seconds: float
+    layout: Layout
+
+
+@dataclass
+class WalkResult:
+    """What a walk has found.
+
+    Attributes:
+        found: the best layouts, the fastest first; empty if none fits.
+        starts: number of layouts that fit of those to start from.
+        layouts: number of layouts judged.
+        tasks: number of tasks replayed.
+    """
+
+    found: list[Found]
+    starts: int = 0
+    layouts: int = 0
+    tasks: int = 0
+
+
+Told = Callable[[Found], None]
+
+
+@dataclass
+class Clock:
+    """How much of a limit is used.
+
+    Attributes:
+        limit_s: wall-clock seconds; None: ``limit_tasks`` counts.
+        limit_tasks: tasks replayed.
+        is_stopped: asked now and then; whether to end at once.
+        walkers: whose tasks count.
+        now: the clock, in seconds.
+    """
+
+    limit_s: float | None
+    limit_tasks: int = 0
+    is_stopped: Callable[[], bool] = lambda: False
+    walkers: Sequence[Walker] = ()
+    now: Callable[[], float] = time.monotonic
+    begin_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.begin_s = self.now()
+
+    @property
+    def share(self) -> float:
+        """The part of the limit that is used; 1 or more once it is reached."""
+        if self.is_stopped():
+            return 1.0
+        if self.limit_s is None:
+            return sum(walker.tasks_done for walker in self.walkers) / self.limit_tasks
+        return (self.now() - self.begin_s) / max(self.limit_s, 1e-9)
+
+
+class WalkSearch:
+    """A search by walks.
+
+    Args:
+        problem: the model, cluster and job; what only needs to be done if nothing fits without
+            (``if_needed``) counts as it is said: not done.
+        table: what stages cost.
+        clock: the limit.
+        freedoms: the stages that there may be; None: those of the job.
+        seed: of random numbers.
+        threads: walks at a time.
+        told: called with each layout that is better than all before.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        table: StageTable,
+        clock: Clock,
+        *,
+        freedoms: Freedoms | None = None,
+        seed: int = 0,
+        threads: int = 1,
+        told: Told = lambda found: None,
+    ) -> None:
+        self.freedoms = freedoms_of(problem) if freedoms is None else freedoms
+        self._network, self._table = NetworkTable.of(problem.cluster), table
+        self._walkers = [
+            Walker(problem, table, self._network, self.freedoms, seed * threads + n + 1)
+            for n in range(threads)
+        ]
+        clock.walkers = self._walkers
+        self._clock, self._told, self._lock = clock, told, Lock()
+        self._found: list[Found] = []
+        self._tasks_per_call = 20_000
+        if clock.limit_s is None:
+            self._tasks_per_call = max(1, clock.limit_tasks // CHUNKS)
+
+    def run(self, more: Iterable[Start] = ()) -> WalkResult:
+        """Search until the limit.
+
+        Args:
+            more: layouts to start from besides the search's own.
+        """
+        begun = self._judged(more)
+        for phase in PHASES if begun else ():
+            begun = self._walk_each(begun, phase)
+        return WalkResult(
+            sorted(self._found, key=lambda row: row.seconds),
+            len(begun),
+            sum(walker.layouts_judged for walker in self._walkers),
+            sum(walker.tasks_done for walker in self._walkers),
+        )
+
+    # --- starts -------------------------------------------------------------------------------
+
+    def _judged(self, more: Iterable[Start]) -> list[Candidate]:
+        """Return the starts that fit, the fastest first."""
+        needs = needs_of(self._walkers[0].memory, self._table, self.freedoms)
+        rows = [*more, *starts(self._network, self.freedoms, needs)]
+        found = self._in_threads(lambda walker, own: self._judge(walker, own), rows)
+        if not found:
+            found = self._judge(self._walkers[0], [*singles(self.freedoms, needs)])
+        return sorted(found, key=lambda row: row.seconds)
+
+    def _judge(self, walker: Walker, rows: Sequence[Start]) -> list[Candidate]:
+        found: list[Candidate] = []
+        for row in rows:
+            if found and self._clock.share > STARTS_UNTIL:
+                break
+            candidate = walker.start(row)
+            if candidate is not None:
+                found.append(candidate)
+                self._note(walker, candidate)
+        return found
+
+    def _in_threads(
+        self, work: Callable[[Walker, Sequence[Start]], list[Candidate]], rows: Sequence[Start]
+    ) -> list[Candidate]:
+        count = len(self._walkers)
+        if count == 1:
+            return work(self._walkers[0], rows)
+        with ThreadPoolExecutor(count) as pool:
+            done = [
+                pool.submit(work, walker, rows[n::count]) for n, walker in enumerate(self._walkers)
+            ]
+            return [candidate for row in done for candidate in row.result()]
+
+    # --- walks --------------------------------------------------------------------------------
+
+    def _walk_each(self, begun: Sequence[Candidate], phase: Phase) -> list[Candidate]:
+        """Walk from the best layouts of unlike shapes; return all, the fastest first."""
+        chosen = _unlike(begun, phase.walks)
+        while len(chosen) < len(self._walkers):
+            chosen.append(chosen[0])
+        count = len(self._walkers)
+        with ThreadPoolExecutor(count) as pool:
+            done = [
+                pool.submit(self._walk_from, walker, chosen[n::count], phase)
+                for n, walker in enumerate(self._walkers)
+            ]
+            found = [candidate for row in done for candidate in row.result()]
+        return sorted([*found, *begun], key=lambda row: row.seconds)
+
+    def _walk_from(
+        self, walker: Walker, chosen: Sequence[Candidate], phase: Phase
+    ) -> list[Candidate]:
+        found, begin = [], self._clock.share
+        for number, candidate in enumerate(chosen):
+            end = begin + (phase.until - begin) * (number + 1) / len(chosen)
+            walker.stand_at(candidate)
+            self._walk_until(walker, phase, end)
+            found.append(walker.best)
+        return found
+
+    def _walk_until(self, walker: Walker, phase: Phase, end: float) -> None:
+        begin = now = self._clock.share
+        best_s = walker.best.seconds
+        while now < end:
+            part = (now - begin) / (end - begin)
+            heat = phase.hottest * (phase.coolest / phase.hottest) ** part
+            walker.walk(heat, self._tasks_per_call)
+            then, now = now, self._clock.share
+            if self._clock.limit_s is not None and now - then < 1 / CHUNKS:
+                self._tasks_per_call = int(self._tasks_per_call * 1.5)
+            elif self._clock.limit_s is not None and now - then > 3 / CHUNKS:
+                self._tasks_per_call = max(1000, self._tasks_per_call // 2)
+            if walker.best.seconds < best_s:
+                best_s = walker.best.seconds
+                self._note(walker, walker.best)
+
+    def _note(self, walker: Walker, candidate: Candidate) -> None:
+        """Keep a layout that is better than all before, and tell of it."""
+        with self._lock:
+            if self._found and candidate.seconds >= self._found[-1].seconds:
+                return
+            found = Found(*walker.layout(candidate))
+            if found.seconds > candidate.seconds * (1 + 1e-9):
+                LOG.warning(
+                    "a layout of %.6g s takes %.6g s when it is scheduled again",
+                    candidate.seconds,
+                    found.seconds,
+                )
+                return
+            self._found.append(found)
+            self._told(found)
+
+
+def _unlike(candidates: Sequence[Candidate], count: int) -> list[Candidate]:
+    """Return the best of each number of stages, and then others, so many at most."""
+    first: dict[int, Candidate] = {}
+    for row in candidates:
+        first.setdefault(row.shape[0], row)
+    chosen = list(first.values())[:count]
+    rest = [row for row in candidates if not any(row is other for other in chosen)]
+    return [*chosen, *rest[: count - len(chosen)]]

@@ -1,0 +1,97 @@
+"""Steps of the walk, compiled: change a layout at random, judge it, go on from it or stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.program.compiled import compiled, entry, header, items, pointer
+from planner.search.walk.block import copy_block, digest_of
+from planner.search.walk.calls import call
+from planner.search.walk.freedoms import is_allowed
+from planner.search.walk.memory import (
+    BEST,
+    BEST_CHOICE,
+    CHOICE,
+    HERE,
+    KEYS,
+    KNOWN_S,
+    RANDOM,
+    TRIED,
+    WALK,
+)
+from planner.search.walk.moves import change
+from planner.search.walk.random import uniform
+
+WALK_ON, JUDGE = range(2)
+"""What :func:`run_walk` does."""
+
+
+@compiled
+def _scored_s(w: Any, most_s: float) -> float:
+    """Return the seconds of the layout tried; one that was judged before is not judged again."""
+    h, keys, known_s, tried = (
+        header(w, WALK),
+        items(w, KEYS),
+        items(w, KNOWN_S),
+        items(w, TRIED),
+    )
+    digest = digest_of(tried)
+    at = np.int64(digest & np.uint64(h.keys_rows - 1))
+    if keys[at] == digest:
+        return known_s[at]
+    h.most_s = most_s
+    found_s = call(h.judge_at, w)
+    keys[at], known_s[at] = digest, found_s
+    if found_s < h.best_s:
+        h.best_s = found_s
+        copy_block(tried, items(w, BEST))
+        for i in range(4):
+            items(w, BEST_CHOICE)[i] = items(w, CHOICE)[i]
+    return found_s
+
+
+@compiled
+def _walk_on(w: Any, heat: float, tasks: int) -> None:
+    h, state = header(w, WALK), items(w, RANDOM)
+    here, tried = items(w, HERE), items(w, TRIED)
+    until, idle = h.tasks + tasks, 0
+    while h.tasks < until and idle < tasks:
+        copy_block(here, tried)
+        idle += 1
+        is_new = change(tried, w)
+        if is_new and uniform(state) < 0.1:
+            is_new = change(tried, w)
+        if not is_new:
+            continue
+        most_s = h.here_s * (1 - heat * np.log(max(1e-12, uniform(state))))
+        found_s = _scored_s(w, most_s)
+        if found_s <= most_s:
+            copy_block(tried, here)
+            h.here_s = found_s
+
+
+@entry
+def run_walk(memory: Any, what: int, heat: float, tasks: int) -> float:
+    """Walk on, or judge the layout TRIED.
+
+    In a walk a slower neighbour is taken with the probability exp(-x / heat), where it takes 1 + x
+    times as long (Kirkpatrick et al. 1983, "Optimization by simulated annealing").
+
+    Args:
+        memory: header of the memory of the walk.
+        what: WALK_ON or JUDGE.
+        heat: of the walk.
+        tasks: number of tasks replayed after which the walk ends.
+
+    Returns:
+        Seconds of the best layout found, or of the one judged; infinite if that is not
+        allowed or fits no memory.
+    """
+    w = pointer(memory)
+    tried = items(w, TRIED)
+    if what == JUDGE:
+        return _scored_s(w, np.inf) if is_allowed(tried, w) else np.inf
+    _walk_on(w, heat, tasks)
+    return header(w, WALK).best_s
