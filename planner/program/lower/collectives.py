@@ -129,23 +129,24 @@ def narrowest(wires: Any, gradients: Any, algorithm: int, count: int) -> float:
 
 
 @compiled
-def fill_collective(wires: Any, gradients: Any, bytes_: int, is_half: bool, out: Any) -> int:
+def fill_collective(wires: Any, gradients: Any, bytes_: int, gathered: int, out: Any) -> int:
     """Write seconds, latency and rate of a collective of some bytes; return its algorithm.
 
     Args:
         wires: of the network.
         gradients: with the members and the messages of a step.
         bytes_: that are reduced.
-        is_half: whether it is a reduce-scatter alone.
+        gathered: bytes of the all-gather that follows, if this is a reduce-scatter; else 0.
         out: a row of REDUCTION.
     """
     h = header(gradients, GRADIENTS)
     count, levels = h.members, 0
     while (1 << levels) < count:
         levels += 1
-    steps, part = (count - 1) * (1 if is_half else 2), bytes_ / count
+    steps, part = (count - 1) * (1 if gathered else 2), bytes_ / count
+    out.gather_s = out.gather_latency_s = 0.0
     ring_s = steps * step_s(wires, gradients, RING, h.ring_messages, part)
-    if not is_half:
+    if not gathered:
         tree_s = 2 * levels * step_s(wires, gradients, TREE, h.tree_messages, float(bytes_))
         if ring_s > tree_s * (1 + EQUAL):
             out.gb_per_s = narrowest(wires, gradients, TREE, h.tree_messages)
@@ -157,4 +158,9 @@ def fill_collective(wires: Any, gradients: Any, bytes_: int, is_half: bool, out:
         out.seconds = ring_s
     out.gb_per_s = narrowest(wires, gradients, RING, h.ring_messages)
     out.latency_s = max(0.0, ring_s - steps * part / (out.gb_per_s * 1e9))
+    if gathered:
+        part = gathered / count
+        out.gather_s = steps * step_s(wires, gradients, RING, h.ring_messages, part)
+        moving_s = steps * part / (out.gb_per_s * 1e9)
+        out.gather_latency_s = max(0.0, out.gather_s - moving_s)
     return RING

@@ -7,36 +7,38 @@ from typing import Any
 import numpy as np
 
 from planner.costs.stage_table import Ints, StageTable
+from planner.plan.problem import Problem
 from planner.program.compiled import Block, block
 from planner.program.program import INT, REAL
 from planner.program.stage_rows import rows_for
 
 _LONG = np.dtype(np.int64)
 (
-    GRADIENTS, LAYER_S, AGAIN_S, RERUN_RANK, BLOCK_OF, START, PARAMETER, BEFORE, BYTES, TIED,
-    USER_START, USERS, STAGE_OF, TIE_START, TIE_STAGES, TIE_BYTES, STAGES, MEMBERS, MEMBER_NUMBERS,
-    MESSAGE_LATENCY_S, MESSAGE_GB_PER_S, SHARING,
+    GRADIENTS, LAYER_S, AGAIN_S, RERUN_RANK, BLOCK_OF, START, PARAMETER, BEFORE, BYTES, GATHERED,
+    TIED, USER_START, USERS, STAGE_OF, TIE_START, TIE_STAGES, TIE_BYTES, TIE_GATHERED, STAGES,
+    MEMBERS, MEMBER_NUMBERS, MESSAGE_LATENCY_S, MESSAGE_GB_PER_S, SHARING,
 ) = block(
-    "layers parameters in_blocks shares_state in_turn has_buckets ties ring_messages tree_messages"
-    " members",
+    "layers parameters in_blocks in_turn has_buckets ties ring_messages tree_messages members",
     reals="bucket_bytes",
     layer_s=REAL, again_s=REAL, rerun_rank=_LONG, block_of=_LONG, start=INT, parameter=INT,
-    before=INT, bytes=_LONG, tied=INT, user_start=INT, users=INT, stage_of=INT, tie_start=INT,
-    tie_stages=INT, tie_bytes=_LONG, stages=INT, members=INT, member_numbers=INT,
-    message_latency_s=REAL, message_gb_per_s=REAL, sharing=INT,
+    before=INT, bytes=_LONG, gathered=_LONG, tied=INT, user_start=INT, users=INT, stage_of=INT,
+    tie_start=INT, tie_stages=INT, tie_bytes=_LONG, tie_gathered=_LONG, stages=INT, members=INT,
+    member_numbers=INT, message_latency_s=REAL, message_gb_per_s=REAL, sharing=INT,
 )  # fmt: skip
 """The parameters of N layers on K types, each an entry of every layer that uses it.
 
 LAYER_S: K x N x 4, seconds of layers, AGAIN_S: K x N, what recomputation adds; RERUN_RANK and
 BLOCK_OF as in :mod:`planner.costs.stage_table`. START: N + 1, where the entries of each layer
-begin; PARAMETER of each; BEFORE: the layer before that uses it, -1. BYTES: K x parameters, 0 of
-those whose gradients backwards scatter themselves. TIED: parameters of several layers; USERS of
+begin; PARAMETER of each; BEFORE: the layer before that uses it, -1. BYTES of the
+gradient: K x parameters, 0 of those that backwards scatter themselves; GATHERED: of the parameter,
+if devices share the optimizer's state. TIED: parameters of several layers; USERS of
 each parameter from its USER_START on, ascending.
 
 To work in: STAGE_OF: the stage of each layer; TIE_STAGES from TIE_START on: sets of stages that
-hold tied parameters of TIE_BYTES; STAGES and MEMBERS: stages of a reduction, and its devices, with
-their MEMBER_NUMBERS in the cluster; MESSAGE_LATENCY_S and MESSAGE_GB_PER_S: unlike messages of a
-step of a ring, then of a tree; SHARING: messages on each directed link, all 0 between calls.
+hold tied parameters of TIE_BYTES and TIE_GATHERED; STAGES and MEMBERS: stages of a reduction, and
+its devices, with their MEMBER_NUMBERS in the cluster; MESSAGE_LATENCY_S and MESSAGE_GB_PER_S:
+unlike messages of a step of a ring, then of a tree; SHARING: messages on each directed link, all 0
+between calls.
 """
 
 
@@ -65,12 +67,14 @@ def gradient_tables(table: StageTable, bucket_bytes: float | None, stages: int) 
         PARAMETER: arrays.held,
         BEFORE: arrays.held_before,
         BYTES: np.where(divided, 0, arrays.gradient),
+        GATHERED: _gathered(problem),
         TIED: tied,
         USER_START: np.cumsum([0, *map(len, users)]),
         USERS: [layer for row in users for layer in row],
     }
     sizes = {number: np.size(row) for number, row in rows.items()}
     sizes |= {STAGE_OF: len(table.layers), TIE_START: len(tied) + 2, TIE_BYTES: len(tied) + 1}
+    sizes[TIE_GATHERED] = len(tied) + 1
     sizes |= {
         TIE_STAGES: sizes[USERS] + 1,
         STAGES: stages,
@@ -81,12 +85,19 @@ def gradient_tables(table: StageTable, bucket_bytes: float | None, stages: int) 
     found = Block(GRADIENTS, {**sizes, SHARING: links})
     for number, row in rows.items():
         found[number][:] = np.ravel(row)
-    numbers, job = found.numbers, problem.job
+    numbers = found.numbers
     numbers["layers"], numbers["parameters"] = len(table.layers), len(names)
-    numbers["in_blocks"], numbers["shares_state"] = arrays.in_blocks, job.shards_state
+    numbers["in_blocks"] = arrays.in_blocks
     numbers["in_turn"] = problem.runtime.tied == "in_turn"
     set_buckets(found, bucket_bytes)
     return found
+
+
+def _gathered(problem: Problem) -> Ints:
+    """Return the bytes of each parameter by type that are gathered after the optimizer's step."""
+    graphs = [problem.graph.on(name) for name in problem.cluster.device_types]
+    rows = [[row.bytes for row in graph.parameters.values()] for graph in graphs]
+    return np.array(rows, np.int64) * problem.job.shards_state
 
 
 def set_buckets(gradients: Block, bucket_bytes: float | None) -> None:

@@ -23,6 +23,7 @@ from planner.program.lower.gradient_tables import (
     BEFORE,
     BLOCK_OF,
     BYTES,
+    GATHERED,
     GRADIENTS,
     LAYER_S,
     MEMBER_NUMBERS,
@@ -33,6 +34,7 @@ from planner.program.lower.gradient_tables import (
     STAGES,
     START,
     TIE_BYTES,
+    TIE_GATHERED,
     TIE_STAGES,
     TIE_START,
     TIED,
@@ -91,7 +93,7 @@ def _reduce_stage(rows: Any, gradients: Any, wires: Any, stage: int) -> bool:
     g.members = 0
     _add_members(rows, gradients, stage)
     first, kind = g.parameters * _type_of(rows, wires, found.first), -1
-    held, place = 0, -1
+    held, gathered, place = 0, 0, -1
     for layer in range(found.end - 1, found.begin - 1, -1):
         for entry in range(start[layer + 1] - 1, start[layer] - 1, -1):
             bytes_ = items(gradients, BYTES)[first + items(gradients, PARAMETER)[entry]]
@@ -102,13 +104,14 @@ def _reduce_stage(rows: Any, gradients: Any, wires: Any, stage: int) -> bool:
                 if not _find_ways(gradients, wires):
                     return False
             if held > 0 and g.has_buckets and held + bytes_ > g.bucket_bytes:
-                _add(rows, gradients, wires, held, 1, g.shares_state)
+                _add(rows, gradients, wires, held, gathered, 1)
                 _set_ahead(rows, gradients, wires, stage, place)
-                held = 0
+                held = gathered = 0
             held += bytes_
+            gathered += items(gradients, GATHERED)[first + items(gradients, PARAMETER)[entry]]
             place = layer
     if held > 0:
-        _add(rows, gradients, wires, held, 1, g.shares_state)
+        _add(rows, gradients, wires, held, gathered, 1)
         if g.has_buckets:
             _set_ahead(rows, gradients, wires, stage, place)
     return True
@@ -173,8 +176,8 @@ def _find_ways(gradients: Any, wires: Any) -> bool:
 
 
 @compiled
-def _add(rows: Any, gradients: Any, wires: Any, bytes_: int, stages: int, is_half: int) -> None:
-    """Add a reduction of some bytes among the members, of so many of the stages listed."""
+def _add(rows: Any, gradients: Any, wires: Any, bytes_: int, gathered: int, stages: int) -> None:
+    """Add a reduction among the members, of so many of the stages listed, and its all-gather."""
     h, members = header(rows, ROWS), items(gradients, MEMBERS)
     found, count = row(rows, REDUCTION, h.reductions), header(gradients, GRADIENTS).members
     found.first_device = found.first_link = 0
@@ -182,8 +185,8 @@ def _add(rows: Any, gradients: Any, wires: Any, bytes_: int, stages: int, is_hal
         before = row(rows, REDUCTION, h.reductions - 1)
         found.first_device, found.first_link = before.last_device, before.last_link
     h.reductions += 1
-    algorithm = fill_collective(wires, gradients, bytes_, is_half != 0, found)
-    found.gathers = is_half
+    algorithm = fill_collective(wires, gradients, bytes_, gathered, found)
+    found.gathers = gathered > 0
     found.last_device = found.first_device + count
     for place in range(count):
         items(rows, REDUCTION_DEVICE)[found.first_device + place] = members[place]
@@ -271,20 +274,22 @@ def _find_ties(rows: Any, gradients: Any, wires: Any) -> None:
         if at - ends[g.ties] < 2:
             continue
         kind = _type_of(rows, wires, row(rows, STAGE, stages[at - 1]).first)
-        bytes_ = items(gradients, BYTES)[kind * g.parameters + tied[number]]
+        place = kind * g.parameters + tied[number]
         ends[g.ties + 1] = at
-        _insert_tie(gradients, bytes_)
+        _insert_tie(gradients, items(gradients, BYTES)[place], items(gradients, GATHERED)[place])
 
 
 @compiled
-def _insert_tie(gradients: Any, bytes_: int) -> None:
+def _insert_tie(gradients: Any, bytes_: int, gathered: int) -> None:
     """Add the bytes to those of an equal set of stages, or keep the last one as a new set."""
     g, total = header(gradients, GRADIENTS), items(gradients, TIE_BYTES)
+    all_gathered = items(gradients, TIE_GATHERED)
     for tie in range(g.ties):
         if not _is_before(gradients, tie, g.ties) and not _is_before(gradients, g.ties, tie):
             total[tie] += bytes_
+            all_gathered[tie] += gathered
             return
-    total[g.ties] = bytes_
+    total[g.ties], all_gathered[g.ties] = bytes_, gathered
     g.ties += 1
 
 
@@ -321,16 +326,17 @@ def _reduce_tie(rows: Any, gradients: Any, wires: Any, rank: int) -> bool:
     if bytes_ == 0:
         return True
     if not g.in_turn or replicas < 0:
-        return _reduce_among(rows, gradients, wires, bytes_, count, -1)
+        gathered = items(gradients, TIE_GATHERED)[tie]
+        return _reduce_among(rows, gradients, wires, bytes_, gathered, count, -1)
     for replica in range(replicas):
-        if not _reduce_among(rows, gradients, wires, bytes_, count, replica):
+        if not _reduce_among(rows, gradients, wires, bytes_, 0, count, replica):
             return False
     return True
 
 
 @compiled
 def _reduce_among(
-    rows: Any, gradients: Any, wires: Any, bytes_: int, stages: int, replica: int
+    rows: Any, gradients: Any, wires: Any, bytes_: int, gathered: int, stages: int, replica: int
 ) -> bool:
     """Reduce among all devices of the stages listed, or among one replica of each."""
     g = header(gradients, GRADIENTS)
@@ -345,5 +351,5 @@ def _reduce_among(
         return True
     if not _find_ways(gradients, wires):
         return False
-    _add(rows, gradients, wires, bytes_, stages, g.shares_state if replica < 0 else 0)
+    _add(rows, gradients, wires, bytes_, gathered, stages)
     return True
