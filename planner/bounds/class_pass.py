@@ -13,13 +13,13 @@ import numpy as np
 
 from planner.bounds.class_tables import ClassArrays
 from planner.bounds.layers import BoolArray, FloatArray, IntArray
-from planner.program.compiled import entry, inlined
+from planner.program.compiled import compiled, entry
 
 NUMBERS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
 """Microbatches that are counted, the first or the last ones; others count as the next lower."""
 
 
-@inlined
+@compiled
 def times_within(spare_s: float, each_s: float) -> float:
     """Return how many times something fits into a time; any number if it takes nothing."""
     if each_s > 0:
@@ -27,7 +27,7 @@ def times_within(spare_s: float, each_s: float) -> float:
     return np.inf if spare_s >= 0 else -1.0
 
 
-@inlined
+@compiled
 def round_trips(spare_s: float, forward_s: float, back_s: float, ahead_s: float) -> float:
     """Return how many microbatches a device can run in a time, at most.
 
@@ -45,13 +45,13 @@ def round_trips(spare_s: float, forward_s: float, back_s: float, ahead_s: float)
     return min(most, times_within(spare_s - back_s - ahead_s, forward_s))
 
 
-@inlined
+@compiled
 def _place(number: int) -> int:
     """Return the place of the largest of NUMBERS that is no larger than a number."""
     return int(np.searchsorted(NUMBERS, number, side="right")) - 1
 
 
-@inlined
+@compiled
 def number_passed(come_s: FloatArray, each_s: float, replicas: int, passed_s: FloatArray) -> None:
     """Write when the first microbatches have passed a stage, at the earliest.
 
@@ -72,7 +72,7 @@ def number_passed(come_s: FloatArray, each_s: float, replicas: int, passed_s: Fl
                 passed_s[place] = max(passed_s[place], come_s[before] + rounds * each_s)
 
 
-@inlined
+@compiled
 def _around(come_s: FloatArray, follow_s: FloatArray, around_s: FloatArray) -> None:
     """Write what passes before one of some replicas begins and after it has ended, at least.
 
@@ -85,7 +85,7 @@ def _around(come_s: FloatArray, follow_s: FloatArray, around_s: FloatArray) -> N
         around_s[place] = max(most, come_s[middle] + follow_s[middle])
 
 
-@inlined
+@compiled
 def _most_in_flight(
     each: tuple[float, float, float, float],
     count: int,
@@ -118,7 +118,7 @@ def _most_in_flight(
     return max(most, 0.0)
 
 
-@inlined
+@compiled
 def _run(
     rows: FloatArray,
     count: int,
@@ -166,7 +166,65 @@ def _run(
     return total
 
 
-@inlined
+@compiled
+def _run_numbered(
+    rows: FloatArray,
+    count: int,
+    limit_s: float,
+    both_ways: bool,
+    stage: tuple[float, float, float],
+    come_s: FloatArray,
+    follow_s: FloatArray,
+) -> float:
+    """Return the same for replicas of several classes, numbered together.
+
+    Of all replicas one begins first, one second and so on; which class has which number is chosen
+    so that together they run most: a program over how many of each class have a number so far.
+
+    Args:
+        rows: as in :func:`_run`.
+        count: of all microbatches.
+        limit_s: to keep.
+        both_ways: whether gradients on their way count too.
+        stage: as in :func:`_run`.
+        come_s: before the first operations of the replicas, by place in NUMBERS.
+        follow_s: after their last gradients, by place in NUMBERS.
+    """
+    classes = len(rows)
+    arrival, first, after_gradient = stage
+    size = 1
+    for c in range(classes):
+        size *= int(rows[c, 0]) + 1
+    most = np.full(size, -1.0)
+    most[0] = 0.0
+    for state in range(size):
+        rest, stride, number = state, 1, 1
+        for c in range(classes):
+            number += rest % (int(rows[c, 0]) + 1)
+            rest //= int(rows[c, 0]) + 1
+        place = min(_place(number), len(come_s) - 1)
+        before = max(first, come_s[place])
+        spent = max(arrival, come_s[place] + follow_s[place])
+        if both_ways:
+            spent = max(spent, before + after_gradient)
+        else:
+            before = max(before, spent)
+        rest = state
+        for c in range(classes):
+            held = int(rows[c, 0])
+            if rest % (held + 1) < held:
+                row = rows[c]
+                each = (row[3], row[4], row[5], row[6])
+                spare = limit_s - before - row[2]
+                run = _most_in_flight(each, count, spare, limit_s - spent, both_ways, count)
+                total = most[state] + min(run, row[1])
+                most[state + stride] = max(most[state + stride], total)
+            rest //= held + 1
+            stride *= held + 1
+    return float(most[size - 1])
+
+
+@compiled
 def _most_in_memory(
     each: tuple[float, float, float, float],
     count: int,
@@ -204,7 +262,7 @@ def _most_in_memory(
     return most
 
 
-@inlined
+@compiled
 def _run_in_memory(
     d: ClassArrays,
     rows: FloatArray,
@@ -260,6 +318,7 @@ class StageWork(NamedTuple):
         around: both together, of the same replica.
         passed: when the first microbatches have passed it.
         at_once: for replicas that all begin at once.
+        same: for replicas that all begin, or all end, as the first.
         rows: (C, 7) of :func:`_run`.
     """
 
@@ -269,18 +328,19 @@ class StageWork(NamedTuple):
     around: FloatArray
     passed: FloatArray
     at_once: FloatArray
+    same: FloatArray
     rows: FloatArray
 
 
-@inlined
-def _work(classes: int, columns: int) -> StageWork:
+@compiled
+def room_to_work(classes: int, columns: int) -> StageWork:
     """Return room to work in."""
-    table = np.zeros((5, columns))
+    table = np.zeros((6, columns))
     rows = np.zeros((classes, 7))
-    return StageWork(table[0], table[1], table[2], table[3], table[4], np.zeros(1), rows)
+    return StageWork(table[0], table[1], table[2], table[3], table[4], np.zeros(1), table[5], rows)
 
 
-@inlined
+@compiled
 def fastest(d: ClassArrays, o: int, cut: int, end: int) -> tuple[float, float]:
     """Return a microbatch's forward and gradient on the fastest type that a stage has."""
     forward, gradient = np.inf, np.inf
@@ -291,7 +351,7 @@ def fastest(d: ClassArrays, o: int, cut: int, end: int) -> tuple[float, float]:
     return forward, gradient
 
 
-@inlined
+@compiled
 def stage_spent_s(
     d: ClassArrays,
     work: StageWork,
@@ -348,6 +408,13 @@ def stage_spent_s(
     _around(work.come, work.last, work.around)
     if _run(rows, count, limit_s, both_ways, stage, work.come, work.around) < count:
         return np.inf
+    if (rows[:, 0] > 0).sum() > 1:
+        work.same[:] = work.last[0]
+        if _run_numbered(rows, count, limit_s, both_ways, stage, work.come, work.same) < count:
+            return np.inf
+        work.same[:] = work.come[0]
+        if _run_numbered(rows, count, limit_s, both_ways, stage, work.same, work.last) < count:
+            return np.inf
     return spent
 
 
@@ -376,7 +443,7 @@ def refutes(
     table = np.full((cuts, pairs), np.inf)
     past = np.full((cuts, pairs, columns), np.inf)
     home = np.full((cuts, pairs, columns), np.inf)
-    work = _work(d.held.shape[1], columns)
+    work = room_to_work(d.held.shape[1], columns)
     come, follow = work.come, work.follow
     looked = 0
     for cut in range(cuts - 1):

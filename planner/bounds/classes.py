@@ -50,6 +50,7 @@ class ClassProgram:
         classes: all devices, in classes of one type each.
 
     Attributes:
+        vectors: of devices by class.
         looked_at: stages that all passes have looked at so far.
 
     Raises:
@@ -59,7 +60,8 @@ class ClassProgram:
     def __init__(self, intervals: IntervalTable, classes: Sequence[Sequence[str]]) -> None:
         layers = intervals.layers
         self._intervals, self._replication = intervals, layers.space.replication
-        vectors = DeviceVectors([len(row) for row in classes], replication=self._replication)
+        sizes = [len(row) for row in classes]
+        self.vectors = vectors = DeviceVectors(sizes, replication=self._replication)
         work = len(vectors.used) * intervals.cuts / 2 * len(classes) + len(vectors.way_before)
         if work * intervals.cuts > MOST_WORK:
             raise PipeplanError(
@@ -81,7 +83,8 @@ class ClassProgram:
         return _Case(self.arrays.fits, self.arrays.joint_s)
 
     @cached_property
-    def _columns(self) -> int:
+    def columns(self) -> int:
+        """How many of NUMBERS count."""
         most = min(int(self.arrays.held.sum(axis=1).max()), self.arrays.microbatches)
         return int(np.searchsorted(NUMBERS, most, side="right"))
 
@@ -99,7 +102,7 @@ class ClassProgram:
             if case.refuted_s[both_ways] < time_s < case.kept_s[both_ways]:
                 limit_s = time_s * MARGIN
                 found, looked = refutes(
-                    self.arrays, case.fits, case.joint_s, self._columns, limit_s, both_ways
+                    self.arrays, case.fits, case.joint_s, self.columns, limit_s, both_ways
                 )
                 (case.refuted_s if found else case.kept_s)[both_ways] = time_s
                 self.looked_at += looked

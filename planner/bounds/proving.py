@@ -17,6 +17,7 @@ from planner.bounds.classes import MARGIN
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import LayerTable
 from planner.bounds.prices import DIGITS, work_prices
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.plan.certificate import Argument, Certificate, MicrobatchPath, WorkPrices
 from planner.plan.plan import COST_MODEL
@@ -168,19 +169,19 @@ class Prover:
                 if len(problem.cluster.devices) <= MOST_DEVICES:
                     yield from column_arguments(intervals)
                 return
-            for classes in self._classes():
+            for classes in classes_of(problem.cluster):
                 with suppress(PipeplanError):
                     yield OfClasses(intervals, classes)
             yield OfPrices(intervals)
 
-    def _classes(self) -> Iterator[tuple[tuple[str, ...], ...]]:
-        """Yield devices that can be exchanged, and devices by type; none of large clusters."""
-        cluster = self._layers.cluster
-        if len(cluster.devices) > MOST_DEVICES:
-            return
-        groups = [tuple(group) for group in interchangeable_devices(cluster)]
-        held = {name for group in groups for name in group}
-        alone = [(name,) for name in cluster.device_names if name not in held]
-        types = self._layers.types
-        of_type = [tuple(d.name for d in cluster.devices if d.type == kind) for kind in types]
-        yield from dict.fromkeys([(*groups, *alone), tuple(of_type)])
+
+def classes_of(cluster: Cluster) -> Iterator[tuple[tuple[str, ...], ...]]:
+    """Yield devices that can be exchanged, and devices by type; none of large clusters."""
+    if len(cluster.devices) > MOST_DEVICES:
+        return
+    groups = [tuple(group) for group in interchangeable_devices(cluster)]
+    held = {name for group in groups for name in group}
+    alone = [(name,) for name in cluster.device_names if name not in held]
+    types = dict.fromkeys(device.type for device in cluster.devices)
+    of_type = [tuple(d.name for d in cluster.devices if d.type == kind) for kind in types]
+    yield from dict.fromkeys([(*groups, *alone), tuple(of_type)])

@@ -1,7 +1,7 @@
 """Bounds of planner.bounds against every plan of tiny problems, and against the checker."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import group_problems
@@ -13,7 +13,8 @@ from unequal_graphs import SHARES, TOKENS, unequal
 
 from benchmarks.plans.oracle import optimum_below
 from planner import Job, Problem
-from planner.bounds import ProvedBound, prove
+from planner.bounds import ProvedBound, list_partitions, prove
+from planner.bounds.proving import classes_of
 from planner.cluster.cluster import Host
 from planner.cluster.tensor_groups import TensorGroup
 from planner.plan.runtime_rules import PIPEPLAN
@@ -112,3 +113,40 @@ def test_a_plan_that_is_as_fast_as_the_bound_ends_the_search_for_larger_ones() -
     rows = list(prove(problem, bound_s))
     assert len(rows) < 12
     assert rows[-1].bound_s >= bound_s * (1 - 1e-3)
+
+
+def of_classes(problem: Problem, devices: Sequence[str]) -> tuple[int, ...]:
+    """Return how many devices of each class of alike ones are among some."""
+    return tuple(len({*devices} & {*names}) for names in next(classes_of(problem.cluster)))
+
+
+@pytest.mark.parametrize("seed", seeds(16, 160))
+def test_the_fastest_plan_has_a_partition_that_is_listed(seed: int) -> None:
+    problem = drawn(8 * seed + seed % 2)
+    bound_s = last(prove(problem)).bound_s
+    optimum = optimum_below(problem, 2 * bound_s)
+    if optimum.best is None:
+        return
+    listed = list_partitions(problem, optimum.time_s * (1 + 1e-3))
+    assert listed.is_complete
+    assert listed.partitions[0].bound_s >= bound_s * ROUNDING
+    ends = [
+        (sum(len(spec.layers) for spec in optimum.best[: n + 1]), of_classes(problem, spec.devices))
+        for n, spec in enumerate(optimum.best)
+    ]
+    found = {
+        tuple((stage.end, of_classes(problem, stage.devices)) for stage in row.stages): row.bound_s
+        for row in listed.partitions
+    }
+    assert found[tuple(ends)] <= optimum.time_s * (1 + 2e-6)
+
+
+def test_a_listing_that_is_cut_short_says_so() -> None:
+    problem = drawn(0)
+    below_s = 3 * last(prove(problem)).bound_s
+    everything = list_partitions(problem, below_s)
+    assert everything.is_complete
+    assert len(everything.partitions) > 2
+    assert not list_partitions(problem, below_s, most=2).is_complete
+    assert not list_partitions(problem, below_s, most_nodes=1).is_complete
+    assert all(row.bound_s < below_s for row in everything.partitions)

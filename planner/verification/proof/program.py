@@ -21,6 +21,7 @@ from planner.verification.proof.stages import ProvedStages, StageTails
 from planner.verification.proof.staggered import (
     NUMBERS,
     around_s,
+    most_in_order,
     passed_s,
     replicas_by_number,
 )
@@ -193,6 +194,9 @@ class ProofPass:
         some = tried.of(kept)
         come, follow = reached.come_s[:, some.place], self._follow_s(cut, some, reached)
         enough = self._run_staggered(cut, some, come, follow) >= stages.layers.microbatches
+        enough[enough] = self._run_in_order(
+            cut, some.of(enough), come[:, enough], follow[:, enough]
+        )
         kept, some = kept[enough], some.of(enough)
         come, follow = come[:, enough], follow[:, enough]
         # No two pairs lead to one state by a stage from the same cut.
@@ -283,6 +287,31 @@ class ProofPass:
                     late = tried.of(rows).later(come_s[place, rows], around[place, rows])
                     total[rows] += number[rows] * self._most(cut, k, late)
         return total
+
+    def _run_in_order(
+        self, cut: int, tried: _Tried, come_s: FloatArray, follow_s: FloatArray
+    ) -> BoolArray:
+        """Return whether replicas run all microbatches, those of all classes numbered together.
+
+        One of all replicas begins first, one second and so on, and seen from the end so they end.
+        Both numbers at once would be wrong: replicas of unlike classes may differ in each.
+        """
+        stages = self._stages
+        all_held = stages.vectors.rows[stages.vectors.stage[tried.pair]]
+        runs = np.ones(len(all_held), dtype=bool)
+        for held in np.unique(all_held[(all_held > 0).sum(axis=1) > 1], axis=0):
+            rows = np.flatnonzero((all_held == held).all(axis=1))
+            some, come, follow = tried.of(rows), come_s[:, rows], follow_s[:, rows]
+            begins = [(come[n], come[n] + follow[0]) for n in range(len(come))]
+            ends = [(come[0], come[0] + follow[n]) for n in range(len(come))]
+            for numbered in (begins, ends):
+                most = {
+                    (int(k), place): self._most(cut, int(k), some.later(*around))
+                    for k in np.flatnonzero(held)
+                    for place, around in enumerate(numbered)
+                }
+                runs[rows] &= most_in_order(held, most) >= stages.layers.microbatches
+        return runs
 
     def _most(self, cut: int, k: int, tried: _Tried) -> FloatArray:
         """Return how many microbatches a device of a class can run if memory suffices."""

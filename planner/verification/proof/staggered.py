@@ -7,6 +7,7 @@ gradients that it sends back: its replicas end one after the other.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 
 import numpy as np
@@ -58,3 +59,25 @@ def replicas_by_number(replicas: IntArray, numbers: int) -> IntArray:
     """Return how many of so many replicas count as each of the first :data:`NUMBERS`, by row."""
     ends = [*NUMBERS[:numbers], np.iinfo(np.int64).max]
     return np.array([np.clip(replicas - a + 1, 0, b - a) for a, b in pairwise(ends)])
+
+
+def most_in_order(held: IntArray, most: Mapping[tuple[int, int], FloatArray]) -> FloatArray:
+    """Return the most that replicas of several classes run in any order of the classes.
+
+    Args:
+        held: replicas of each class.
+        most: what one of a class runs, by class and by the place of its number in :data:`NUMBERS`.
+    """
+    places = 1 + max(place for _, place in most)
+    nothing = (0,) * len(held)
+    reached: dict[tuple[int, ...], FloatArray] = {nothing: np.zeros_like(most[min(most)])}
+    for number in range(1, int(held.sum()) + 1):
+        place = min(places, int(np.searchsorted(NUMBERS, number, side="right"))) - 1
+        following: dict[tuple[int, ...], FloatArray] = {}
+        for state, total in reached.items():
+            for k in np.flatnonzero(np.array(state) < held).tolist():
+                after = (*state[:k], state[k] + 1, *state[k + 1 :])
+                found = total + most[k, place]
+                following[after] = np.maximum(following.get(after, found), found)
+        reached = following
+    return reached[tuple(int(n) for n in held)]
