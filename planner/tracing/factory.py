@@ -15,12 +15,7 @@ from planner.errors import PipeplanError, shorten
 from planner.job import LOSSES, TARGET, Job
 from planner.lengths import Lengths
 from planner.tracing.hugging_face import PREFIX, factory_of
-from planner.tracing.user_code import (
-    FAILURES,
-    import_callable,
-    is_exports_own,
-    one_line,
-)
+from planner.tracing.user_code import FAILURES, import_callable, is_exports_own, one_line
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 """A function of the model's output and the batch's target that returns a scalar."""

@@ -91,16 +91,12 @@ def _call(node: fx.Node, outer: Set[str]) -> tuple[str, str] | None:
     for length, part in enumerate(path, start=1):
         name = ".".join(path[:length])
         if part.isdigit() or name not in outer:
-            return name, _number_of_call(node, name)
+            # Behind ``@`` torch writes which call of a module it is.
+            for key, (own, _) in node.meta["nn_module_stack"].items():
+                if own.split("@")[0].partition(".")[2] == name:
+                    return name, str(key).partition("@")[2]
+            return name, ""
     return None
-
-
-def _number_of_call(node: fx.Node, name: str) -> str:
-    """Return what torch writes behind ``@`` where a module is called again; else nothing."""
-    for key, (path, _) in node.meta["nn_module_stack"].items():
-        if path.split("@")[0].partition(".")[2] == name:
-            return str(key).partition("@")[2]
-    return ""
 
 
 def _module_path(node: fx.Node) -> list[str] | None:

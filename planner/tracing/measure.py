@@ -314,14 +314,12 @@ def products_of(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, Product]]:
         operands = _matrices(node)
         if name not in MATRIX_PRODUCTS or "conv" in name or len(operands) != 2:
             continue
-        shape, batched = shape_of(node), is_batched(node)
-        sizes = (prod(shape[:-2]), shape[-2]) if batched else (1, prod(shape[:-1]))
-        inner, columns = shape_of(operands[0])[-1], shape[-1]
-        batch, rows = sizes
-        yield (
-            node,
-            Product(operator=name, batch=batch, rows=rows, inner=inner, columns=columns),
-        )
+        shape, inner = shape_of(node), shape_of(operands[0])[-1]
+        batch, rows = 1, prod(shape[:-1])
+        if is_batched(node):
+            batch, rows = prod(shape[:-2]), shape[-2]
+        columns = shape[-1]
+        yield node, Product(operator=name, batch=batch, rows=rows, inner=inner, columns=columns)
 
 
 def is_batched(node: fx.Node) -> bool:

@@ -21,14 +21,7 @@ from torch import fx, nn
 
 from planner.model.split_record import RegionKind
 from planner.tracing.export import ExportedStep
-from planner.tracing.sharding.notation import (
-    OFFSETS,
-    ROUTING,
-    Axis,
-    Dimension,
-    axes_of,
-    results_of,
-)
+from planner.tracing.sharding.notation import OFFSETS, ROUTING, Axis, Dimension, axes_of, results_of
 from planner.tracing.sharing import operator_name, shape_of
 
 Parts = tuple[Fraction, ...]
