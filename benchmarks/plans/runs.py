@@ -186,7 +186,10 @@ class Run:
         }
 
     def warm_up(self) -> None:
-        """Run it for a second and forget it, so that what a build compiles once is in its cache."""
+        """Run it for a second and forget it, so that what a build compiles once is in its cache.
+
+        One problem of each group is enough: groups differ in the features that are compiled.
+        """
         with TemporaryDirectory() as name:
             task = replace(self, seconds=1.0)._task(Path(name))
             _ask(self.series.build, Path(name), task, MOST_MORE_S)
@@ -228,7 +231,8 @@ def run_all(runs: Sequence[Run], judges: Sequence[Build], jobs: int) -> Iterator
     """
     settings = runs[0].settings
     settings.output.mkdir(parents=True, exist_ok=True)
-    known = {_text(_key_of(row, runs[0].key)): row for row in settings.rows()}
+    rows = (row for row in settings.rows() if _is_result(row))
+    known = {_text(_key_of(row, runs[0].key)): row for row in rows}
     yield from (known[_text(run.key)] for run in runs if _text(run.key) in known)
 
     def one(run: Run) -> Row:
@@ -240,10 +244,15 @@ def run_all(runs: Sequence[Run], judges: Sequence[Build], jobs: int) -> Iterator
         return row
 
     missing = [run for run in runs if _text(run.key) not in known]
-    for run in {run.series.build: run for run in missing}.values():
+    for run in {(run.series.build, run.case.group): run for run in missing}.values():
         run.warm_up()
     with ThreadPoolExecutor(jobs) as executor:
         yield from executor.map(one, missing)
+
+
+def _is_result(row: Row) -> bool:
+    """Return whether a search ended: with a plan, or by saying that there is none."""
+    return "time_s" in row or str(row.get("error", "")).startswith("InfeasibleError: ")
 
 
 def _key_of(row: Row, like: Row) -> Row:

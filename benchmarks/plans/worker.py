@@ -64,15 +64,29 @@ def _limit_cp_sat_by_cpu() -> None:
     CpSolver.solve = solve_within
 
 
+def _known_job(job: dict[str, Any]) -> dict[str, Any]:
+    """Return a job that means the same in every build.
+
+    Builds without rules in the job get them as constraints; builds that may sum gradients of 16-bit
+    weights in float32 are told to sum them in that of the weights, as others always do.
+    """
+    from planner import Job
+
+    given = dict(job)
+    if job.get("precision") in ("float16", "bfloat16"):
+        given = {"gradient_precision": "weights", **given}
+    later = {"gradient_precision", "rules"}
+    return {name: value for name, value in given.items() if name not in later - {*Job.model_fields}}
+
+
 def _problem(data: dict[str, Any]) -> Any:
     from planner import Cluster, Job, LayerGraph, Problem
 
-    # Builds without rules in the job get them as constraints.
-    rules = {"rules": data["rules"]} if data.get("rules") and "rules" in Job.model_fields else {}
+    rules = {"rules": data["rules"]} if data.get("rules") else {}
     problem = Problem(
         LayerGraph.parse(data["graph"]),
         Cluster.from_data(data["cluster"]),
-        Job.parse({**data["job"], **rules}, "job"),
+        Job.parse(_known_job({**data["job"], **rules}), "job"),
     )
     if data.get("runtime"):
         rules = type(problem.runtime).parse(data["runtime"], "runtime")
@@ -175,7 +189,8 @@ def _checked(task: dict[str, Any]) -> dict[str, Any]:
     """Return what this build's simulator and verifier say of a plan that any build saved."""
     from planner import Plan, simulate, verify
 
-    plan = Plan.load(task["plan"])
+    data = json.loads(Path(task["plan"]).read_text())
+    plan = Plan.parse({**data, "job": _known_job(data["job"])}, "plan")
     return {"judged_s": simulate(plan).iteration_time_s, "problems": list(verify(plan))[:3]}
 
 
