@@ -55,19 +55,21 @@ class Ours:
         plan: What to run, in a process group that exists.
         device: Where the rank's tensors are.
         autocast: What torch's autocast lowers operations to; None: nothing.
+        keeps: Whether the gradients of a step are kept, which takes time.
     """
 
     def __init__(
-        self, plan: Plan, device: torch.device, autocast: torch.dtype | None = None
+        self, plan: Plan, device: torch.device, autocast: Any = None, keeps: bool = True
     ) -> None:
         part = prepare(plan, plan.model.factory, seed=SEED, device=device, autocast=autocast)
         batch_of = batch_source(plan, part.model)
         options = {"seed": SEED, "autocast": autocast, "optimise": self._optimise}
         self.trainer = Trainer.of_model(part, batch_of, **options)
         self.gradients: dict[str, Tensor] = {}
+        self._keeps = keeps
 
     def _optimise(self, step: int) -> StepOutcome:
-        held = self.trainer.parameters
+        held = self.trainer.parameters if self._keeps else {}
         self.gradients = {n: p.grad.clone() for n, p in held.items() if p.grad is not None}
         return self.trainer.optimisation.step(step)
 
@@ -219,8 +221,8 @@ def overhead(shape: Shape, device: torch.device, steps: int, autocast: str) -> R
     dtype, plan = getattr(torch, autocast), shape.plan()
     plain = Alone(plan, device, autocast=dtype)
     with process_group(device):
-        ours = Ours(plan, device, dtype).trainer
-        split = Ours(replace(shape, split=True).plan(), device, dtype).trainer
+        ours = Ours(plan, device, dtype, keeps=False).trainer
+        split = Ours(replace(shape, split=True).plan(), device, dtype, False).trainer
         runs = {"plain": plain.iterate, "ours": ours.step, "split": split.step}
         median = _in_turn(runs, steps, device)
         row: Row = {f"{name}_s": found for name, found in median.items()}

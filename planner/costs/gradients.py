@@ -1,7 +1,12 @@
 """Bytes of gradients: as they are held, and as they are reduced."""
 
-from planner.job import Job
+from planner.job import LOW_PRECISION, Job
 from planner.model.graph_record import Parameter
+
+
+def sums_in_float32(job: Job) -> bool:
+    """Return whether weights of 16 bits have gradients of 32."""
+    return job.precision in LOW_PRECISION and job.gradient_precision != "weights"
 
 
 def gradient_bytes(job: Job, parameter: Parameter) -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from planner.errors import PipeplanError, shorten
-from planner.job import Job, Runtime
+from planner.job import LOW_PRECISION, Job, Runtime
 from planner.model.blocks import LOSS, block_name, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
@@ -121,10 +121,23 @@ def _narrowed(problem: Problem, runtime: Runtime, able: Expressible) -> dict[str
         raise PipeplanError(
             f'job.backward: "split", but {runtime} runs whole backwards; set it to "any"'
         )
+    if job.gradient_precision is None and _sums_as_weights(runtime, job):
+        fields["gradient_precision"] = "weights"
     if job.recompute_attention:  # It is selective recomputation there, in place of any other.
         fields["recompute"] = False
     fields["cuts"] = _cuts(problem, able)
     return fields
+
+
+def _sums_as_weights(runtime: Runtime, job: Job) -> bool:
+    """Return whether a runtime sums gradients of 16-bit weights in the weights' own type.
+
+    Plain torch does. DeepSpeed sums them in float32 with bfloat16 and ZeRO-1 alone.
+    """
+    if job.precision not in LOW_PRECISION:
+        return False
+    in_float32 = job.precision == "bfloat16" and job.shards_state
+    return runtime == "torch" or (runtime == "deepspeed" and not in_float32)
 
 
 def _narrower(job: Job, name: str, value: Any) -> Any:

@@ -467,3 +467,21 @@ def test_what_plans_cannot_express_is_told_by_name(read: Any, text: str, told: s
         plan_of(read(text), 4, 4, microbatches=8)
     assert told in str(caught.value)
     assert "args.sh" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--bf16", "float32"),
+        ("--bf16 --grad-reduce-in-bf16", "weights"),
+        ("--fp16", "weights"),
+        ("--fp16 --accumulate-allreduce-grads-in-fp32", "float32"),
+        ("", None),
+    ],
+)
+def test_the_type_of_sums_of_gradients_is_megatrons(
+    arguments: str, expected: str | None, tmp_path: Path
+) -> None:
+    path = tmp_path / "arguments.txt"
+    path.write_text(f"--num-layers 4 {arguments}\n")
+    assert read_megatron_arguments(path).gradient_precision == expected

@@ -11,7 +11,7 @@ from planner.interop.adopt.adopt import Adopted, adopted
 from planner.interop.adopt.division import Division
 from planner.interop.adopt.orders import Schedule
 from planner.interop.importing.schedule_csv import ScheduleTable
-from planner.job import Job, Precision
+from planner.job import GradientPrecision, Job, Precision
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.space import WITH_SHARDED_PARAMETERS
@@ -54,6 +54,7 @@ class RuntimeLayout:
             None: the job's.
         overlap_reduction: whether replicas reduce during the last backwards; None: the job's.
         precision: of computation; None: not told.
+        gradient_precision: of sums of gradients, as in the job; None: not told.
         objection: to what is known only with the number of pipelines.
         notes: what is predicted otherwise than the runtime does it.
     """
@@ -79,6 +80,7 @@ class RuntimeLayout:
     shard_parameters: bool | None = None
     overlap_reduction: bool | None = None
     precision: Precision | None = None
+    gradient_precision: GradientPrecision | None = None
     objection: Objection | None = None
     notes: tuple[str, ...] = ()
 
@@ -140,6 +142,8 @@ class RuntimeLayout:
             "recompute_attention": self.recompute_attention,
             "expert_parallel": self.expert_parallel,
         }
+        if self.gradient_precision not in (None, job.gradient_precision or "float32"):
+            fields["gradient_precision"] = self.gradient_precision
         if self.shard_optimizer is not None:
             fields["shard_optimizer"] = self.shard_optimizer and self.replicas > 1
         if self.shard_parameters is not None:

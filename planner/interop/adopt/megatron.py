@@ -14,7 +14,7 @@ from planner.interop.adopt.layout import LayoutNames, RuntimeLayout
 from planner.interop.adopt.megatron_arguments import MegatronArguments, read_arguments
 from planner.interop.adopt.megatron_experts import has_whole_experts
 from planner.interop.adopt.megatron_stages import MegatronStages, deepspeed_partition
-from planner.job import Precision
+from planner.job import GradientPrecision, Precision
 
 NAMES = LayoutNames(
     tensor="--tensor-model-parallel-size",
@@ -79,6 +79,7 @@ def _layout(found: MegatronArguments) -> RuntimeLayout:
         shard_optimizer=found.has("use-distributed-optimizer") or _zero_stage(found) == 1,
         overlap_reduction=found.has("overlap-grad-reduce"),
         precision=_precision(found),
+        gradient_precision=_gradient_precision(found),
         notes=(*found.notes, *_notes(found), *(map(_EMPTY.format, stages.empty))),
     )
 
@@ -93,6 +94,19 @@ def _precision(found: MegatronArguments) -> Precision | None:
     if found.has("bf16") and found.has("fp16"):
         found.wrong("fp16", "--bf16 is given as well; give one of them")
     return "bfloat16" if found.has("bf16") else "float16" if found.has("fp16") else None
+
+
+def _gradient_precision(found: MegatronArguments) -> GradientPrecision | None:
+    """Megatron-LM sums gradients in float32 with --bf16, and with --fp16 only if it is told to."""
+    in_float32, in_bf16 = (found.has(name) for name in (_IN_FLOAT32, "grad-reduce-in-bf16"))
+    if in_float32 and in_bf16:
+        found.wrong("grad-reduce-in-bf16", f"--{_IN_FLOAT32} is given as well; give one of them")
+    if in_float32 or (found.has("bf16") and not in_bf16):
+        return "float32"
+    return "weights" if in_bf16 or found.has("fp16") else None
+
+
+_IN_FLOAT32 = "accumulate-allreduce-grads-in-fp32"
 
 
 def _notes(found: MegatronArguments) -> Iterator[str]:

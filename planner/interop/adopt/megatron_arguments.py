@@ -68,6 +68,8 @@ _SWITCHES = (
     "no-pipeline-parallel",
     "bf16",
     "fp16",
+    "accumulate-allreduce-grads-in-fp32",
+    "grad-reduce-in-bf16",
 )
 _FSDP = "plans keep whole parameters in every pipeline; leave it out"
 _TWO_STACKS = "two stacks have no layout; use --stages instead"

@@ -150,6 +150,7 @@ def _layout(found: TorchtitanFields) -> RuntimeLayout:
         shard_optimizer=data.shares_state,
         shard_parameters=data.shares_weights,
         precision=_precision(found),
+        gradient_precision="float32",  # All that training.mixed_precision_reduce can be.
         objection=partial(_objection, found, degree, batch, data),
         notes=(*data.notes, *_notes(found)),
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
+from planner.costs.gradients import sums_in_float32
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import (
@@ -302,6 +303,13 @@ def _precision_problems(plan: Plan) -> Iterator[str]:
             f"job.precision: {plan.job.precision!r}, but {TOOL} trains in {', '.join(DTYPES)}; "
             "plan again with one of these"
         )
+    job = plan.job
+    if sums_in_float32(job) and (job.precision == "float16" or not job.shards_state):
+        yield (
+            f"job.gradient_precision: float32 gradients of {job.precision} weights, which {TOOL} "
+            'sums with bfloat16 and ZeRO-1 alone; plan again with gradient_precision = "weights", '
+            'or with precision = "bfloat16" and shard_optimizer = true'
+        )
 
 
 def _share_problems(plan: Plan, by_pipeline: Sequence[StageDevices]) -> Iterator[str]:
@@ -345,7 +353,10 @@ def _batch_config(plan: Plan, pipelines: int) -> dict[str, Any]:
         "gradient_accumulation_steps": plan.microbatches // pipelines,
         **DTYPES[job.precision],
     }
-    if job.shards_state and pipelines > 1:
+    if sums_in_float32(job):  # By default it sums and reduces them in the type of the weights.
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
+        config["communication_data_type"] = "fp32"
+    if job.shards_state and (pipelines > 1 or sums_in_float32(job)):
         config["zero_optimization"] = {"stage": 1}
         if job.optimizer.startswith("sgd"):  # DeepSpeed 0.19.8 refuses it without.
             config["zero_allow_untested_optimizer"] = True

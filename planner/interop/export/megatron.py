@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from planner.cluster.cluster import node_of
+from planner.costs.gradients import sums_in_float32
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
 from planner.errors import PipeplanError, shorten
@@ -171,6 +172,7 @@ def export(plan: Plan) -> Exported:
     lines = (
         *sizes(plan, form, f'--pipeline-model-parallel-layout "{render_layout(form.stages)}"'),
         *_data_parallel(plan, form),
+        *_gradients(plan),
         *again.flags,
         *untied(plan, form),
     )
@@ -241,6 +243,14 @@ def _data_parallel(plan: Plan, form: MegatronForm) -> Iterator[str]:
     if len(form.pipelines) > 1:
         yield from ["--use-distributed-optimizer"] if plan.job.shards_state else []
         yield from ["--overlap-grad-reduce"] if plan.overlaps else []
+
+
+def _gradients(plan: Plan) -> Iterator[str]:
+    """Yield the flag by which gradients of 16-bit weights are summed as planned."""
+    if sums_in_float32(plan.job):
+        yield "--accumulate-allreduce-grads-in-fp32"
+    elif plan.job.precision == "bfloat16":
+        yield "--grad-reduce-in-bf16"
 
 
 def untied(plan: Plan, form: MegatronForm) -> tuple[str, ...]:

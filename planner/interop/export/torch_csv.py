@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
+from planner.costs.gradients import sums_in_float32
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import (
     loss_problems,
@@ -109,9 +110,16 @@ def _use(plan: Plan) -> list[str]:
     return lines
 
 
+_IN_FLOAT32 = (
+    "torch sums gradients in the type of the weights: set parameter.grad_dtype of each trainable "
+    "parameter to torch.float32, as the plan counts them"
+)
+
+
 def _notes(plan: Plan) -> list[str]:
     return [
         *_cut_notes(plan),
+        *([_IN_FLOAT32] * sums_in_float32(plan.job)),
         *recompute_notes(plan, "torch.utils.checkpoint"),
         *receive_buffer_notes(plan, plan.microbatches),
     ]

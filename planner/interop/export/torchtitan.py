@@ -244,6 +244,11 @@ def _job_problems(plan: Plan) -> Iterator[str]:
             f"job.precision: {plan.job.precision!r}, but {TOOL} trains in "
             f"{' or '.join(DTYPES)}; plan again with one of these"
         )
+    if plan.job.gradient_precision == "weights" and plan.job.precision == "bfloat16":
+        yield (
+            f'job.gradient_precision: "weights", but {TOOL} reduces gradients in float32 '
+            "(training.mixed_precision_reduce); leave it out and plan again"
+        )
 
 
 def _is_fsdp_alone(plan: Plan) -> bool:
