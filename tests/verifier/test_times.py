@@ -58,10 +58,12 @@ def test_a_task_that_the_plan_does_not_have_is_refused() -> None:
 
 
 def test_of_two_stashes_asked_for_at_once_the_one_that_leaves_goes_first() -> None:
-    """As the last forward ends its stash is to leave, and that of the second backward to come."""
+    """As the second forward ends and the third begins, before which the first stash is to come."""
     found = checked(offloads())
-    leaving, coming = (Key("copy", Operation(0, *row)) for row in (("F", 2), ("B", 1)))
+    leaving, coming = (Key("copy", Operation(0, *row)) for row in (("F", 1), ("B", 0)))
     first, second = found.times[leaving], found.times[coming]
+    ran, runs = (Key("operation", Operation(0, "F", number)) for number in (1, 2))
+    assert found.times[ran].end_s == found.times[runs].start_s
     assert first.end_s == second.start_s
     times = {**found.times, leaving: second, coming: first}
     assert f"{leaving} came before {coming}, but goes after it" in list(
