@@ -8,10 +8,10 @@ from itertools import pairwise, takewhile
 
 from planner.model.graph_record import Layer
 from planner.plan.plan import Plan
-from planner.verification.layer_costs import ProblemCosts, Seconds, summed_s
+from planner.verification.layer_costs import ProblemCosts, Seconds, collective_s, summed_s
 from planner.verification.plan_layers import PlanLayers
 from planner.verification.reductions import PlanReductions, Reduction
-from planner.verification.routes import Path, Routes
+from planner.verification.routes import Routes
 from planner.verification.stage_bytes import StageSizes
 
 
@@ -115,15 +115,7 @@ class PlanCosts:
 
     def gather_s(self, bytes_: int, device: str) -> float:
         """Return the seconds in which a group makes whole tensors of the parts that it received."""
-        group = self._plan.cluster.device_type(device).group
-        if group is None or not bytes_:
-            return 0.0
-        ways = group.collectives["all_gather"]
-        return min(way.latency_us / 1e6 + bytes_ / (way.gb_per_s * 1e9) for way in ways)
-
-    def message(self, bytes_: int, source: str, target: str) -> Path | None:
-        """The path of a message; None if nothing need be sent."""
-        return self.routes.path(source, target) if bytes_ and source != target else None
+        return collective_s(self._plan.cluster.device_type(device), "all_gather", bytes_)
 
     def optimizer_s(self, device: str) -> float:
         """Return the seconds of the step; a parameter that several stages hold counts once."""

@@ -9,7 +9,7 @@ from math import ceil
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType, TileShape
 from planner.job import Job
-from planner.model.figures import PHASES, Work
+from planner.model.figures import PHASES, CollectiveKind, Work
 from planner.model.graph_record import Boundary, Layer, Parameter
 
 _STATE_BYTES = {"adamw": 8, "sgd_momentum": 4, "sgd": 0}
@@ -199,23 +199,21 @@ def padded_flops(layer: Layer, phase: str, tiles: TileShape | None) -> float:
     return total
 
 
-def exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
-    """Return the seconds of collectives inside a tensor-parallel group."""
-    if device.group is None:
+def collective_s(device: DeviceType, kind: CollectiveKind, bytes_: int) -> float:
+    """Return the seconds of a collective inside a tensor-parallel group, by its best algorithm."""
+    if device.group is None or not bytes_:
         return 0.0
-    ways = device.group.collectives
-    return sum(
-        min(way.latency_us / 1e6 + row.bytes / (way.gb_per_s * 1e9) for way in ways[row.kind])
-        for row in layer.collectives
-        if row.phase == phase and row.bytes
-    )
+    ways = device.group.collectives[kind]
+    return min(way.latency_us / 1e6 + bytes_ / (way.gb_per_s * 1e9) for way in ways)
+
+
+def exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
+    """Return the seconds of a phase's collectives inside a tensor-parallel group."""
+    rows = (row for row in layer.collectives if row.phase == phase)
+    return sum(collective_s(device, row.kind, row.bytes) for row in rows)
 
 
 def summed_s(costs: ProblemCosts, parameters: Iterable[Parameter], kind: DeviceType) -> float:
     """Return the seconds in which a group sums gradients of what each of its devices has whole."""
-    if kind.group is None:
-        return 0.0
-    summed = [costs.gradient_bytes(row) for row in parameters if row.summed]
-    bytes_ = sum(summed) // kind.group.devices
-    ways = kind.group.collectives["all_reduce"] if bytes_ else ()
-    return min((w.latency_us / 1e6 + bytes_ / (w.gb_per_s * 1e9) for w in ways), default=0.0)
+    summed = sum(costs.gradient_bytes(row) for row in parameters if row.summed)
+    return collective_s(kind, "all_reduce", summed // kind.members)

@@ -18,7 +18,7 @@ from planner.verification.lowering import PlanTasks
 from planner.verification.speeds import Clocks, Times, Traffic
 from planner.verification.tasks import Task, Wait
 
-RELATIVE_TOLERANCE = 1e-9
+RELATIVE_TOLERANCE = 5e-9
 """Share of an iteration by which a moment may be off: rounding errors of long sums."""
 
 
