@@ -128,12 +128,14 @@ def gradient_rows(
         microbatches: of an iteration.
     """
     devices, route = int(wires.numbers["devices"]), int(wires.numbers["longest_route"])
-    total, limit = int(gradients[BYTES].sum()), float(gradients.numbers["bucket_bytes"])
-    buckets = stages
+    limit, buckets = float(gradients.numbers["bucket_bytes"]), stages
     if gradients.numbers["has_buckets"]:
-        # Two buckets that follow each other have more bytes than one may have.
-        most = len(gradients[PARAMETER])
-        buckets += min(most, int(2 * total / limit)) if limit > 0 else most
+        # Two buckets that follow each other have more bytes than one may have. A tied gradient may
+        # be in buckets of all stages that hold it.
+        used, count = gradients[PARAMETER], int(gradients.numbers["parameters"])
+        rows = gradients[BYTES].reshape(-1, max(1, count))
+        total = int(rows.max(axis=0, initial=0)[used].sum())
+        buckets += min(len(used), int(2 * total / limit)) if limit > 0 else len(used)
     ties = len(gradients[TIED]) * (devices if gradients.numbers["in_turn"] else 1)
     reductions = buckets + ties
     return rows_for(
