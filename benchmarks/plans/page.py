@@ -21,8 +21,8 @@ NARROWER = 5e-3
 """Share by which a narrower space may have the faster plan."""
 NONE = float("inf")
 COLUMNS = (
-    *("group", "problems", "CPU s", "build", "ratio", "worst", "no plan", "gap, median"),
-    *("known reached", "proved", "do not hold"),
+    *("group", "problems", "CPU s", "build", "ratio", "worst", "most CPU s", "no plan"),
+    *("gap, median", "known reached", "proved", "do not hold"),
 )
 
 
@@ -154,6 +154,7 @@ def _cells(
     return [
         f"{statistics.geometric_mean(ratios):.4f}" if ratios else "-",
         f"{max(ratios):.3f}" if ratios else "-",
+        f"{max(row.get('cpu_s', 0.0) for row in rows):.1f}",
         len(rows) - len(with_plan),
         f"{statistics.median(gaps):.1%}" if min(gaps) < NONE else "-",
         f"{reached} of {len(known)}" if known else "-",
