@@ -28,7 +28,6 @@ GENERATED_CLUSTERS: dict[str, tuple[int, ...]] = {
 SAILOR = (("32_96", 2, 5.40, 4.35), ("80_240", 1, 3.25, 2.12), ("128_384", 1, 2.15, 1.41))
 """Its clusters, samples a microbatch, and times to reach, of blocking and of overlapped messages:
 those of its own planner's plans and of our longest searches."""
-RIVAL_STRIDE = 11
 
 
 @dataclass(frozen=True)
@@ -137,11 +136,11 @@ def _qwen(folder: Path) -> Data:
 
 def rivals(published: Path | None) -> Iterator[Case]:
     """Yield the pairs of a public profile and a cluster of :mod:`benchmarks.rivals`."""
-    from benchmarks.rivals.pairs import pairs
+    from benchmarks.rivals.pairs import STRIDE, pairs
 
     if published is None:
         raise PipeplanError("--rivals: its profiles are public; give their folder by --published")
-    for pair in pairs(published)[::RIVAL_STRIDE]:
+    for pair in pairs(published)[::STRIDE]:
 
         def data(pair: Any = pair) -> Data:
             problem = pair.problem()
@@ -276,7 +275,7 @@ PARTS: dict[str, Callable[[Path | None], Iterator[Case]]] = {
 
 def freeze() -> None:
     """Trace graphs, and enumerate the tiny problems' plans, where the corpus lacks them."""
-    from planner import Job, LayerGraph
+    from planner import Job, LayerGraph, trace
     from planner.tracing.sharding.record import with_splits
     from planner.tracing.trace import trace_step
 
@@ -289,8 +288,6 @@ def freeze() -> None:
             step = trace_step(row["factory"], job)
             graph = LayerGraph.from_record(with_splits(step, row["splits"], sequence=True))
         else:
-            from planner import trace
-
             graph = trace(
                 row["factory"], Job.parse({"format": "pipeplan-job/1", **row["job"]}, name)
             )
