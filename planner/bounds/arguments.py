@@ -81,6 +81,7 @@ class OfPrices:
         self._types, self._budget = layers.types, Budget(intervals)
         work = np.where(layers.may_run, layers.forward_s + layers.backward_s, 0.0)
         self._prices = 1 / np.maximum(work.sum(axis=1), 1e-30)
+        self._turn = 0
 
     @property
     def looked_at(self) -> float:
@@ -97,13 +98,13 @@ class OfPrices:
         return None
 
     def _near(self) -> Iterator[FloatArray]:
+        """Yield the prices so far, then these with that of one type raised or lowered, in turn."""
         yield self._prices
         if len(self._types) > 1:
-            for k in range(len(self._types)):
-                for factor in (SPREAD, 1 / SPREAD):
-                    moved = self._prices.copy()
-                    moved[k] *= factor
-                    yield moved
+            moved = self._prices.copy()
+            moved[self._turn // 2 % len(moved)] *= SPREAD if self._turn % 2 else 1 / SPREAD
+            self._turn += 1
+            yield moved
 
     def _named(self, prices: FloatArray) -> dict[str, float]:
         share = prices / prices.max()
