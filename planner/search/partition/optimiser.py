@@ -17,7 +17,7 @@ from planner.search.budget import Clock, SearchWork
 from planner.search.partition.bounds.partition import PartitionBound, longest_plan_s, work_bound_s
 from planner.search.partition.bounds.quick import PartitionScorer, QuickBound
 from planner.search.partition.bounds.shared import SharedBound
-from planner.search.partition.chain import Chain, FloatArray, Partition
+from planner.search.partition.chain import Chain, Partition
 from planner.search.partition.dynamic_programs.device_orders import (
     first_orders,
     replica_choices,
@@ -104,11 +104,6 @@ class PartitionOptimiser:
         self._walks = 0
         self._surrogate: SurrogateRelaxation | None = None
         self._is_relaxed = False
-
-    @property
-    def device_prices(self) -> FloatArray | None:
-        """Prices of devices by type, of the surrogate relaxation; None where it was not used."""
-        return None if self._surrogate is None else self._surrogate.prices
 
     def offer(self, partition: Partition) -> float:
         """Score a partition and remember it.
