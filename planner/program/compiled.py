@@ -41,14 +41,29 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck"
 
 def compiled(function: F) -> F:
     """Compile a function that other compiled functions call."""
-    done: F = njit(**_OPTIONS)(function)
-    return done
+    return _compiled_once(njit(**_OPTIONS)(function))
 
 
 def inlined(function: F) -> F:
     """Compile a short function into those that call it."""
-    done: F = njit(forceinline=True, **_OPTIONS)(function)
-    return done
+    return _compiled_once(njit(forceinline=True, **_OPTIONS)(function))
+
+
+def _compiled_once(function: Any) -> Any:
+    """Have a function take all whole numbers as int64: numba compiles it anew for every type."""
+    if config.DISABLE_JIT:
+        return function
+    template = function.get_call_template
+
+    def get_call_template(args: Any, kws: Any) -> Any:
+        return template(tuple(map(_widened, args)), {k: _widened(kind) for k, kind in kws.items()})
+
+    function.get_call_template = get_call_template
+    return function
+
+
+def _widened(kind: Any) -> Any:
+    return types.int64 if isinstance(kind, types.Integer) else kind
 
 
 def entry(function: F) -> F:

@@ -63,19 +63,24 @@ def run_next(p: int, w: int, d: int, now: float) -> None:
     if left[group] == 0:
         of, members = row(p, GROUPS, group), items(p, GROUP_DEVICES)
         left[group] = of.device_end - of.device
+        _start(p, w, d, n, now)
+        machine.pending = -1
         for i in range(of.device, of.device_end):
             member = row(w, MACHINES, members[i])
-            _start(p, w, members[i], member.pending, now)
-            member.pending = -1
+            if members[i] != d:
+                _start(p, w, members[i], member.pending, now)
+                row(w, STATES, member.pending).cause = row(w, STATES, n).cause
+                member.pending = -1
 
 
 @compiled
 def _start(p: int, w: int, d: int, n: int, now: float) -> None:
     task, machine, times = row(p, TASKS, n), row(w, MACHINES, d), row(w, STATES, n)
-    if times.start_s < now:  # It has waited for the device.
-        times.cause = machine.last
+    if machine.last >= 0 and (times.start_s < now or row(w, STATES, machine.last).end_s == now):
+        times.cause = machine.last  # It has waited for the device.
     machine.last = n
     times.start_s = now
+    times.left = 1  # An order that names it twice waits for ever.
     starts_to_hold(p, w, task.effect)
     if row(p, DEVICES, d).is_slowed:
         _start_slowed(w, d, n, now + task.seconds)

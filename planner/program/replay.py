@@ -44,6 +44,7 @@ class Times:
         cause: of each task, the one that its start waited for last; -1: none.
         slowed_by: of each task, the link of the network that gave a flow less than all its rate,
             the last time that one did; -1: none.
+        requested: of each flow, its place in the order in which flows were requested.
         made_s: when the bucket of each maker was made.
         peak_bytes: most that each device holds.
         order: the tasks that devices ran, at the places that ``DEVICES`` give them.
@@ -54,6 +55,7 @@ class Times:
     end_s: NDArray[np.float64]
     cause: NDArray[np.int32]
     slowed_by: NDArray[np.int32]
+    requested: NDArray[np.int32]
     made_s: NDArray[np.float64]
     peak_bytes: NDArray[np.int64]
     order: NDArray[np.int32]
@@ -89,15 +91,17 @@ def _times(program: Program, work: Work) -> Times:
     slowed_by = np.full(len(links), -1, np.int32)
     slowed = np.flatnonzero(is_flow & (links >= 0))
     slowed_by[slowed] = program[LINK_NUMBERS][links[slowed]]
+    ran = max(program.devices["order_end"])
     is_ordered = numbers["mode"] != BY_PRIORITY
     return Times(
         start_s=states["start_s"].copy(),
         end_s=states["end_s"].copy(),
         cause=states["cause"].copy(),
         slowed_by=slowed_by,
+        requested=work.table(FLOWS, numbers["tasks"])["line_node"].copy(),
         made_s=work.table(MADES, numbers["makers"])["made_s"].copy(),
         peak_bytes=work.table(MACHINES, numbers["devices"])["peak_bytes"].copy(),
-        order=(program[ORDER] if is_ordered else work[RAN]).copy(),
+        order=(program if is_ordered else work)[ORDER if is_ordered else RAN][:ran].copy(),
         time_s=float(work.numbers["time_s"]),
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.errors import PipeplanError
 from planner.plan.operations import Operation, Orders
 from planner.program.compiled import Block, block
 from planner.program.program import INT, KINDS, REAL
@@ -61,9 +62,19 @@ def fixed_orders(
         stages: the devices of each stage.
         devices: all, in the order of the stages' tables.
         microbatches: of an iteration.
+
+    Raises:
+        PipeplanError: if a device is to run an operation that none of its stages has.
     """
     pairs = [(stage, name) for stage, names in enumerate(stages) for name in names]
     replicas = {pair: number for number, pair in enumerate(pairs)}
+    for name, row in orders.items():
+        for operation in row:
+            if (operation.stage, name) not in replicas:
+                raise PipeplanError(
+                    f"orders: {name} runs {operation}, but it has no stage {operation.stage}; "
+                    "correct the order or the stages' devices"
+                )
     codes = [[operation_code(row, microbatches) for row in orders.get(d, ())] for d in devices]
     found = schedule_for(len(stages), len(pairs), len(devices), microbatches)
     found[ORDER_START][:] = np.cumsum([0, *map(len, codes)])

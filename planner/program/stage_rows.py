@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from planner.costs.network_table import NetworkTable
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import copy_s
-from planner.errors import PipeplanError
-from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
+from planner.plan.runtime_rules import RuntimeBehaviour
 from planner.program.compiled import Block, block
 from planner.program.program import KINDS
 
@@ -48,7 +47,7 @@ _REDUCTION = _record(
     REDUCTION_DEVICE, REDUCTION_LINK, MAKER, AHEAD_S,
 ) = block(
     "stages replicas devices microbatches classes reductions makers send_blocks receive_blocks"
-    " exchange one_stream reduction_rule",
+    " exchange one_stream reduction_rule in_turn",
     stage=_STAGE, replica=_REPLICA, device=_DEVICE, seconds=REAL, received_bytes=np.dtype(np.int64),
     received_s=REAL, length_of=INT, reduction=_REDUCTION, reduction_device=INT, reduction_link=INT,
     maker=INT, ahead_s=REAL,
@@ -67,7 +66,7 @@ time, and gathering in a tensor-parallel group. LENGTH_OF: the class of each mic
 ranges of REDUCTION_DEVICE (rows of DEVICE), REDUCTION_LINK (the directed links that its edges
 cross, as often as they do) and MAKER (replicas that make its gradients); AHEAD_S: C x makers x 2,
 how long before the end of its last B, or W, each has made them. ``reduction_rule`` and
-``exchange`` are places in RULES and EXCHANGES.
+``exchange`` are places in RULES and EXCHANGES; ``in_turn``: links serve one message at a time.
 """
 
 
@@ -107,10 +106,8 @@ def stage_rows(
         length_of: which of these each microbatch has.
 
     Raises:
-        PipeplanError: if the runtime has a rule that programs do not have, or neighbouring stages
-            have no path.
+        PipeplanError: if neighbouring stages have no path.
     """
-    require_supported(placed.problem.runtime)
     classes = tuple(by_length) or (placed,)
     pairs = [(s, name) for s, row in enumerate(placed.stages) for name in row.spec.devices]
     members, links, makers = _reductions(placed, network, pairs)
@@ -129,6 +126,7 @@ def stage_rows(
     numbers["classes"], numbers["reductions"] = len(classes), len(members)
     numbers["makers"] = len(found[MAKER])
     set_rules(found, placed.behaviour)
+    numbers["in_turn"] = placed.problem.runtime.links == "in_turn"
     _fill_stages(found, placed, pairs)
     found[SECONDS][:] = np.ravel([_seconds(row, pairs) for row in classes])
     found[RECEIVED_BYTES][:] = np.ravel([_received_bytes(row) for row in classes])
@@ -144,18 +142,6 @@ def stage_rows(
         ]
     )
     return found
-
-
-def require_supported(runtime: RuntimeRules) -> None:
-    """Refuse rules that programs do not have.
-
-    Raises:
-        PipeplanError: naming the field.
-    """
-    if runtime.links != "fair":
-        raise PipeplanError(
-            f'runtime.links: "{runtime.links}" is not supported; messages share links: remove it'
-        )
 
 
 def set_rules(rows: Block, behaviour: RuntimeBehaviour) -> None:

@@ -1,26 +1,21 @@
 """Iteration times under noise: how robust a schedule is to varying durations.
 
 The replay without noise fixes the orders: every device keeps its order of operations, every pair
-of devices (or link, by older rules) its order of transfers, every group of devices its order of
-all-reduces, and what shared its links keeps the shares that it had. Where messages block, an
-event also follows every message of its devices that had ended when it began without noise. The
-start of each event is then the longest path to it, evaluated for all samples at once.
+of devices its order of transfers, every group of devices its order of all-reduces, and what shared
+its links keeps the shares that it had. The start of each event is then the longest path to it
+(:mod:`planner.program.paths`).
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
-from itertools import product
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.costs.placed_pipeline import Resource
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.simulation.timeline import (
@@ -29,7 +24,6 @@ from planner.simulation.timeline import (
     Timeline,
     TransferEvent,
 )
-from planner.simulation.together import partners_of
 
 BATCH = 1000
 """Samples replayed at once: enough to hide Python's own time, few enough to stay in cache."""
@@ -155,13 +149,11 @@ def sample_times_s(timeline: Timeline, noise: Noise) -> FloatArray:
     """Return the iteration time of each sample in seconds; more samples extend those of fewer."""
     # Of their own stream, so that two plans for one cluster see the same slow devices.
     durations, slowness = map(np.random.default_rng, np.random.SeedSequence(noise.seed).spawn(2))
-    require_no_copies(timeline)
-    events = _in_order(timeline)
-    found = []
+    paths, found = _Longest(timeline), []
     for begin in range(0, noise.samples, BATCH):
         size = min(BATCH, noise.samples - begin)
         draws = _Draws(noise, timeline, size, durations, slowness)
-        found.append(_Replay(timeline, draws).run(events))
+        found.append(paths.times_s(draws))
     return np.concatenate(found)
 
 
@@ -171,26 +163,57 @@ def replay_times_s(timeline: Timeline, factors: Factors) -> FloatArray:
     Devices, links and all-reduces keep the orders of the timeline, even where another event is
     ready sooner: orders are part of the plan, and the members of a group must agree on the order of
     all-reduces. What shared links in the timeline is as much slower here, whenever it is on them.
+    Copies of stashes to the host and back keep their durations.
 
     Args:
         timeline: a replay without noise.
         factors: factors of all its events, for the same number of samples.
     """
-    require_no_copies(timeline)
-    return _Replay(timeline, factors).run(_in_order(timeline))
+    return _Longest(timeline).times_s(factors)
 
 
-def require_no_copies(timeline: Timeline) -> None:
-    """Refuse a timeline whose stashes travel to the host.
+class _Longest:
+    """The longest paths over what waits for what in a timeline."""
 
-    Raises:
-        PipeplanError: if there are any.
-    """
-    if timeline.copies:
-        raise PipeplanError(
-            "stages.offload: iteration times under noise are not simulated with stashes on their "
-            "way to the host; plan with offload = false"
-        )
+    def __init__(self, timeline: Timeline) -> None:
+        # numba takes half a second to import, so only who replays anything waits for that.
+        from planner.program.lower.lower import lower_orders
+        from planner.program.paths import Paths
+        from planner.program.replay import replay
+
+        self._timeline = timeline
+        lowered = lower_orders(timeline.pipeline, timeline.orders)
+        self._numbers = lowered.task_numbers()
+        self._tasks = len(lowered.program.tasks)
+        self._first_late = int(lowered.program.numbers["first_late"])
+        self._paths = Paths(lowered.program, replay(lowered.program))
+
+    def times_s(self, factors: Factors) -> FloatArray:
+        """Return the iteration time of each sample, in seconds."""
+        rows = dict(self._rows(factors))
+        size = max((len(row) for row in rows.values()), default=1)
+        found = np.ones((size, self._tasks))
+        for number, row in rows.items():
+            found[:, number] = row
+        return self._paths.times_s(found)
+
+    def _rows(self, factors: Factors) -> Iterator[tuple[int, FloatArray]]:
+        """Yield the factors of each task, in the order in which they are drawn."""
+        timeline, numbers = self._timeline, self._numbers
+        for event in _in_order(timeline):
+            if isinstance(event, OperationEvent):
+                yield numbers[event.operation, False], factors.operation(event)
+            else:
+                yield numbers[event.consumer, True], factors.transfer(event)
+        first, devices = self._first_late, timeline.pipeline.devices
+        for reduction in timeline.synchronisations:
+            yield first + reduction.number, factors.synchronisation(reduction)
+        first += len(timeline.synchronisations)
+        for place, device in enumerate(devices):
+            yield first + place, factors.optimizer_step(device)
+        gathers = sorted(enumerate(timeline.gathers), key=lambda row: row[1].start_s)
+        for place, gather in gathers:
+            yield first + len(devices) + place, factors.synchronisation(gather)
 
 
 class _Draws:
@@ -250,25 +273,6 @@ def _result(operation: Operation) -> _Result:
     return operation.stage, operation.kind == "F", operation.microbatch
 
 
-def _input(operation: Operation) -> _Result:
-    """Return what an operation waits for from a neighbouring stage, if there is one."""
-    is_forward = operation.kind == "F"
-    return operation.stage + (-1 if is_forward else 1), is_forward, operation.microbatch
-
-
-class _Backward(NamedTuple):
-    """A stage's last backward on a device: when it began and ended, and its factors, by sample."""
-
-    event: OperationEvent
-    begin_s: FloatArray
-    end_s: FloatArray
-    factors: FloatArray
-
-    def ready_s(self, made_s: float) -> FloatArray:
-        """Return when gradients are there that were made at a time without noise."""
-        return np.maximum(self.begin_s, self.end_s - (self.event.end_s - made_s) * self.factors)
-
-
 def _in_order(timeline: Timeline) -> list[OperationEvent | TransferEvent]:
     """Return every event after all that it waits for.
 
@@ -285,147 +289,3 @@ def _in_order(timeline: Timeline) -> list[OperationEvent | TransferEvent]:
         index = producer[_result(transfer.operation)]
         rows.append((transfer.start_s, index, True, transfer))
     return [row[-1] for row in sorted(rows, key=lambda row: row[:-1])]
-
-
-class _Replay:
-    """Ends of the latest events, by sample: all that later events can still wait for."""
-
-    def __init__(self, timeline: Timeline, factors: Factors) -> None:
-        self.timeline = timeline
-        self.factors = factors
-        self.last = len(timeline.pipeline.stages) - 1
-        self.free_s: defaultdict[str, FloatArray] = defaultdict(_begin)
-        self.free_again_s: defaultdict[Resource, FloatArray] = defaultdict(_begin)
-        behaviour = timeline.pipeline.behaviour
-        self.sends_block = behaviour.send == "blocking"
-        self.receives_block = behaviour.receive == "blocking"
-        self.under_way: defaultdict[str, list[tuple[float, FloatArray]]] = defaultdict(list)
-        """By device: messages that it waits for, with their ends without noise."""
-        self.result_s: dict[_Result, FloatArray] = {}
-        self.last_backwards: dict[tuple[int, str], _Backward] = {}
-        self.partners = partners_of(timeline)
-        self.able_s: dict[Operation, FloatArray] = {}
-        """When what waits for others that start with it could start by itself."""
-
-    def run(self, events: list[OperationEvent | TransferEvent]) -> FloatArray:
-        for event in events:
-            if isinstance(event, OperationEvent):
-                self._operate(event)
-            else:
-                self._transfer(event)
-        for device in self.timeline.pipeline.devices:
-            self._wait(device, math.inf)
-        self._synchronise()
-        optimizer_s = self.timeline.optimizer_s
-        for device in self.timeline.pipeline.devices:
-            step_s = optimizer_s[device] * self.factors.optimizer_step(device)
-            self.free_s[device] = self.free_s[device] + step_s
-        self._gather()
-        latest: FloatArray = np.maximum.reduce(
-            [self.free_s[device] for device in self.timeline.pipeline.devices]
-        )
-        return latest
-
-    def _gather(self) -> None:
-        """Gather parameters, in the order in which that began without noise."""
-        for event in sorted(self.timeline.gathers, key=lambda event: event.start_s):
-            devices = event.synchronisation.devices
-            begin_s = reduce(np.maximum, [self.free_s[device] for device in devices], _begin())
-            seconds = (event.end_s - event.start_s) * self.factors.synchronisation(event)
-            self.free_s.update(dict.fromkeys(devices, begin_s + seconds))
-
-    def _operate(self, event: OperationEvent) -> None:
-        self.able_s[event.operation] = self._able_s(event)
-        together = self.partners.get(event.operation, (event,))
-        able = [self.able_s.get(partner.operation) for partner in together]
-        begin_s = [moment for moment in able if moment is not None]
-        if len(begin_s) < len(together):
-            return  # Those that start with it come after it, and they take time.
-        for partner in together:
-            del self.able_s[partner.operation]
-            self._run(partner, reduce(np.maximum, begin_s))
-
-    def _able_s(self, event: OperationEvent) -> FloatArray:
-        """Return when nothing of its own is in an operation's way."""
-        self._wait(event.device, event.start_s)
-        # Whatever the operation needs from its own device came before it in the device's order.
-        begin_s = self.free_s[event.device]
-        if event.operation.kind != "W":
-            begin_s = np.maximum(begin_s, self.result_s.pop(_input(event.operation), begin_s))
-        return begin_s
-
-    def _run(self, event: OperationEvent, begin_s: FloatArray) -> None:
-        stage, kind, _ = event.operation
-        factors = self.factors.operation(event)
-        end_s = begin_s + (event.end_s - event.start_s) * factors
-        self.free_s[event.device] = end_s
-        is_sent = stage < self.last if kind == "F" else kind != "W" and stage > 0
-        if is_sent:
-            self.result_s[_result(event.operation)] = end_s
-        if kind in "BW":
-            self.last_backwards[stage, event.device] = _Backward(event, begin_s, end_s, factors)
-
-    def _transfer(self, event: TransferEvent) -> None:
-        begin_s = self.result_s[_result(event.operation)]
-        for device, blocks in self._ends(event):
-            if blocks:
-                self._wait(device, event.start_s)
-                begin_s = np.maximum(begin_s, self.free_s[device])
-        for resource in event.occupied:
-            begin_s = np.maximum(begin_s, self.free_again_s[resource])
-        end_s = begin_s + (event.end_s - event.start_s) * self.factors.transfer(event)
-        for resource in event.occupied:
-            self.free_again_s[resource] = end_s
-        for device, blocks in self._ends(event):
-            if blocks:
-                self.under_way[device].append((event.end_s, end_s))
-        self.result_s[_result(event.operation)] = end_s
-
-    def _ends(self, event: TransferEvent) -> tuple[tuple[str, bool], tuple[str, bool]]:
-        """Return the devices of a message, and whether each waits for it."""
-        moves = event.end_s > event.start_s
-        return (
-            (event.source, moves and self.sends_block),
-            (event.target, moves and self.receives_block),
-        )
-
-    def _wait(self, device: str, until_s: float) -> None:
-        """Let a device go on after the messages that had ended at a time without noise."""
-        ended = [end_s for planned_s, end_s in self.under_way[device] if planned_s <= until_s]
-        if ended:
-            self.free_s[device] = reduce(np.maximum, ended, self.free_s[device])
-            left = [row for row in self.under_way[device] if row[0] > until_s]
-            self.under_way[device] = left
-
-    def _synchronise(self) -> None:
-        network_free_s: defaultdict[str, FloatArray] = defaultdict(_begin)
-        done_s = {device: self.free_s[device] for device in self.timeline.pipeline.devices}
-        for event in self.timeline.synchronisations:
-            devices = event.synchronisation.devices
-            before = [network_free_s[device] for device in devices]
-            begin_s = reduce(np.maximum, [*before, *self._ready_s(event, done_s)], _begin())
-            end_s = begin_s + (event.end_s - event.start_s) * self.factors.synchronisation(event)
-            for device in devices:
-                network_free_s[device] = end_s
-                self.free_s[device] = np.maximum(self.free_s[device], end_s)
-
-    def _ready_s(
-        self, event: SynchronisationEvent, done_s: Mapping[str, FloatArray]
-    ) -> Iterator[FloatArray]:
-        """Yield the times that the gradients of a reduction wait for."""
-        stages, devices = event.synchronisation.stages, event.synchronisation.devices
-        match self.timeline.pipeline.behaviour.reduction:
-            case "flush":
-                yield from done_s.values()
-            case "device":
-                yield from (done_s[device] for device in devices)
-            case _:
-                for member in product(stages, devices):
-                    if member in self.last_backwards:
-                        made_s = self.timeline.made_s[event.number, *member]
-                        yield self.last_backwards[member].ready_s(made_s)
-
-
-def _begin() -> FloatArray:
-    """Return the start of the iteration, in every sample."""
-    return np.zeros(1)

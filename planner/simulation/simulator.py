@@ -58,7 +58,24 @@ def simulate(
 
     Raises:
         DeadlockError: if the orders wait for each other; the message names every waiting device.
+        PipeplanError: if neighbouring stages are on devices that no path joins.
     """
+    # numba takes half a second to import, so only who replays anything waits for that.
+    from planner.program.lower.lower import lower_orders
+    from planner.program.replay import replay
+    from planner.simulation.replayed import timeline_of
+
+    placed = {id(row): row for row in by_microbatch}
+    numbers = {key: number for number, key in enumerate(placed)}
+    length_of = [numbers[id(row)] for row in by_microbatch]
+    lowered = lower_orders(pipeline, orders, tuple(placed.values()), length_of)
+    return timeline_of(lowered, replay(lowered.program), by_microbatch)
+
+
+def replay_objects(
+    pipeline: PlacedPipeline, orders: Orders, by_microbatch: Sequence[PlacedPipeline] = ()
+) -> Timeline:
+    """Replay given orders as :func:`simulate` does, by the event loop of :class:`Replay`."""
     owner = owners(orders)
     exchanges = exchanges_of(pipeline, owner, orders)
     copies = StashCopies(pipeline, orders)

@@ -11,7 +11,7 @@ from planner.plan.operations import Operation, Orders
 from planner.program.lower.lower import Lowered, lower_orders
 from planner.program.program import COMPUTE, KINDS, STEP
 from planner.program.replay import Times, replay
-from planner.simulation.simulator import simulate
+from planner.simulation.simulator import replay_objects
 from planner.simulation.timeline import Timeline
 
 Span = tuple[float, float]
@@ -61,7 +61,7 @@ def require_agreement(
     """Replay orders both ways; None if both deadlock."""
     lowered = lower_orders(placed, orders, by_length, length_of)
     try:
-        timeline = simulate(placed, orders, [by_length[length] for length in length_of])
+        timeline = replay_objects(placed, orders, [by_length[length] for length in length_of])
     except DeadlockError as error:
         with pytest.raises(DeadlockError, match=re.escape(str(error))):
             replay(lowered.program)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.costs.network_table import NetworkTable
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import PipeplanError
-from planner.plan.operations import Orders
+from planner.plan.operations import Operation, Orders
 from planner.program.compiled import Block, compiled, entry, header, pointer
 from planner.program.lower.exchanges import fill_exchanges
 from planner.program.lower.hosts import fill_hosts
@@ -20,8 +20,9 @@ from planner.program.lower.operations import fill_devices, fill_operations, numb
 from planner.program.lower.reductions import fill_joins, fill_reductions, wait_for_sends
 from planner.program.lower.room import ROOM, join_edges, room_for
 from planner.program.lower.weights import fill_groups
-from planner.program.lower.wires import wires_of
-from planner.program.program import PROGRAM, Program
+from planner.program.lower.wires import WIRES, wires_of
+from planner.program.program import COMPUTE, PROGRAM, Program
+from planner.program.replay import operation
 from planner.program.schedule import fixed_orders
 from planner.program.stage_rows import ROWS, stage_rows
 
@@ -38,7 +39,7 @@ def lower(rows: Any, schedule: Any, wires: Any, program: Any, work: Any) -> bool
         work: pointer to room for the passes (:mod:`planner.program.lower.room`).
     """
     numbers, state = header(program, PROGRAM), header(work, ROOM)
-    _begin(rows, program, work)
+    _begin(rows, wires, program, work)
     fill_hosts(rows, wires, program)
     n = number_tasks(rows, schedule, work)
     fill_devices(rows, schedule, program, work)
@@ -59,7 +60,7 @@ def lower(rows: Any, schedule: Any, wires: Any, program: Any, work: Any) -> bool
 
 
 @compiled
-def _begin(rows: Any, program: Any, work: Any) -> None:
+def _begin(rows: Any, wires: Any, program: Any, work: Any) -> None:
     """Begin with no edges and ways, and with the lines of devices that there are."""
     h, state, numbers = header(rows, ROWS), header(work, ROOM), header(program, PROGRAM)
     state.n_edges = state.way_lines = state.way_devices = 0
@@ -68,7 +69,7 @@ def _begin(rows: Any, program: Any, work: Any) -> None:
     state.stream_lines = h.devices if h.reductions else 0
     state.copy_lines = state.stream_lines + (h.devices if h.one_stream else 0)
     state.pair_lines = state.copy_lines + (h.devices if offloads(rows) else 0)
-    numbers.lines = state.pair_lines
+    numbers.lines = state.pair_lines + (header(wires, WIRES).links if h.in_turn else 0)
 
 
 @entry
@@ -102,6 +103,12 @@ class Lowered:
         numbers = self.room.numbers
         return range(int(numbers["first_copy"]), int(numbers["first_exchange"]))
 
+    def task_numbers(self) -> dict[tuple[Operation, bool], int]:
+        """Return the tasks of operations, and of the messages to them (True)."""
+        tasks = self.program.tasks[: self.copies.start]
+        roles = (tasks["role"] != COMPUTE).tolist()
+        return {(operation(self.program, n), is_message): n for n, is_message in enumerate(roles)}
+
 
 def lower_orders(
     placed: PlacedPipeline,
@@ -122,8 +129,10 @@ def lower_orders(
             messages have no path.
     """
     stages = [stage.spec.devices for stage in placed.stages]
-    schedule = fixed_orders(orders, stages, placed.devices, placed.microbatches)
-    return lower_schedule(placed, schedule, by_length, length_of)
+    run = max((row.microbatch + 1 for order in orders.values() for row in order), default=0)
+    counted = replace(placed, microbatches=max(run, placed.microbatches))
+    schedule = fixed_orders(orders, stages, placed.devices, counted.microbatches)
+    return replace(lower_schedule(counted, schedule, by_length, length_of), placed=placed)
 
 
 def lower_schedule(

@@ -185,7 +185,7 @@ def room_for(rows: Block, wires: Block, names: Sequence[str] = ()) -> tuple[Prog
             DEVICE_REPLICAS: replicas, REPLICAS: replicas, MAKERS: makers,
             AHEAD: 2 * classes * makers, EFFECTS: 6 * replicas + message_ways, WAYS: ways,
             WAY_LINKS: crossings, WAY_ONCE: crossings,
-            WAY_LINES: 3 * message_ways + 2 * members + replicas,
+            WAY_LINES: crossings + 3 * message_ways + 2 * members + replicas,
             WAY_DEVICES: 2 * message_ways + 2 * members, LINK_GB_PER_S: links, LINK_NUMBERS: links,
             GROUPS: 4 * stages, GROUP_DEVICES: replicas, HOSTS: int(wires.numbers["hosts"]),
             SLOWDOWNS: len(wires[SLOWDOWN]),
