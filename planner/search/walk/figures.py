@@ -10,6 +10,7 @@ from numba import carray, config
 
 from planner.costs.stage_table import StageTable, TableArrays, stage_figures
 from planner.program.compiled import Block, block, compiled, header, items, pointer_at
+from planner.search.walk.calls import Apart, call
 from planner.search.walk.memory import STAGE_FIGURES, WALK
 
 _LONG, _REAL, _BYTE = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int8)
@@ -57,7 +58,21 @@ def write_figures(
     The arguments are those of :func:`planner.costs.stage_table.stage_figures`, with the pointer to
     the memory of a walk first.
     """
-    b = pointer_at(header(w, WALK).table, TABLE)
+    h = header(w, WALK)
+    h.f_kind, h.f_first, h.f_last, h.f_rerun = kind, first, last, rerun
+    h.f_offload, h.f_holders, h.f_at = offload, holders, at
+    call(h.figures_at, w)
+
+
+@Apart
+def stage_figures_asked(w: Any) -> float:
+    """Write the figures that ``f_kind`` and so on ask for.
+
+    Args:
+        w: pointer to the memory of a walk.
+    """
+    asked = header(w, WALK)
+    b = pointer_at(asked.table, TABLE)
     h = header(b, TABLE)
     k, n, one = h.types, h.layers, (h.layers,)
     each, cuts = (k, n), (k, n + 1)
@@ -100,5 +115,16 @@ def write_figures(
         _array(items(b, GATHERED), cuts),
         _array(items(b, RETURNED_GATHERED), cuts),
     )
-    out = _array(items(w, STAGE_FIGURES), (header(w, WALK).stage_figures_rows,))
-    stage_figures(arrays, kind, first, last, rerun, offload, holders, out, at)
+    out = _array(items(w, STAGE_FIGURES), (asked.stage_figures_rows,))
+    stage_figures(
+        arrays,
+        asked.f_kind,
+        asked.f_first,
+        asked.f_last,
+        asked.f_rerun,
+        asked.f_offload,
+        asked.f_holders,
+        out,
+        asked.f_at,
+    )
+    return 0.0

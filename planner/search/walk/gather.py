@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.program.compiled import compiled, header, items, pointer_at, row
+from planner.program.lower.gradient_tables import GRADIENTS
 from planner.program.stage_rows import (
     DEVICE,
     RECEIVED_BYTES,
@@ -101,10 +102,12 @@ def gather(x: Any, w: Any, microbatches: int) -> bool:
 @compiled
 def _set_rules(w: Any, numbers: Any, several: int) -> None:
     """Have the runtime behave as it does with one stage a device, or with several."""
-    rules = items(w, RULES)
-    numbers.send_blocks, numbers.receive_blocks = rules[5 * several], rules[5 * several + 1]
-    numbers.exchange, numbers.one_stream = rules[5 * several + 2], rules[5 * several + 3]
-    numbers.reduction_rule = rules[5 * several + 4]
+    rules, gradients = items(w, RULES), pointer_at(header(w, WALK).gradients, GRADIENTS)
+    first = 6 * several
+    numbers.send_blocks, numbers.receive_blocks = rules[first], rules[first + 1]
+    numbers.exchange, numbers.one_stream = rules[first + 2], rules[first + 3]
+    numbers.reduction_rule = rules[first + 4]
+    header(gradients, GRADIENTS).has_buckets = rules[first + 5]
 
 
 @compiled

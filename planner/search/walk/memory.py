@@ -47,9 +47,10 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     # costs
     " shares_state problem_copies copies"
     # addresses of other blocks, and of functions
-    " table rows schedule wires gradients program room work prepare_at replay_at judge_at"
+    " table rows schedule wires gradients program room work figures_at prepare_at"
+    " replay_at judge_at"
     # arguments of these: of a layout or of one pipeline, and the microbatches it runs
-    " of_pipeline share lowers"
+    " of_pipeline share lowers f_kind f_first f_last f_rerun f_offload f_holders f_at"
     # counts: replays, layouts judged, tasks replayed
     " replays layouts tasks",
     reals="most_price here_s best_s most_s polished_s energy_s",
@@ -58,7 +59,8 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     host_link_gb_per_s=_REAL, gather_latency_s=_REAL, gather_gb_per_s=_REAL, sum_latency_s=_REAL,
     sum_gb_per_s=_REAL, group_devices=_LONG, rerun_rank=_LONG, offload_rank=_LONG,
     # HOST_S: twice (computation, message, seconds a byte of a message), for one stage a device and
-    # for several; RULES: twice the numbers of a runtime's rules in the tables of rows.
+    # for several; RULES: twice the numbers of a runtime's rules in the tables of rows,
+    # and whether gradients are reduced in buckets.
     host_s=_REAL, rules=_LONG,
     place=_INT, device_of=_INT, first=_INT, each_s=_REAL,
     stage_figures=FIGURES, needs=_REAL,

@@ -56,10 +56,10 @@ def _scored_s(w: Any, most_s: float) -> float:
 def _walk_on(w: Any, heat: float, tasks: int) -> None:
     h, state = header(w, WALK), items(w, RANDOM)
     here, tried = items(w, HERE), items(w, TRIED)
-    until, idle = h.tasks + tasks, 0
-    while h.tasks < until and idle < tasks:
+    until = h.tasks + tasks
+    while h.tasks < until:
         copy_block(here, tried)
-        idle += 1
+        h.tasks += 1  # a change is work too, where all neighbours are known
         is_new = change(tried, w)
         if is_new and uniform(state) < 0.1:
             is_new = change(tried, w)
@@ -83,7 +83,7 @@ def run_walk(memory: Any, what: int, heat: float, tasks: int) -> float:
         memory: header of the memory of the walk.
         what: WALK_ON or JUDGE.
         heat: of the walk.
-        tasks: number of tasks replayed after which the walk ends.
+        tasks: number of tasks replayed and of changes after which the walk ends.
 
     Returns:
         Seconds of the best layout found, or of the one judged; infinite if that is not

@@ -41,7 +41,7 @@ from planner.program.stage_rows import (
 from planner.program.work import Work
 from planner.search.walk import memory as m
 from planner.search.walk.block import HEADER, Block, block_for, devices_of, filled
-from planner.search.walk.figures import figures_of
+from planner.search.walk.figures import figures_of, stage_figures_asked
 from planner.search.walk.freedoms import Freedoms, places_of
 from planner.search.walk.judge import judge_layout, prepare, replay_layout, schedule_again
 from planner.search.walk.memory import MOST_OWNERS, WALK, write
@@ -90,8 +90,8 @@ class Walker:
         replicas = devices * freedoms.most_on_device
         microbatches = problem.job.microbatches
         wires = wires_of(network)
-        bucket = overlapped_bucket_bytes(problem.job, Sync(), problem.runtime.behaviour)
-        gradients = gradient_tables(table, bucket, stages)
+        buckets = [_bucket_bytes(problem, row) for row in _behaviours(problem)]
+        gradients = gradient_tables(table, buckets[0] or buckets[1], stages)
         self._rows = gradient_rows(gradients, wires, stages, replicas, microbatches)
         self._rows.numbers["classes"] = 1
         self._schedule = schedule_for(stages, replicas, devices, microbatches)
@@ -110,11 +110,13 @@ class Walker:
         }
         for name, block in self._blocks.items():
             self.memory.numbers[name] = block.header.ctypes.data
-        for field, part in (
-            ("prepare", prepare),
-            ("replay", replay_layout),
-            ("judge", judge_layout),
-        ):
+        parts = {
+            "figures": stage_figures_asked,
+            "prepare": prepare,
+            "replay": replay_layout,
+            "judge": judge_layout,
+        }
+        for field, part in parts.items():
             self.memory.numbers[f"{field}_at"] = part.address
         _write_freedoms(self.memory, problem, freedoms)
         _write_costs(self.memory, problem, table, network)
@@ -239,7 +241,7 @@ def _memory(
             ),
             **dict.fromkeys((m.RERUN_RANK, m.OFFLOAD_RANK), layers),
             m.HOST_S: 6,
-            m.RULES: 10,
+            m.RULES: 12,
             **dict.fromkeys(by_replica, replicas),
             **dict.fromkeys((m.FIRST,), stages + 1),
             m.STAGE_FIGURES: stages * types,
@@ -300,9 +302,18 @@ def _write_costs(
         write(memory, getattr(m, name.upper()), getattr(network, name))
     write(memory, m.RERUN_RANK, table.arrays.rerun_rank)
     write(memory, m.OFFLOAD_RANK, table.arrays.offload_rank)
-    rows = (problem.runtime.behaviour, problem.runtime.interleaved or problem.runtime.behaviour)
-    write(memory, m.HOST_S, [_host_s(row) for row in rows])
-    write(memory, m.RULES, [_rule_numbers(row) for row in rows])
+    write(memory, m.HOST_S, [_host_s(row) for row in _behaviours(problem)])
+    write(memory, m.RULES, [_rule_numbers(problem, row) for row in _behaviours(problem)])
+
+
+def _behaviours(problem: Problem) -> tuple[RuntimeBehaviour, RuntimeBehaviour]:
+    """Return how the runtime runs one stage a device, and several."""
+    runtime = problem.runtime
+    return runtime.behaviour, runtime.interleaved or runtime.behaviour
+
+
+def _bucket_bytes(problem: Problem, behaviour: RuntimeBehaviour) -> float | None:
+    return overlapped_bucket_bytes(problem.job, Sync(), behaviour)
 
 
 def _host_s(behaviour: RuntimeBehaviour) -> tuple[float, float, float]:
@@ -311,9 +322,10 @@ def _host_s(behaviour: RuntimeBehaviour) -> tuple[float, float, float]:
     return behaviour.computation_s, behaviour.message_us * 1e-6, each_s
 
 
-def _rule_numbers(behaviour: RuntimeBehaviour) -> list[int]:
-    """Return the numbers of a runtime's rules in the tables of rows."""
+def _rule_numbers(problem: Problem, behaviour: RuntimeBehaviour) -> list[int]:
+    """Return the numbers of a runtime's rules in the tables of rows, and whether it has buckets."""
     rows: Any = rows_for(0, 0, 0, 0)
     set_rules(rows, behaviour)
     names = ("send_blocks", "receive_blocks", "exchange", "one_stream", "reduction_rule")
-    return [int(rows.numbers[name]) for name in names]
+    has_buckets = _bucket_bytes(problem, behaviour) is not None
+    return [*(int(rows.numbers[name]) for name in names), int(has_buckets)]
