@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.errors import PipeplanError
+from planner.errors import DeadlockError, PipeplanError
 from planner.plan.operations import Operation, Orders
 from planner.program.compiled import Block, block
 from planner.program.program import INT, KINDS, REAL
@@ -65,9 +65,29 @@ def fixed_orders(
 
     Raises:
         PipeplanError: if a device is to run an operation that none of its stages has.
+        DeadlockError: if it is to run one that never can: a second time, or where another device
+            runs the rest of the microbatch's stage.
     """
     pairs = [(stage, name) for stage, names in enumerate(stages) for name in names]
     replicas = {pair: number for number, pair in enumerate(pairs)}
+    owner = {(r.stage, r.microbatch): name for name, row in orders.items() for r in row}
+    _require_possible(orders, owner, replicas)
+    codes = [[operation_code(row, microbatches) for row in orders.get(d, ())] for d in devices]
+    found = schedule_for(len(stages), len(pairs), len(devices), microbatches)
+    found[ORDER_START][:] = np.cumsum([0, *map(len, codes)])
+    flat = [code for row in codes for code in row]
+    found[ORDER_CODES][: len(flat)] = flat
+    set_owner(found, owner, replicas, microbatches)
+    return found
+
+
+def _require_possible(
+    orders: Orders,
+    owner: Mapping[tuple[int, int], str],
+    replicas: Mapping[tuple[int, str], int],
+) -> None:
+    """Refuse what compiled code does not test; see :func:`fixed_orders`."""
+    seen: set[Operation] = set()
     for name, row in orders.items():
         for operation in row:
             if (operation.stage, name) not in replicas:
@@ -75,14 +95,9 @@ def fixed_orders(
                     f"orders: {name} runs {operation}, but it has no stage {operation.stage}; "
                     "correct the order or the stages' devices"
                 )
-    codes = [[operation_code(row, microbatches) for row in orders.get(d, ())] for d in devices]
-    found = schedule_for(len(stages), len(pairs), len(devices), microbatches)
-    found[ORDER_START][:] = np.cumsum([0, *map(len, codes)])
-    flat = [code for row in codes for code in row]
-    found[ORDER_CODES][: len(flat)] = flat
-    owner = {(r.stage, r.microbatch): name for name, row in orders.items() for r in row}
-    set_owner(found, owner, replicas, microbatches)
-    return found
+            if operation in seen or owner[operation.stage, operation.microbatch] != name:
+                raise DeadlockError(f"the orders deadlock: {name} waits at {operation}")
+            seen.add(operation)
 
 
 def set_owner(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 from agreement import require_agreement
-from builders import star
+from builders import orders, star
+from chains import chain
 from group_problems import tiny_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +18,11 @@ from unequal_graphs import SHARES, TOKENS, unequal
 from planner import Job, Problem
 from planner.cluster.group_packing import packed_in_turn
 from planner.costs.placement import place
+from planner.errors import PipeplanError
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.program.lower.lower import lower_orders
+from planner.program.replay import replay
 from planner.simulation.lengths import placed_by_length
 
 
@@ -51,8 +55,8 @@ def lengths(data: st.DataObject, seconds: list, message_gb: list, microbatches: 
     problem = Problem(unequal(seconds, message_gb), star(5, latency_us=1000), job)
     placed = place(problem, data.draw(partitions(problem, recompute=False)))
     rows = data.draw(st.lists(st.integers(0, 2), min_size=microbatches, max_size=microbatches))
-    orders = data.draw(orders_for(placed))
-    assert require_agreement(placed, orders, placed_by_length(placed), rows)
+    found = data.draw(orders_for(placed))
+    assert require_agreement(placed, found, placed_by_length(placed), rows)
 
 
 def tensor_parallel_groups(data: st.DataObject, seed: int, messages: str) -> None:
@@ -89,3 +93,17 @@ def test_as_the_replay_of_objects(check: Callable[..., None]) -> None:
 @pytest.mark.parametrize("check", PROPERTIES, ids=lambda check: check.__name__)
 def test_ten_thousand(check: Callable[..., None]) -> None:
     settings(max_examples=1_700)(given(*PROPERTIES[check])(check))()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1B1", "d1 waits at 1B1"),
+        ("0F0 0F1 0B0 0B1 0F0", "1F0 1B0 1F1 1B1", "d0 waits at 0F0"),
+        ("0F0 0F1 0B0 0B1", "1F0 0F2 1B0 1F1 1B1", "d1 runs 0F2, but it has no stage 0"),
+        ("0B0 0F0 0F1 0B1", "1F0 1B0 1F1 1B1", "d0 waits at 0B0, d1 waits at 1F0"),
+    ],
+)
+def test_orders_that_never_end(first: str, second: str, message: str) -> None:
+    with pytest.raises(PipeplanError, match=message):
+        replay(lower_orders(chain((1, 2), (1, 2)), orders(d0=first, d1=second)).program)
