@@ -111,22 +111,14 @@ def stage_rows(
     classes = tuple(by_length) or (placed,)
     pairs = [(s, name) for s, row in enumerate(placed.stages) for name in row.spec.devices]
     members, links, makers = _reductions(placed, network, pairs)
-    found = rows_for(
-        len(placed.stages),
-        len(pairs),
-        len(placed.devices),
-        placed.microbatches,
-        len(classes),
-        len(placed.synchronisations),
-        *(sum(map(len, rows)) for rows in (members, links, makers)),
-    )
-    numbers = found.numbers
-    numbers["stages"], numbers["replicas"] = len(placed.stages), len(pairs)
-    numbers["devices"], numbers["microbatches"] = len(placed.devices), placed.microbatches
-    numbers["classes"], numbers["reductions"] = len(classes), len(members)
-    numbers["makers"] = len(found[MAKER])
+    counts = [len(placed.stages), len(pairs), len(placed.devices), placed.microbatches]
+    counts += [len(classes), len(members)]
+    found = rows_for(*counts, *(sum(map(len, rows)) for rows in (members, links, makers)))
+    names = "stages replicas devices microbatches classes reductions makers".split()
+    for name, count in zip(names, [*counts, len(found[MAKER])], strict=True):
+        found.numbers[name] = count
     set_rules(found, placed.behaviour)
-    numbers["in_turn"] = placed.problem.runtime.links == "in_turn"
+    found.numbers["in_turn"] = placed.problem.runtime.links == "in_turn"
     _fill_stages(found, placed, pairs)
     found[SECONDS][:] = np.ravel([_seconds(row, pairs) for row in classes])
     found[RECEIVED_BYTES][:] = np.ravel([_received_bytes(row) for row in classes])

@@ -138,13 +138,6 @@ def gradient_rows(
         buckets += min(len(used), int(2 * total / limit)) if limit > 0 else len(used)
     ties = len(gradients[TIED]) * (devices if gradients.numbers["in_turn"] else 1)
     reductions = buckets + ties
-    return rows_for(
-        stages,
-        replicas,
-        devices,
-        microbatches,
-        reductions=reductions,
-        members=reductions * devices,
-        links=reductions * devices * route,
-        makers=buckets * devices + ties * replicas,
-    )
+    members, makers = reductions * devices, buckets * devices + ties * replicas
+    sizes = reductions, members, members * route, makers
+    return rows_for(stages, replicas, devices, microbatches, 1, *sizes)

@@ -199,10 +199,8 @@ def _fill_replicas(rows: Any, schedule: Any, program: Any, rule: int) -> None:
         _fill_effects(rows, program, n)
         if rule != FIXED:
             replica.is_split = items(schedule, IS_SPLIT)[found.stage]
-            replica.limit, replica.most_owed = (
-                items(schedule, LIMIT)[n],
-                items(schedule, MOST_OWED)[n],
-            )
+            replica.limit = items(schedule, LIMIT)[n]
+            replica.most_owed = items(schedule, MOST_OWED)[n]
             replica.share_bytes = items(schedule, SHARE_BYTES)[n]
             device.order_end += replica.microbatches * (3 if replica.is_split else 2)
     first = 0
