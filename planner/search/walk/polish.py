@@ -47,6 +47,7 @@ def polish(memory: Any, heat: float, tries: int) -> float:
         _keep(w)
     for _ in range(tries):
         h.lowers = h.blocks
+        h.tasks += 1  # a change is work too, where none is possible
         begin, end = _draw(w)
         if begin == end:
             continue

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Lock
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import StageTable
@@ -44,11 +44,15 @@ class Phase(NamedTuple):
 STARTS_UNTIL = 0.15
 """Share of the time in which starts are judged."""
 PHASES = (
-    Phase(0.3, 12, 1e-4, 1e-4),
-    Phase(0.55, 4, 0.03, 0.001),
-    Phase(0.8, 2, 0.015, 0.0005),
-    Phase(1.0, 1, 0.005, 0.0002),
+    Phase(0.25, 12, 1e-4, 1e-4),
+    Phase(0.45, 4, 0.03, 0.001),
+    Phase(0.65, 2, 0.015, 0.0005),
+    Phase(0.8, 1, 0.005, 0.0002),
 )
+POLISH = Phase(1.0, 3, 0.003, 3e-5)
+"""Annealing over the orders of the best layouts."""
+TRIES = 50
+"""Changes of orders between two looks at the clock."""
 CHUNKS = 400
 """Parts of a time limit after which the clock is read."""
 
@@ -78,6 +82,7 @@ class WalkResult:
 
 
 Told = Callable[[Found], None]
+T = TypeVar("T")
 
 
 @dataclass
@@ -145,6 +150,7 @@ class WalkSearch:
         ]
         clock.walkers = self._walkers
         self._clock, self._told, self._lock = clock, told, Lock()
+        self._may_reorder = problem.job.order != "1f1b"
         self._found: list[Found] = []
         self._tasks_per_call = 20_000
         if clock.limit_s is None:
@@ -159,6 +165,8 @@ class WalkSearch:
         begun = self._judged(more)
         for phase in PHASES if begun else ():
             begun = self._walk_each(begun, phase)
+        if begun and self._may_reorder:
+            self._polish(begun[: POLISH.walks])
         return WalkResult(
             sorted(self._found, key=lambda row: row.seconds),
             len(begun),
@@ -189,7 +197,7 @@ class WalkSearch:
         return found
 
     def _in_threads(
-        self, work: Callable[[Walker, Sequence[Start]], list[Candidate]], rows: Sequence[Start]
+        self, work: Callable[[Walker, Sequence[T]], list[Candidate]], rows: Sequence[T]
     ) -> list[Candidate]:
         count = len(self._walkers)
         if count == 1:
@@ -242,6 +250,38 @@ class WalkSearch:
             if walker.best.seconds < best_s:
                 best_s = walker.best.seconds
                 self._note(walker, walker.best)
+
+    # --- orders -------------------------------------------------------------------------------
+
+    def _polish(self, chosen: Sequence[Candidate]) -> None:
+        """Anneal the orders of layouts, each with an equal share of the time that is left."""
+        rows = list(enumerate(chosen))
+        self._in_threads(self._polish_each, rows)
+
+    def _polish_each(
+        self, walker: Walker, rows: Sequence[tuple[int, Candidate]]
+    ) -> list[Candidate]:
+        begin = self._clock.share
+        for number, (_, candidate) in enumerate(rows):
+            end = begin + (POLISH.until - begin) * (number + 1) / len(rows)
+            walker.layout(candidate)
+            best_s, share = candidate.seconds, self._clock.share
+            from_share = share
+            while share < end:
+                part = (share - from_share) / (end - from_share)
+                heat = POLISH.hottest * (POLISH.coolest / POLISH.hottest) ** part
+                now_s = walker.polish(heat, TRIES)
+                share = self._clock.share
+                if now_s < best_s:
+                    best_s = now_s
+                    self._keep(Found(now_s, walker.polished_layout()))
+        return []
+
+    def _keep(self, found: Found) -> None:
+        with self._lock:
+            if not self._found or found.seconds < self._found[-1].seconds:
+                self._found.append(found)
+                self._told(found)
 
     def _note(self, walker: Walker, candidate: Candidate) -> None:
         """Keep a layout that is better than all before, and tell of it."""
