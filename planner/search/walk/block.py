@@ -237,5 +237,6 @@ def digest_of(x: Any) -> Any:
 
 @compiled
 def _mixed(value: Any, word: Any) -> Any:
-    value = (value ^ np.uint64(word + 1)) * np.uint64(0x9E3779B97F4A7C15)
-    return value ^ (value >> np.uint64(29))
+    # Compiled functions are given whole numbers as int64.
+    mixed = (np.uint64(value) ^ np.uint64(word + 1)) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
