@@ -134,6 +134,7 @@ def loaded_problem(request: ProblemRequest) -> LoadedProblem:
         cluster = with_optimizer_costs(cluster, job, costs)
     warn_of_types_without_costs(graph, cluster, str(request.cluster))
     problem = for_runtime(Problem(graph, cluster, job, source), rules)
+    problem.require_known_devices()
     return LoadedProblem(problem, text_problem, compared)
 
 

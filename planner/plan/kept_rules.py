@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import combinations
 
 from planner.cluster.cluster import Cluster, node_of
@@ -22,35 +22,47 @@ def devices_for(layer: str, rules: Rules, cluster: Cluster) -> frozenset[str]:
     return frozenset(name for name in names if name in wanted or node_of(name) in wanted)
 
 
-def unknown_names(
-    rules: Rules, layers: Sequence[str], cluster: Cluster, *, of_groups: bool
-) -> Iterator[str]:
-    """Yield what is wrong with rules for a model and a cluster, with the remedy.
+def unknown_layers(rules: Rules, layers: Collection[str]) -> Iterator[str]:
+    """Yield the layers that rules name and a model does not have, with the remedy.
 
     Args:
         rules: of a job.
         layers: of the model.
-        cluster: on which it is planned.
+    """
+    rows = [(f"together[{n}]", row) for n, row in enumerate(rules.together)]
+    for field, names in (*rows, ("place", tuple(rules.place))):
+        for name in names:
+            if name not in layers:
+                yield f"job.rules.{field}: there is no layer {name!r}; {near(name, layers)}"
+
+
+def unknown_devices(rules: Rules, cluster: Cluster, *, of_groups: bool) -> Iterator[str]:
+    """Yield the devices and nodes that rules name and a cluster does not have, with the remedy.
+
+    Args:
+        rules: of a job.
+        cluster: all of it: searches of some of its devices keep rules on all.
         of_groups: whether tensor-parallel groups hold the stages: rules then name nodes alone.
     """
     devices = cluster.device_names
-    places = {*map(node_of, devices), *(() if of_groups else devices)}
-    rows = [(f"together[{n}]", row, layers) for n, row in enumerate(rules.together)]
-    rows += [(f"apart[{n}]", row, devices) for n, row in enumerate(rules.apart)]
-    rows += [("place", tuple(rules.place), layers)]
-    rows += [(f"place.{layer}", row, sorted(places)) for layer, row in rules.place.items()]
+    places = sorted({*map(node_of, devices), *(() if of_groups else devices)})
+    what = "node" if of_groups else "node or device"
+    rows = [(f"apart[{n}]", row, devices) for n, row in enumerate(rules.apart)]
+    rows += [(f"place.{layer}", row, tuple(places)) for layer, row in rules.place.items()]
     for field, names, known in rows:
-        what = "layer" if known is layers else "node" if of_groups else "node or device"
         for name in names:
             if name not in known:
                 yield f"job.rules.{field}: there is no {what} {name!r}; {near(name, known)}"
-    if rules.most_price_per_hour is not None:
-        for name in (n for n, price in cluster.prices_per_hour.items() if price is None):
-            yield (
-                f"job.rules.most_price_per_hour: device {name!r} has no price; set price_per_hour "
-                "of it or of its type in the cluster file"
-            )
-            return
+
+
+def missing_price(rules: Rules, cluster: Cluster) -> Iterator[str]:
+    """Yield that a limit on the price needs prices, where a device has none."""
+    without = [name for name, price in cluster.prices_per_hour.items() if price is None]
+    if rules.most_price_per_hour is not None and without:
+        yield (
+            f"job.rules.most_price_per_hour: device {without[0]!r} has no price; set "
+            "price_per_hour of it or of its type in the cluster file"
+        )
 
 
 def broken(rules: Rules, stages: Sequence[Stage], cluster: Cluster) -> Iterator[str]:

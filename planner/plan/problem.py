@@ -10,7 +10,7 @@ from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError, near, require_kind
 from planner.job import Job, JsonValue
 from planner.model.layer_graph import LayerGraph, require_samples
-from planner.plan.kept_rules import unknown_names
+from planner.plan.kept_rules import missing_price, unknown_devices, unknown_layers
 from planner.plan.runtime_rules import PIPEPLAN, RuntimeRules
 from planner.records.document import digest_of_data
 from planner.space import Space
@@ -77,11 +77,9 @@ class Problem:
         _require_known_cuts(self.graph, self.job)
         _require_lengths(self.graph, self.job)
         _require_attention(self.graph, self.job)
-        of_groups = self.job.tensor_parallel != 1
         wrong = [
-            *unknown_names(
-                self.job.rules, list(self.graph.layers), self.cluster, of_groups=of_groups
-            )
+            *unknown_layers(self.job.rules, self.graph.layers),
+            *missing_price(self.job.rules, self.cluster),
         ]
         if wrong:
             raise PipeplanError(wrong)
@@ -106,6 +104,20 @@ class Problem:
                     f"{self.job.precision!r} (it has {known}); choose one of these in the job or "
                     f"add peak_tflop_per_s.{self.job.precision} to the cluster file"
                 )
+
+    def require_known_devices(self) -> None:
+        """Refuse rules that name a device or a node which the cluster does not have.
+
+        Problems of some devices of a cluster keep the rules of all, so that whoever brings a whole
+        problem asks for this.
+
+        Raises:
+            PipeplanError: naming each.
+        """
+        of_groups = self.job.tensor_parallel != 1
+        wrong = [*unknown_devices(self.job.rules, self.cluster, of_groups=of_groups)]
+        if wrong:
+            raise PipeplanError(wrong)
 
     def graph_on(self, devices: Sequence[str]) -> LayerGraph:
         """Return the graph with the figures of devices that hold a stage, which are alike there."""

@@ -46,6 +46,7 @@ from planner.search.offloaded import solve_with_offload
 from planner.search.partition.chain import Chain, Partition
 from planner.search.result import LengthChoice, Result, Robustness, Simplicity
 from planner.search.robust import choose_robust
+from planner.search.ruled_partitions import try_plan_model
 from planner.search.shared_devices import plan_shared
 from planner.search.simple import WITHIN, choose_simple
 from planner.search.state import Candidate, Progress, Search, SearchTask
@@ -93,6 +94,11 @@ def has_plan(search: Search) -> bool:
 def has_no_plan(search: Search) -> bool:
     """Apply while nothing was found that fits."""
     return search.best is None
+
+
+def has_constraints(search: Search) -> bool:
+    """Apply where the job has rules, or the caller adds constraints."""
+    return search.task.constrain is not None
 
 
 def is_large(search: Search) -> bool:
@@ -208,6 +214,7 @@ def search_fewer(search: Search, time: TimeSlice) -> None:
 
 STEPS = (
     SearchStep("total work", bound_by_work, TimeShare(1)),
+    SearchStep("plan model", try_plan_model, TimeShare(0.4, "whole"), has_constraints),
     SearchStep("fewer devices of hosts", search_fewer, TimeShare(0.4, "whole"), has_slow_hosts),
     SearchStep("equal pipelines", search_equal_pipelines, TimeShare(0.5, "whole"), has_pipelines),
     # On large clusters nothing else is scheduled as soon as one of many equal groups.
@@ -356,6 +363,7 @@ def solve(
         what = "robust = True" if robust else 'prefer = "simple"'
         require_without(problem.job, what, ("offload", "lengths"))
     _require_buffers_kept(problem)
+    problem.require_known_devices()
     one = _OneCall(
         settings=Settings(seed, workers, deterministic),
         time_limit_s=time_limit_s,

@@ -100,7 +100,7 @@ REFUSED = [
 @pytest.mark.parametrize(("rules", "message"), REFUSED, ids=str)
 def test_wrong_rules_are_refused(rules: dict[str, Any], message: str) -> None:
     with pytest.raises(PipeplanError, match=message):
-        problem(rules)
+        problem(rules).require_known_devices()
 
 
 def test_a_limit_on_the_price_needs_prices() -> None:

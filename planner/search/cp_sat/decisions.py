@@ -225,8 +225,10 @@ def _add_together(x: Decisions, layers: Iterable[str]) -> None:
 
 
 def _add_apart(x: Decisions, devices: Iterable[str]) -> None:
+    # Searches of some of a cluster's devices keep the rules of all.
+    held = [device for device in devices if device in x.devices]
     for j in x.stages:
-        x.model.add_at_most_one(x.uses(j, device) for device in devices)
+        x.model.add_at_most_one(x.uses(j, device) for device in held)
 
 
 def _add_place(x: Decisions, layer: str, may: frozenset[str]) -> None:
