@@ -24,6 +24,8 @@ MOST_PAIR_CELLS, MOST_LOAD_CELLS = 4e6, 2e7
 """States that are gone through to price the columns of all kinds of devices once."""
 MOST_STEPS, LEAST_STEPS = 4000, 400
 """Steps of the grid of loads; with fewer a grid proves next to nothing."""
+AT_ONCE = 16
+"""Cells of a grid that take as long as a state of the other programs."""
 SPREAD = 1.1
 """By this factor the price of a type is raised or lowered to see whether that proves more."""
 
@@ -126,7 +128,11 @@ class OfColumns:
         self._table = DeviceTable(intervals)
         self._steps = None if pairs else _grid_steps(self._table)
         self._count = intervals.layers.count
-        self._cells = _pair_cells(self._table) if pairs else MOST_LOAD_CELLS
+        self._cells = (
+            _pair_cells(self._table)
+            if self._steps is None
+            else float(_grid_rows(self._table) * self._steps) / AT_ONCE
+        )
         self.looked_at = 0.0
 
     def refute(self, time_s: float) -> Argument | None:
@@ -161,11 +167,14 @@ def _pair_cells(table: DeviceTable) -> float:
     return layers**4 / 24 * numbers * len(d.counts)
 
 
-def _grid_steps(table: DeviceTable) -> int:
+def _grid_rows(table: DeviceTable) -> int:
     d, layers = table.arrays, table.intervals.layers.count
     numbers = d.microbatches if d.replication else 1
-    rows = len(d.counts) * numbers * layers * (2 * d.stages + 1)
-    return int(min(MOST_STEPS, MOST_LOAD_CELLS / rows))
+    return len(d.counts) * numbers * layers * (2 * d.stages + 1)
+
+
+def _grid_steps(table: DeviceTable) -> int:
+    return int(min(MOST_STEPS, MOST_LOAD_CELLS / _grid_rows(table)))
 
 
 def column_arguments(intervals: IntervalTable) -> Iterator[OfColumns]:

@@ -136,7 +136,7 @@ class ClassLinks:
         for cut in self._cuts(tuple(give), tuple(take)):
             ports = sum(give[k] for k in cut.senders), sum(take[k] for k in cut.receivers)
             width = min(width, cut.bytes_per_s + min(ports))
-        return 1 / width
+        return 1 / max(width, 1 / FAR)
 
     def _cuts_between(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> list[_Cut]:
         pairs = set(product(senders, receivers))

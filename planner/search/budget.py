@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from planner.simulation.ahead import compile_ahead
+
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
 
@@ -93,6 +95,7 @@ class Clock:
         deterministic: bool,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
+        compile_ahead()
         self.limit_s = limit_s
         self._deterministic = deterministic
         self._now = now

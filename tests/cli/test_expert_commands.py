@@ -40,7 +40,8 @@ def test_a_job_with_loads_is_planned_verified_and_explained(job: Path, tmp_path:
     path.write_text(json.dumps(changed))
     result = pipeplan("verify", path)
     assert result.exit_code == 1
-    assert "job.expert_load: [[1.0, 1.0, 1.0, 1.0]], but the split of degree 2" in result.output
+    assert "expert_load = [1.0, 1.0, 1.0, 1.0]: " in result.output
+    assert "2 is for ((4.0, 2.0, 1.0, 1.0),)" in " ".join(result.output.split())
 
 
 def test_the_option_and_any_size_that_divides_the_experts(tmp_path: Path) -> None:

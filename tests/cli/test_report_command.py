@@ -53,7 +53,7 @@ def test_changes_of_ones_own_are_valued_by_solving_anew_if_asked_for(by_hand_pat
     device, output = Plan.load(by_hand_path).ranks[0], tmp_path / "plan.html"
     result = pipeplan(
         *("report", by_hand_path, "-o", output, "--change", f"device {device} speed +50%"),
-        *("--what-if", "--time-limit", "0.2", "--deterministic"),
+        *("--what-if", "--time-limit", "1", "--deterministic"),
     )
     assert result.exit_code == 0, result.output
     assert f"device {device} speed x1.5" in result.stderr

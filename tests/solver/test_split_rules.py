@@ -70,7 +70,7 @@ def test_quick_schedules_take_the_times_of_their_orders(seed):
     placed = drawn(seed).placed
     for schedule in quick_schedules(placed, backward="any"):
         replay = simulate(placed, schedule.orders)
-        assert replay.operations == schedule.timeline.operations
+        assert set(replay.operations) == set(schedule.timeline.operations)
         assert replay.end_s == schedule.timeline.end_s
 
 

@@ -15,7 +15,7 @@ from planner.search.schedule.heuristic import Schedule
 from planner.search.schedule.measure import Measure, measured_s, timed
 from planner.search.schedule.memory_shares import Shares, divides_memory, search_shares
 from planner.search.schedule.ticks import TickPipeline, in_ticks
-from planner.simulation.simulator import simulate
+from planner.simulation.simulator import replay_objects, simulate
 from planner.space import Backward
 
 MAX_FREE_OPERATIONS = 80
@@ -164,7 +164,8 @@ class _Improvement:
 
         model = ScheduleModel(
             self._ticks,
-            timed(simulate(self._ticks, start.orders), self.task.measure),
+            # The compiled replay knows no ticks.
+            timed(replay_objects(self._ticks, start.orders), self.task.measure),
             owners(start.orders),
             free=_may_choose(self._ticks),
             backward=self.task.backward,

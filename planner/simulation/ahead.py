@@ -1,0 +1,56 @@
+"""Compiling what replays run before a clock starts."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from planner.cluster.cluster import Cluster
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
+from planner.job import Job
+from planner.model.layer_graph import LayerGraph
+from planner.plan.operations import Operation
+from planner.plan.problem import Problem
+from planner.simulation.simulator import simulate
+
+
+@cache
+def compile_ahead() -> None:
+    """Replay two layers on two devices.
+
+    Compiling takes seconds, once a version on a machine. A search whose limit includes these would
+    have nothing left for plans.
+    """
+    figures = {
+        f"{phase}_{what}": 1
+        for phase in ("forward", "input_gradient", "weight_gradient")
+        for what in ("flops", "traffic_bytes")
+    }
+    layers = [{"name": name, "stash_bytes": 1, **figures} for name in "ab"]
+    tensor = {"name": "t", "producer": "a", "users": ["b"], "bytes": 1, "shape": [1]}
+    graph = LayerGraph.parse(
+        {
+            "format": "pipeplan-graph/2",
+            "name": "two layers",
+            "samples_per_microbatch": 1,
+            "precision": "float32",
+            "layers": layers,
+            "boundaries": [{**tensor, "dtype": "int8", "requires_grad": True}],
+            "parameters": [],
+        }
+    )
+    kind = {"memory_gib": 8, "memory_bandwidth_gb_per_s": 1, "peak_tflop_per_s": {"float32": 1}}
+    cluster = Cluster.from_data(
+        {
+            "format": "pipeplan-cluster/1",
+            "device_types": {"unit": kind},
+            "devices": [{"name": name, "type": "unit"} for name in ("d0", "d1")],
+            "links": [{"between": ["d0", "d1"], "bandwidth_gb_per_s": 1}],
+        }
+    )
+    placed = place(
+        Problem(graph, cluster, Job(microbatches=1)),
+        [StageSpec(("a",), ("d0",)), StageSpec(("b",), ("d1",))],
+    )
+    orders = {f"d{stage}": [Operation(stage, "F", 0), Operation(stage, "B", 0)] for stage in (0, 1)}
+    simulate(placed, orders)
