@@ -211,11 +211,14 @@ def _is_placed(x: Any, placement: int) -> bool:
         is_loop = is_loop and _are_same(x, s, s - length)
     if is_loop or placement == LOOP:
         return is_loop
-    if count % 2:
+    if count % 2 or count < 4:
         return False
     for s in range(count // 2):
         if not _are_same(x, s, count - 1 - s):
             return False
+        for before in range(s):
+            if _are_same(x, s, before):
+                return False
     return True
 
 
