@@ -77,11 +77,12 @@ def test_the_table_of_solve_runs_each_kind_of_step_for_every_problem() -> None:
     search = search_of()
     small = {step.name for step in STEPS if step.applies_to(search)}
     # Some need a plan, one a job whose replicas form equal pipelines, one several stages a device,
-    # one hosts whose devices slow each other.
+    # one hosts whose devices slow each other, one rules.
     needing_a_plan = {"all quick schedules", "fewer replicas", "schedules by CP-SAT"}
     assert names - small == needing_a_plan | {
         "columns of devices",
         "equal pipelines",
         "several stages a device",
         "fewer devices of hosts",
+        "plan model",
     }
