@@ -632,9 +632,8 @@ def best_of(search: Search) -> Candidate:
         blamed = _conflict(search.problem)
         if blamed:
             raise InfeasibleError(
-                "no plan keeps these rules of the job together: "
-                f"{', '.join(blamed)}; drop or relax "
-                "one of them",
+                f"no plan keeps these rules of the job together: {', '.join(blamed)}; "
+                "drop or relax one of them",
                 is_proved=True,
             )
         verdict = "no plan keeps" if search.found.is_infeasible else "no plan was found that keeps"

@@ -20,7 +20,7 @@ from planner.cluster.cluster import node_of
 from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import StageTable
 from planner.plan.kept_rules import devices_for
-from planner.search.cp_sat.decisions import CENTS
+from planner.search.cp_sat.decisions import MILLIONTHS
 from planner.search.cp_sat.plan_model import Effort
 
 MEMORY = "the devices' memory"
@@ -55,7 +55,7 @@ class _Group:
 
     kind: int
     node: str
-    cents: int
+    price: int
     may_hold: tuple[bool, ...]
 
 
@@ -99,7 +99,7 @@ class _Conflicts:
             group = _Group(
                 int(self._network.type_of[d]),
                 node_of(name),
-                round(CENTS * (prices[name] or 0.0)),
+                int(MILLIONTHS * (prices[name] or 0.0)),
                 tuple(
                     name in devices_for(layer, self._rules, cluster) for layer in self._place_layers
                 ),
@@ -161,9 +161,9 @@ class _Conflicts:
         if rules.most_nodes is not None:
             self._add_most_nodes(rules.most_nodes)
         if rules.most_price_per_hour is not None:
-            price = sum(row.cents * used for row, used in zip(groups, self._used, strict=True))
+            price = sum(row.price * used for row, used in zip(groups, self._used, strict=True))
             self._model.add(
-                price <= int(CENTS * rules.most_price_per_hour * (1 + 1e-9))
+                price <= int(MILLIONTHS * rules.most_price_per_hour * (1 + 1e-9))
             ).only_enforce_if(self._rule("most_price_per_hour"))
 
     def _add_most_nodes(self, most: int) -> None:

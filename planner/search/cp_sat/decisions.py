@@ -17,7 +17,8 @@ Constrain = Callable[["Decisions"], None]
 """A rule: a function that adds constraints to ``decisions.model``."""
 Interval = tuple[int, int, int]
 """A stage's number, its first layer and the one after its last."""
-CENTS = 100
+MILLIONTHS = 1_000_000
+"""Units of a price in the models: whole numbers, of any price that a file may state."""
 
 
 class Decisions:
@@ -212,11 +213,9 @@ def _add_most_nodes(x: Decisions, most: int) -> None:
 
 
 def _add_most_price(x: Decisions, limit: float) -> None:
-    prices = x.cluster.prices_per_hour
-    rows = [
-        round(CENTS * (prices[x.devices[d]] or 0.0)) * literal for (_, d), literal in x.on.items()
-    ]
-    x.model.add(sum(rows) <= int(CENTS * limit * (1 + 1e-9)))
+    prices = [x.cluster.prices_per_hour[name] or 0.0 for name in x.devices]
+    rows = [round(MILLIONTHS * prices[d]) * literal for (_, d), literal in x.on.items()]
+    x.model.add(sum(rows) <= int(MILLIONTHS * limit * (1 + 1e-9)))
 
 
 def _add_together(x: Decisions, layers: Iterable[str]) -> None:

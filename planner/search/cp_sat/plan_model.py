@@ -26,6 +26,7 @@ from ortools.sat.python import cp_model
 
 from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import NEVER, StageTable
+from planner.search.budget import Settings
 from planner.search.cp_sat.decisions import Constrain, Decisions
 
 TICKS = 50_000
@@ -57,15 +58,9 @@ class Effort:
 
     def solver(self) -> cp_model.CpSolver:
         """Return a solver with this limit, on one thread."""
-        solver = cp_model.CpSolver()
-        solver.parameters.num_workers = 1
-        solver.parameters.random_seed = self.seed
+        solver = Settings(self.seed, 1, self.deterministic).solver(self.seconds)
         # The linear relaxation is weak here: without it the same stages come in half of the time.
         solver.parameters.linearization_level = 0
-        if self.deterministic:
-            solver.parameters.max_deterministic_time = self.seconds
-        else:
-            solver.parameters.max_time_in_seconds = self.seconds
         return solver
 
 
