@@ -14,7 +14,7 @@ from planner.search.schedule.heuristic import fits_memory, quick_schedules
 from planner.search.schedule.memory_shares import SharedSchedule, divides_memory, search_shares
 from planner.search.schedule.solve import ScheduleTask, improve_schedule
 from planner.search.schedule.ticks import in_ticks
-from planner.simulation.simulator import simulate
+from planner.simulation.simulator import replay_objects, simulate
 
 SHAPES = [(0, 0), (0, 1, 0), (0, 1, 1, 0), (0, 1, 0, 1), (0, 0, 1)]
 
@@ -72,7 +72,7 @@ def test_the_divided_model_takes_its_schedule_as_a_solution_and_proves_nothing(s
     found = searched(placed, split=split)
     assert found is not None
     ticks = in_ticks(placed)
-    replay = simulate(ticks, found.schedule.orders)
+    replay = replay_objects(ticks, found.schedule.orders)
     model = ScheduleModel(
         ticks, replay, owners(found.schedule.orders), free=False, shares=found.shares
     )

@@ -212,7 +212,7 @@ class _Search:
         if status == cp_model.UNKNOWN:
             return PartitionOptimum("unknown", (), float("inf"), bound_s)
         stages = model.stages(solver)
-        objective_s = max(solver.objective_value * model.tick_s, self._bound_s(stages))
+        objective_s = self._bound_s(stages)  # The model's own rounds up: it may be too high.
         proved = status == cp_model.OPTIMAL and precision == PRECISION
         bound_s = min(bound_s, objective_s)
         return PartitionOptimum("optimal" if proved else "feasible", stages, objective_s, bound_s)
