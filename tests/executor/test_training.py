@@ -66,12 +66,12 @@ def own_graph(name: str, loss: str):
 
 
 def chain(precision: str = "float32") -> Plan:
-    """Three stages, without replicas and tied weights: sums have plain torch's order."""
-    graph = traced("llama_tiny", precision)
-    layers = list(graph.layers)
+    """Three stages, without replicas and tied weights: sums have plain torch's order and type."""
+    layers = list((graph := traced("llama_tiny", precision)).layers)
     stages = [(layers[:2], ["d0"]), (layers[2:4], ["d1"]), (layers[4:], ["d2"])]
-    pipeline = pipeline_of(graph, ZOO["llama_tiny"], stages, microbatches=4, precision=precision)
-    return scheduled(pipeline)
+    sums = {"gradient_precision": "weights"} if precision.endswith("16") else {}
+    job = {"microbatches": 4, "precision": precision, **sums}
+    return scheduled(pipeline_of(graph, ZOO["llama_tiny"], stages, **job))
 
 
 CASES = {
