@@ -11,12 +11,13 @@ from typing import Literal
 
 from planner.errors import InfeasibleError
 from planner.plan.problem import Problem
-from planner.search.budget import DEFAULT_WORKERS, Clock, Settings
+from planner.search.budget import Clock, Settings
 from planner.search.partition.bounds.partition import longest_plan_s
 from planner.search.partition.candidates import simple_partitions
 from planner.search.partition.chain import Chain, Partition
 from planner.search.partition.cp_sat.search import PartitionSearch
 from planner.search.partition.optimiser import MAX_DEVICES_FOR_MODEL, PartitionOptimiser
+from planner.search.settings import DEFAULT_WORKERS
 
 SHARE_OF_SEARCH = 0.2
 """Share of the time for the search, if CP-SAT continues afterwards."""

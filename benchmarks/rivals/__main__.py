@@ -46,7 +46,7 @@ from benchmarks.rivals.pairs import (
     rows_of,
 )
 from planner import PipeplanError
-from planner.search.solve import check_settings
+from planner.search.settings import check_settings
 
 LIMIT_S, SHORT_LIMIT_S = 10.0, 5.0
 BUT_SPP = tuple(name for name in RIVALS if name != "spp")

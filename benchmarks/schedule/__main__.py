@@ -49,7 +49,7 @@ from benchmarks.schedule.rows import (
 )
 from planner import PipeplanError
 from planner.search.budget import Settings
-from planner.search.solve import check_settings
+from planner.search.settings import check_settings
 
 COLUMNS = ("instance", "cap", "objective", "ours", "bound", "gap", "best classic / ours", "s", "")
 SECTIONS = (

@@ -81,7 +81,7 @@ def compare(
         from planner.analysis.comparison import compare as compare_planners
         from planner.analysis.comparison import find_planners
         from planner.records.document import require_file_path
-        from planner.search.solve import check_settings
+        from planner.search.settings import check_settings
 
         # What can be wrong is found before the model is traced, which may take a while.
         names = None if planners is None else [name.strip() for name in planners.split(",")]

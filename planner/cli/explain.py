@@ -13,7 +13,7 @@ import typer
 from planner.cli.options import DeterministicOption, JsonOption, PlanArgument, RunByOption
 from planner.cli.output import named, print_json, print_rich, say, user_errors
 from planner.errors import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def value_request(
     Raises:
         PipeplanError: naming a setting out of range, or a change that cannot be read.
     """
-    from planner.search.solve import check_settings
+    from planner.search.settings import check_settings
     from planner.variants.changes import parse_change
 
     if time_limit_s is not None and not solve_anew:

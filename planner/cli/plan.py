@@ -32,7 +32,7 @@ from planner.cli.options import (
 from planner.cli.output import print_json, say, show_plan, show_runtime, user_errors
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
@@ -249,7 +249,8 @@ def make_plan(
 def _require_possible(request: PlanRequest, settings: SearchSettings, output: Path) -> None:
     """Refuse wrong settings before the model is traced, which may take long."""
     from planner.records.document import require_file_path
-    from planner.search.solve import check_preference, check_settings
+    from planner.search.settings import check_settings
+    from planner.search.solve import check_preference
 
     check_settings(settings.time_limit_s, settings.gap_limit, settings.seed, settings.workers)
     check_preference(request.prefer, request.prefer_within, is_robust=request.robust)

@@ -19,7 +19,7 @@ from planner.cli.options import (
 )
 from planner.cli.output import print_json, print_rich, say, show_plan, user_errors
 from planner.errors import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.replanning.replan import Replanned

@@ -27,7 +27,7 @@ from planner.cli.options import (
 )
 from planner.cli.output import console, named, print_written, user_errors
 from planner.errors import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.analysis.comparison import PlannerComparison

@@ -16,7 +16,7 @@ from planner.cli.options import (
     WorkersOption,
 )
 from planner.cli.output import print_json, say, show_plan, user_errors
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def schedule(
         from planner.prediction import load_plan
         from planner.records.document import require_file_path
         from planner.search.schedule.search import search_schedule
-        from planner.search.solve import check_settings
+        from planner.search.settings import check_settings
         from planner.verification import save_valid
 
         check_settings(time_limit, 0.0, seed, workers)

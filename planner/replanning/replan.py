@@ -16,10 +16,11 @@ from planner.prediction import with_strategy
 from planner.replanning.choice import Alternative, choose
 from planner.replanning.repair import repair
 from planner.replanning.state import State, moves_between
-from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, TimeShare, TimeSlice
+from planner.search.budget import Clock, Settings, TimeShare, TimeSlice
 from planner.search.finished import ended_by, limit_text, plan_of
 from planner.search.result import Ended, unjoined_devices
-from planner.search.solve import STEPS, SearchStep, best_of, check_settings, run_until_stopped
+from planner.search.settings import DEFAULT_WORKERS, check_settings
+from planner.search.solve import STEPS, SearchStep, best_of, run_until_stopped
 from planner.search.state import Progress, Search, SearchTask
 from planner.search.steps import relax_cluster
 from planner.sync.strategies import SYNCHRONOUS, options_of

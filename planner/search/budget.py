@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +9,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
+from planner.search.settings import DEFAULT_WORKERS
 from planner.simulation.ahead import compile_ahead
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
-
-
-DEFAULT_WORKERS = max(2, min(8, os.cpu_count() or 2))
-"""A thread for each core, up to the eight with which CP-SAT uses all of its strategies."""
 
 
 @dataclass(frozen=True)

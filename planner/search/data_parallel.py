@@ -12,8 +12,7 @@ from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.unsupported import require_without
-from planner.search.budget import DEFAULT_WORKERS, Clock
-from planner.search.finished import OPTIMALITY_TOLERANCE
+from planner.search.budget import Clock
 from planner.search.groupings import (
     Grouping,
     description_of,
@@ -23,7 +22,8 @@ from planner.search.groupings import (
     require_possible,
 )
 from planner.search.result import Ended, HistoryRow, Result, Status
-from planner.search.solve import check_settings, solve
+from planner.search.settings import DEFAULT_WORKERS, OPTIMALITY_TOLERANCE, check_settings
+from planner.search.solve import solve
 from planner.search.state import Progress
 from planner.simulation.simulator import simulate_plan
 from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS, pipeline_replicas_of

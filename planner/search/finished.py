@@ -12,13 +12,11 @@ from planner.plan.problem import Problem
 from planner.plan.runtimes import LOSSES_IN_ORDER
 from planner.search.result import Ended, Status
 from planner.search.schedule.heuristic import Schedule
+from planner.search.settings import OPTIMALITY_TOLERANCE
 from planner.search.state import Search
 from planner.simulation.simulator import reduced_soonest, simulate
 from planner.space import BoundCovers
 from planner.verification import require_valid
-
-OPTIMALITY_TOLERANCE = 1e-4
-"""Rounding to ticks alone costs up to this much; a smaller gap counts as proved optimal."""
 
 
 def limit_text(time_limit_s: float, deterministic: bool) -> str:

@@ -21,13 +21,12 @@ from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.runtimes import for_runtime
 from planner.plan.unsupported import require_without
-from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, TimeShare, TimeSlice
+from planner.search.budget import Clock, Settings, TimeShare, TimeSlice
 from planner.search.cp_sat.conflicts import conflict
 from planner.search.cp_sat.decisions import rule_constraints
 from planner.search.cp_sat.plan_model import Effort
 from planner.search.feasibility import explain_infeasible, form_problem
 from planner.search.finished import (
-    OPTIMALITY_TOLERANCE,
     ended_by,
     limit_text,
     plan_of,
@@ -47,6 +46,7 @@ from planner.search.partition.chain import Chain, Partition
 from planner.search.result import LengthChoice, Result, Robustness, Simplicity
 from planner.search.robust import choose_robust
 from planner.search.ruled_partitions import try_plan_model
+from planner.search.settings import DEFAULT_WORKERS, OPTIMALITY_TOLERANCE, check_settings
 from planner.search.shared_devices import plan_shared
 from planner.search.simple import WITHIN, choose_simple
 from planner.search.state import Candidate, Progress, Search, SearchTask
@@ -512,27 +512,6 @@ def run_until_stopped(search: Search, steps: Sequence[SearchStep] | None = None)
                 step.run(search, time)
     except KeyboardInterrupt:
         search.clock.stop()
-
-
-def check_settings(time_limit_s: float, gap_limit: float, seed: int, workers: int) -> None:
-    """Check the settings of :func:`solve`.
-
-    Raises:
-        PipeplanError: naming every setting that is out of range.
-    """
-    for name, value in (("time_limit_s", time_limit_s), ("gap_limit", gap_limit)):
-        require_kind(value, (int, float), name, "give a number")
-    problems = []
-    if not time_limit_s > 0:
-        problems.append(f"time_limit_s: {time_limit_s} is not a positive number of seconds")
-    if not gap_limit >= 0:
-        problems.append(f"gap_limit: {gap_limit} is not a number of at least 0, such as 0.01")
-    if not 0 <= seed < 2**31:
-        problems.append(f"seed: {seed} is not a whole number from 0 to {2**31 - 1}")
-    if not 1 <= workers <= 1024:
-        problems.append(f"workers: {workers} is not a whole number from 1 to 1024")
-    if problems:
-        raise PipeplanError(problems)
 
 
 def check_steps(names: Collection[str]) -> None:

@@ -18,11 +18,11 @@ from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.search.budget import Clock
 from planner.search.certification import Certifier
-from planner.search.finished import OPTIMALITY_TOLERANCE
 from planner.search.mixed_groups import mixed_packings
 from planner.search.partition.bounds.partition import work_bound_s
 from planner.search.partition.chain import Chain
 from planner.search.result import Ended, HistoryRow, Result, Status
+from planner.search.settings import OPTIMALITY_TOLERANCE
 from planner.search.state import Progress
 from planner.units import plural
 from planner.verification import require_valid

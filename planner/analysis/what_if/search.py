@@ -20,12 +20,13 @@ from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.unsupported import require_without
 from planner.prediction import replay
-from planner.search.budget import DEFAULT_WORKERS, Clock, SearchWork, Settings
+from planner.search.budget import Clock, SearchWork, Settings
 from planner.search.recomputed import RecomputedSchedules
 from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
 from planner.search.schedule.search import improve_any
 from planner.search.schedule.solve import ScheduleTask
-from planner.search.solve import check_settings, solve
+from planner.search.settings import DEFAULT_WORKERS, check_settings
+from planner.search.solve import solve
 from planner.simulation.simulator import simulate_plan
 from planner.simulation.timeline import Timeline
 from planner.variants.changes import Change, DeviceChange

@@ -17,7 +17,7 @@ from planner.costs.placement import is_connected, place
 from planner.errors import InfeasibleError, PipeplanError, shorten
 from planner.plan.plan import Stage
 from planner.plan.problem import Problem
-from planner.search.budget import DEFAULT_WORKERS, Clock, SearchWork, Settings
+from planner.search.budget import Clock, SearchWork, Settings
 from planner.search.schedule.equal_pipelines import pipelines_of
 from planner.search.schedule.heuristic import (
     Schedule,
@@ -30,6 +30,7 @@ from planner.search.schedule.measure import Measure, measure_bound_s
 from planner.search.schedule.periodic import periodic_schedules, with_few_microbatches
 from planner.search.schedule.pipeline_groups import PipelineGroups, groups_of
 from planner.search.schedule.solve import MAX_OPERATIONS, ScheduleTask, improve_schedule
+from planner.search.settings import DEFAULT_WORKERS
 
 PROVED = 1e-9
 """A gap no larger is rounding."""
