@@ -85,7 +85,7 @@ def cache_folder() -> Path:
     """
     digest = hashlib.sha256(numba.__version__.encode())
     planner = Path(__file__).parent.parent
-    for folder in ("program", "costs", "bounds", "search/walk"):
+    for folder in ("program", "costs", "bounds", "search/walk", "search/orders"):
         for path in sorted((planner / folder).rglob("*.py")):
             digest.update(str(path.relative_to(planner)).encode() + path.read_bytes())
     if sys.platform == "win32":

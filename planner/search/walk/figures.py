@@ -10,7 +10,7 @@ from numba import carray, config
 
 from planner.costs.stage_table import StageTable, TableArrays, stage_figures
 from planner.program.compiled import Block, block, compiled, header, items, pointer_at
-from planner.search.walk.calls import Apart, call
+from planner.search.orders.calls import Apart, call
 from planner.search.walk.memory import STAGE_FIGURES, WALK
 
 _LONG, _REAL, _BYTE = np.dtype(np.int64), np.dtype(np.float64), np.dtype(np.int8)

@@ -16,8 +16,7 @@ replicas at most, M microbatches:
 - OWNERS: assignments x (S x M), replicas worth trying; ORDER, STARTS, FIRST_STAGE: the order of one
   of several pipelines; WHOLE and PIPELINE: blocks of stages with all limits chosen;
 - the walk: HERE, TRIED, BEST: blocks of stages; CHOICE, BEST_CHOICE: how they are scheduled; KEYS,
-  KNOWN_S: digests and seconds of layouts that were judged; RANDOM: the state of random numbers;
-  BEST_CODES: the best order of a layout whose orders are annealed.
+  KNOWN_S: digests and seconds of layouts that were judged; RANDOM: the state of random numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     DEVICE_OF, FIRST, EACH_S, STAGE_FIGURES, NEEDS, OWNERS, ISLAND, COUNTS, FINISH_S,
     SLOWEST_S, HOMES, SHARE, USED, MICROBATCH, ORDER, STARTS, FIRST_STAGE, HELD, WHOLE, PIPELINE,
     HERE, TRIED, BEST, CHOICE, OWN, BEST_CHOICE, KEYS, KNOWN_S, RANDOM,
-    BEST_CODES,
 ) = block(
     # freedoms
     "layers types devices min_stages max_stages most_on_device replicates equal placement"
@@ -47,13 +45,13 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     # costs
     " shares_state problem_copies copies"
     # addresses of other blocks, and of functions
-    " table rows schedule wires gradients program room work figures_at prepare_at"
-    " replay_at judge_at"
+    " table rows schedule wires gradients program work figures_at prepare_at"
+    " judge_at orders"
     # arguments of these: of a layout or of one pipeline, and the microbatches it runs
-    " of_pipeline share lowers f_kind f_first f_last f_rerun f_offload f_holders f_at"
-    # counts: replays, layouts judged, tasks replayed
-    " replays layouts tasks",
-    reals="most_price here_s best_s most_s polished_s energy_s",
+    " of_pipeline share f_kind f_first f_last f_rerun f_offload f_holders f_at"
+    # counts: layouts judged, work in tasks
+    " layouts tasks",
+    reals="most_price here_s best_s most_s",
     may_cut=_BYTE, allowed_layers=_INT, apart=_BYTE, class_of=_INT, place_of=_INT, node_of=_INT,
     price=_REAL, islands=_INT, type_of=_INT, capacity_bytes=_LONG, optimizer_gb_per_s=_REAL,
     host_link_gb_per_s=_REAL, gather_latency_s=_REAL, gather_gb_per_s=_REAL, sum_latency_s=_REAL,
@@ -68,7 +66,7 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     used=_INT, microbatch=_INT, order=_INT, starts=_INT, first_stage=_INT,
     held=_INT, whole=_INT, pipeline=_INT, here=_INT, tried=_INT, best=_INT,
     choice=_LONG, own=_LONG, best_choice=_LONG, keys=np.dtype(np.uint64), known_s=_REAL,
-    random=np.dtype(np.uint64), best_codes=_INT,
+    random=np.dtype(np.uint64),
 )  # fmt: skip
 ANY, LOOP_OR_V, LOOP = 0, 1, 2
 """Values of ``placement``."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.program.compiled import compiled, header, items
+from planner.search.orders.random import below, uniform
 from planner.search.walk.block import (
     AUTOMATIC,
     begin_of,
@@ -39,7 +40,6 @@ from planner.search.walk.memory import (
     RERUN_RANK,
     WALK,
 )
-from planner.search.walk.random import below, uniform
 
 KINDS_OF_CHANGE = 12
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.program.compiled import compiled, header, items
+import numpy as np
+
+from planner.program.compiled import compiled, header, items, row
+from planner.program.stage_rows import ROWS, SECONDS, STAGE
 from planner.search.walk.memory import (
     CLASS_OF,
+    COUNTS,
     DEVICE_OF,
     EACH_S,
     FINISH_S,
@@ -200,3 +204,35 @@ def _common(one: int, other: int) -> int:
     while other:
         one, other = other, one % other
     return one
+
+
+@compiled
+def least_time_s(w: Any, rows: Any, owner: Any) -> Any:
+    """Return a lower bound: the work of the busiest replica behind its first microbatch's way.
+
+    Args:
+        w: pointer to the memory of the walk.
+        rows: pointer to the rows of the stages.
+        owner: number of an assignment.
+    """
+    numbers, seconds = header(rows, ROWS), items(rows, SECONDS)
+    counts, owners, splits = items(w, COUNTS), items(w, OWNERS), header(w, WALK).may_split
+    size = numbers.stages * numbers.microbatches
+    for r in range(numbers.replicas):
+        counts[r] = 0
+    for i in range(owner * size, (owner + 1) * size):
+        counts[owners[i]] += 1
+    way_s, most_s = 0.0, 0.0
+    for s in range(numbers.stages):
+        stage, forward_s, gradient_s = row(rows, STAGE, s), np.inf, np.inf
+        for r in range(stage.first, stage.last):
+            back_s = gradient = seconds[4 * r]
+            if splits:
+                back_s = min(back_s, seconds[4 * r + 2] + seconds[4 * r + 3])
+                gradient = min(gradient, seconds[4 * r + 2])
+            if counts[r]:
+                most_s = max(most_s, way_s + counts[r] * (seconds[4 * r + 1] + back_s))
+            forward_s = min(forward_s, seconds[4 * r + 1])
+            gradient_s = min(gradient_s, gradient)
+        way_s += forward_s
+    return most_s

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from planner.program.compiled import compiled, entry, header, items, pointer
+from planner.search.orders.calls import call
+from planner.search.orders.random import uniform
 from planner.search.walk.block import copy_block, digest_of
-from planner.search.walk.calls import call
 from planner.search.walk.freedoms import is_allowed
 from planner.search.walk.memory import (
     BEST,
@@ -22,7 +23,6 @@ from planner.search.walk.memory import (
     WALK,
 )
 from planner.search.walk.moves import change
-from planner.search.walk.random import uniform
 
 WALK_ON, JUDGE = range(2)
 """What :func:`run_walk` does."""

@@ -17,35 +17,21 @@ from planner.program.layout import Layout
 from planner.program.lower.gradient_tables import gradient_rows, gradient_tables
 from planner.program.lower.room import room_for
 from planner.program.lower.wires import wires_of
-from planner.program.program import (
-    DEVICES,
-    GROUPS,
-    HOSTS,
-    LINK_GB_PER_S,
-    MAKERS,
-    REPLICAS,
-    TASKS,
-    Program,
-)
 from planner.program.schedule import ORDER_CODES, ORDER_START, schedule_for
 from planner.program.stage_rows import (
     DEVICE,
-    LENGTH_OF,
-    REDUCTION_DEVICE,
-    REDUCTION_LINK,
-    REPLICA,
-    STAGE,
     rows_for,
     set_rules,
 )
-from planner.program.work import Work
+from planner.search.orders.anneal import anneal
+from planner.search.orders.memory import BEST_CODES, RANDOM, OrderMemory, seed_random
+from planner.search.orders.replay import replay_schedule
 from planner.search.walk import memory as m
 from planner.search.walk.block import HEADER, Block, block_for, devices_of, filled
 from planner.search.walk.figures import figures_of, stage_figures_asked
 from planner.search.walk.freedoms import Freedoms, places_of
-from planner.search.walk.judge import judge_layout, prepare, replay_layout, schedule_again
+from planner.search.walk.judge import judge_layout, prepare, schedule_again
 from planner.search.walk.memory import MOST_OWNERS, WALK, write
-from planner.search.walk.polish import polish
 from planner.search.walk.starts import Start
 from planner.search.walk.steps import JUDGE, WALK_ON, run_walk
 
@@ -85,7 +71,7 @@ class Walker:
         freedoms: Freedoms,
         seed: int,
     ) -> None:
-        self.problem = problem
+        self.problem, self.annealed = problem, 0
         stages, devices = freedoms.max_stages, len(network.devices)
         replicas = devices * freedoms.most_on_device
         microbatches = problem.job.microbatches
@@ -98,6 +84,10 @@ class Walker:
         program, room = room_for(self._rows, wires)
         self._empty = block_for(stages, replicas)
         self.memory = _memory(stages, replicas, devices, len(table.types), microbatches, table)
+        parts = (self._rows, self._schedule, wires, program, room)
+        self.orders = OrderMemory(*parts, replay_schedule)
+        self.orders.numbers["blocks"] = problem.runtime.blocks
+        self.orders.numbers["equal"] = freedoms.equal
         self._blocks = {
             "table": figures_of(table),
             "rows": self._rows,
@@ -105,29 +95,29 @@ class Walker:
             "wires": wires,
             "gradients": gradients,
             "program": program,
-            "room": room,
-            "work": _work_for(program, self._rows, wires),
+            "work": self.orders.work,
+            "orders": self.orders,
         }
         for name, block in self._blocks.items():
             self.memory.numbers[name] = block.header.ctypes.data
-        parts = {
+        called = {
             "figures": stage_figures_asked,
             "prepare": prepare,
-            "replay": replay_layout,
             "judge": judge_layout,
         }
-        for field, part in parts.items():
+        for field, part in called.items():
             self.memory.numbers[f"{field}_at"] = part.address
         _write_freedoms(self.memory, problem, freedoms)
         _write_costs(self.memory, problem, table, network)
         for table_of in (m.WHOLE, m.PIPELINE, m.HERE, m.TRIED, m.BEST):
             self.memory[table_of][:] = self._empty
-        self.memory[m.RANDOM][0] = np.uint64((2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+        seed_random(self.memory, m.RANDOM, seed)
+        seed_random(self.orders, RANDOM, seed)
 
     @property
     def tasks_done(self) -> int:
-        """Tasks that were replayed."""
-        return int(self.memory.numbers["tasks"])
+        """Work that was done, in tasks replayed."""
+        return int(self.memory.numbers["tasks"] + self.annealed)
 
     @property
     def layouts_judged(self) -> int:
@@ -168,16 +158,19 @@ class Walker:
         self.memory[m.TRIED][:] = candidate.block
         self.memory[m.CHOICE][:] = candidate.choice
         seconds = float(schedule_again(self.memory.header))
-        self.memory.numbers["polished_s"] = np.inf
+        self.orders.numbers["best_s"] = np.inf
         return seconds, self._layout()
 
     def polish(self, heat: float, tries: int) -> float:
         """Anneal the orders of the layout asked for last; return the time of the best ones."""
-        return float(polish(self.memory.header, heat, tries))
+        before = int(self.orders.numbers["tasks"])
+        best_s = float(anneal(self.orders.header, heat, tries))
+        self.annealed += int(self.orders.numbers["tasks"]) - before
+        return best_s
 
     def polished_layout(self) -> Layout:
         """Return the layout with the best orders that annealing has found."""
-        self._schedule[ORDER_CODES][:] = self.memory[m.BEST_CODES]
+        self._schedule[ORDER_CODES][:] = self.orders[BEST_CODES]
         return self._layout()
 
     def _layout(self) -> Layout:
@@ -197,21 +190,6 @@ class Walker:
             orders=orders,
             microbatches=self.problem.job.microbatches,
         )
-
-
-def _work_for(program: Program, rows: Tables, wires: Tables) -> Work:
-    """Return memory for replays of every program that there is room for."""
-    numbers = program.numbers
-    tables = (TASKS, DEVICES, REPLICAS, MAKERS, LINK_GB_PER_S, GROUPS, HOSTS)
-    names = ("tasks", "devices", "replicas", "makers", "links", "groups", "hosts")
-    for name, table in zip(names, tables, strict=True):
-        numbers[name] = len(program[table])
-    messages = 2 * len(rows[LENGTH_OF]) * len(rows[STAGE])
-    members, route = len(rows[REDUCTION_DEVICE]), int(wires.numbers["longest_route"])
-    numbers["lines"] = numbers["devices"] * (numbers["devices"] + 3)
-    numbers["line_nodes"] = 3 * messages + members + len(rows[REPLICA]) * len(rows[LENGTH_OF])
-    numbers["link_nodes"] = numbers["link_uses"] = messages * route + len(rows[REDUCTION_LINK])
-    return Work(program)
 
 
 def _memory(
@@ -248,7 +226,7 @@ def _memory(
             m.OWNERS: MOST_OWNERS * size,
             **dict.fromkeys(by_group, groups),
             **dict.fromkeys((m.HOMES, m.MICROBATCH), microbatches),
-            **dict.fromkeys((m.ORDER, m.BEST_CODES), 3 * size),
+            **dict.fromkeys((m.ORDER,), 3 * size),
             m.STARTS: devices + 1,
             **dict.fromkeys((m.WHOLE, m.PIPELINE, m.HERE, m.TRIED, m.BEST), head),
             **dict.fromkeys((m.CHOICE, m.OWN, m.BEST_CHOICE), 4),
@@ -283,7 +261,6 @@ def _write_freedoms(memory: Tables, problem: Problem, freedoms: Freedoms) -> Non
         "in_blocks": job.recompute == "blocks",
         "shares_state": job.shards_state,
         "problem_copies": problem.copies,
-        "lowers": 1,
         "here_s": np.inf,
         "best_s": np.inf,
     }

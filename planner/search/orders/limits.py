@@ -28,7 +28,6 @@ from planner.program.stage_rows import (
     SECONDS,
     STAGE,
 )
-from planner.search.walk.memory import COUNTS, OWNERS, WALK
 
 DEFERRED = 1000
 """Weight gradients count as due so many periods late: nothing waits for them but memory."""
@@ -159,36 +158,4 @@ def _period_s(rows: Any) -> Any:
                 each_s = items(rows, SECONDS)[4 * r] + items(rows, SECONDS)[4 * r + 1]
                 load_s += each_s / (stage.last - stage.first)
         most_s = max(most_s, load_s)
-    return most_s
-
-
-@compiled
-def least_time_s(w: Any, rows: Any, owner: Any) -> Any:
-    """Return a lower bound: the work of the busiest replica behind its first microbatch's way.
-
-    Args:
-        w: pointer to the memory of the walk.
-        rows: pointer to the rows of the stages.
-        owner: number of an assignment.
-    """
-    numbers, seconds = header(rows, ROWS), items(rows, SECONDS)
-    counts, owners, splits = items(w, COUNTS), items(w, OWNERS), header(w, WALK).may_split
-    size = numbers.stages * numbers.microbatches
-    for r in range(numbers.replicas):
-        counts[r] = 0
-    for i in range(owner * size, (owner + 1) * size):
-        counts[owners[i]] += 1
-    way_s, most_s = 0.0, 0.0
-    for s in range(numbers.stages):
-        stage, forward_s, gradient_s = row(rows, STAGE, s), np.inf, np.inf
-        for r in range(stage.first, stage.last):
-            back_s = gradient = seconds[4 * r]
-            if splits:
-                back_s = min(back_s, seconds[4 * r + 2] + seconds[4 * r + 3])
-                gradient = min(gradient, seconds[4 * r + 2])
-            if counts[r]:
-                most_s = max(most_s, way_s + counts[r] * (seconds[4 * r + 1] + back_s))
-            forward_s = min(forward_s, seconds[4 * r + 1])
-            gradient_s = min(gradient_s, gradient)
-        way_s += forward_s
     return most_s
