@@ -16,10 +16,10 @@ from planner.interop.calibrate.costs import read_costs, with_costs, with_optimiz
 from planner.model.graph_record import graph_digest
 from planner.model.layer_graph import LayerGraph
 from planner.prediction import refresh
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import published_orders
 from planner.search.partition.baselines import BASELINES
 from planner.search.partition.chain import Chain
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import classic_orders
 
 MICROBATCHES = 4
 
@@ -106,7 +106,7 @@ def predicted_again(plan: Plan, problem: Problem) -> Plan:
 
 def _classic(pipeline: PlacedPipeline, name: str, *, split: bool = False) -> Plan:
     owner = balanced_assignment(pipeline)
-    found = dict(classic_orders(pipeline, owner, split=split))
+    found = dict(published_orders(pipeline, owner, split=split))
     orders = next(orders for key, orders in found.items() if key.startswith(name))
     return plan_by_hand(pipeline, orders)
 

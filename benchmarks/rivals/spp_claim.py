@@ -19,11 +19,11 @@ from planner import Problem
 from planner.costs.placement import is_connected, place
 from planner.errors import InfeasibleError
 from planner.records.document import Record
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import WHOLE
 from planner.search.partition.baselines import BASELINES
 from planner.search.partition.baselines.even import split
 from planner.search.partition.chain import Chain, Partition
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import WHOLE
 from planner.simulation.simulator import simulate
 
 

@@ -13,9 +13,10 @@ from typing import Any
 
 from benchmarks.schedule.instances import Instance, chunks, uneven, zero_bubble, zero_bubble_rows
 from planner.costs.placed_pipeline import PlacedPipeline
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import published_orders
+from planner.schedules.split import split_backwards
 from planner.search.budget import Clock, Settings
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import classic_orders, split_backwards
 from planner.search.schedule.heuristic import Schedule, fits_memory
 from planner.search.schedule.measure import Measure, measured_s
 from planner.search.schedule.search import schedule_pipeline
@@ -115,7 +116,7 @@ def best_classic_s(pipeline: PlacedPipeline, measure: Measure, *, split: bool) -
 
 def _published(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Schedule]:
     """Whole backwards count as input and weight gradients in a row where these are apart."""
-    for name, orders in classic_orders(pipeline, balanced_assignment(pipeline), split=split):
+    for name, orders in published_orders(pipeline, balanced_assignment(pipeline), split=split):
         apart = {d: split_backwards(o) for d, o in orders.items()} if split else orders
         yield Schedule(apart, simulate(pipeline, apart), name)
 

@@ -32,10 +32,8 @@ from planner.analysis.explain.path_shares import Spent
 from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.plan.runtime_rules import RuntimeRules
+from planner.schedules.best import best_schedule
 from planner.search.partition.bounds.schedule import schedule_bound_s
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.heuristic import best_heuristic_schedule
-from planner.search.schedule.list_scheduler import backward_first, list_schedule
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 
@@ -213,14 +211,12 @@ def test_no_device_or_link_has_a_bound_above_the_iteration(case: Scheduled) -> N
 @given(st.data(), problems())
 def test_bounds_hold_for_good_schedules_whole_and_split(data: st.DataObject, problem) -> None:
     placed = place(problem, data.draw(partitions(problem)))
-    best = best_heuristic_schedule(placed)
+    best = best_schedule(placed, backward="whole")
     assert best is not None
     assert_bounds_hold(best.timeline)
-    anything = defaultdict(lambda: placed.microbatches)
-    owner = balanced_assignment(placed)
-    split = list_schedule(placed, owner, anything, backward_first, split=True)
+    split = best_schedule(placed, backward="split")
     assert split is not None
-    assert_bounds_hold(split)
+    assert_bounds_hold(split.timeline)
 
 
 @given(st.data(), problems())

@@ -14,7 +14,7 @@ from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation
 from planner.plan.problem import Problem
-from planner.search.schedule.assignment import balanced_assignment
+from planner.schedules.assignment import balanced_assignment
 from planner.search.schedule.list_scheduler import (
     Limits,
     Priority,

@@ -7,14 +7,11 @@ from collections.abc import Collection
 import pytest
 from tiny_pipelines import TinyPipeline, draw_tiny
 
-from benchmarks.schedule.instances import ZERO_BUBBLE_FIELDS, zero_bubble
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation
 from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import DoesNotApplyError, zb_auto, zero_bubble_orders
 from planner.search.schedule.heuristic import (
     best_heuristic_schedule,
-    fits_memory,
     quick_schedules,
 )
 from planner.search.schedule.list_scheduler import (
@@ -24,7 +21,6 @@ from planner.search.schedule.list_scheduler import (
     list_schedule,
     split_stages,
 )
-from planner.search.schedule.measure import measured_s
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 
@@ -110,41 +106,3 @@ def test_backwards_are_split_where_memory_has_room() -> None:
     whole = best_heuristic_schedule(placed, backward="whole")
     assert whole is not None
     assert found.iteration_time_s < whole.iteration_time_s
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_zero_bubble_orders_keep_their_memory(seed):
-    placed = drawn(seed).placed
-    if any(len(stages) > 1 for stages in placed.stages_on.values()):
-        with pytest.raises(DoesNotApplyError):
-            next(zero_bubble_orders(placed))
-        return
-    found = [simulate(placed, orders) for orders in zero_bubble_orders(placed)]
-    assert all(map(run_each_once, found))
-    assert all(map(forwards_fit, found))
-    # What is kept for weight gradients may be more than a stash; then the rules may get stuck.
-    assert found or any(
-        row.weight_stash_bytes > row.stash_bytes
-        or placed.stash_limit(number, *row.spec.devices) == 0
-        for number, row in enumerate(placed.stages)
-    )
-
-
-@pytest.mark.parametrize(
-    ("stages", "microbatches", "times", "stash", "cap", "longest_span"),
-    [
-        (8, 24, (18522, 18086, 9337, 601), (201216, 73728), 1, 1310405),
-        (8, 24, (18522, 18086, 9337, 601), (201216, 73728), 2, 1152599),
-        (8, 32, (18513, 18086, 9331, 626), (201216, 73728), 2, 1475535),
-        (4, 8, (6, 4, 4, 1), (4, 2), 1, 142),
-        (4, 8, (6, 4, 4, 1), (4, 2), 2, 120),
-    ],
-)
-def test_zb_auto_gives_what_its_authors_found(
-    stages, microbatches, times, stash, cap, longest_span
-):
-    row = dict(zip(ZERO_BUBBLE_FIELDS, (stages, microbatches, *times, *stash), strict=True))
-    placed = zero_bubble(row, cap).pipeline()
-    timeline = simulate(placed, zb_auto(placed, balanced_assignment(placed)))
-    assert fits_memory(timeline)
-    assert measured_s(timeline, "longest_stage_span") * 1e6 == pytest.approx(longest_span)

@@ -36,7 +36,6 @@ from planner.report.html.sections import (
 from planner.report.html.stages import costs_section, stages_section
 from planner.report.html.timeline_data import measured_data, timeline_data
 from planner.report.html.topology import topology_section
-from planner.search.schedule.heuristic import fits_memory
 from planner.simulation.timeline import Timeline
 from planner.verification import verify
 
@@ -123,7 +122,7 @@ def report_html(
 
 def _quick_values(plan: Plan, timeline: Timeline, explanation: Explanation) -> WhatIf | None:
     """Evaluate the usual changes quickly; None if the plan exceeds memory."""
-    if not fits_memory(timeline):
+    if timeline.overflow_bytes:
         return None
     return what_if(plan, default_changes(plan, explanation), timeline=timeline)
 

@@ -8,21 +8,16 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation, Orders, parse_order
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import (
-    SPLIT,
-    WHOLE,
-    DoesNotApplyError,
-    classic_orders,
-    dual_pipe_v,
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.placements import DoesNotApplyError
+from planner.schedules.published import SPLIT, WHOLE, published_orders
+from planner.schedules.split import dual_pipe_v, zb_h1, zb_h2, zb_v
+from planner.schedules.whole import (
     eager_one_forward_one_backward,
     gpipe,
     interleaved_one_forward_one_backward,
     looped_breadth_first,
     one_forward_one_backward,
-    zb_h1,
-    zb_h2,
-    zb_v,
 )
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
@@ -193,7 +188,7 @@ def test_whatever_applies_runs_every_operation_once(
 ) -> None:
     pipe = placed(holders, count)
     names = set()
-    for name, orders in classic_orders(pipe, balanced_assignment(pipe), split=split):
+    for name, orders in published_orders(pipe, balanced_assignment(pipe), split=split):
         names.add(name)
         ran = [operation for order in orders.values() for operation in order]
         assert len(ran) == len(set(ran))

@@ -14,16 +14,17 @@ from strategies import partitions, problems
 from planner.costs.placement import place
 from planner.plan.operations import format_order
 from planner.plan.problem import Problem
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import DoesNotApplyError, spp
-from planner.search.schedule.classics.spp import (
-    SppBlocks,
+from planner.schedules import pe
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.pe import (
+    Blocks,
     blocks_of,
     bound_s,
     execution_order,
     makespan_s,
     spp_execution,
 )
+from planner.schedules.placements import DoesNotApplyError
 from planner.simulation.simulator import simulate
 
 pytestmark = pytest.mark.extensive
@@ -33,15 +34,15 @@ seconds = st.integers(0, 9).map(float) | st.floats(0, 10)
 
 
 @st.composite
-def some_blocks(draw: st.DrawFn) -> SppBlocks:
+def some_blocks(draw: st.DrawFn) -> Blocks:
     count = draw(st.integers(1, 6))
     lengths = (count, count, count - 1, count - 1, count)
-    return SppBlocks(
+    return Blocks(
         *(np.array(draw(st.lists(seconds, min_size=n, max_size=n)), dtype=float) for n in lengths)
     )
 
 
-def longest_path_s(blocks: SppBlocks, microbatches: int) -> float:
+def longest_path_s(blocks: Blocks, microbatches: int) -> float:
     """The lists as a graph: of each microbatch, and of each stage and channel."""
     count = blocks.stages
     row: list[tuple[tuple[str, int], float]] = []
@@ -76,15 +77,13 @@ def longest_path_s(blocks: SppBlocks, microbatches: int) -> float:
 
 
 @given(some_blocks(), st.integers(1, 12))
-def test_makespan_is_the_longest_path_through_the_lists(
-    blocks: SppBlocks, microbatches: int
-) -> None:
+def test_makespan_is_the_longest_path_through_the_lists(blocks: Blocks, microbatches: int) -> None:
     wanted = longest_path_s(blocks, microbatches)
     assert makespan_s(blocks, microbatches) == pytest.approx(wanted, rel=1e-12, abs=1e-12)
 
 
 @given(some_blocks(), st.integers(1, 40))
-def test_makespan_keeps_the_published_bound(blocks: SppBlocks, microbatches: int) -> None:
+def test_makespan_keeps_the_published_bound(blocks: Blocks, microbatches: int) -> None:
     count = blocks.stages
     stages = blocks.forward_s + blocks.backward_s
     slowest = max([*stages, *(blocks.send_s + blocks.send_back_s)])
@@ -97,16 +96,16 @@ def test_makespan_keeps_the_published_bound(blocks: SppBlocks, microbatches: int
 def test_the_published_bound_is_reached() -> None:
     """Equal blocks, one direction of each channel all of its time: no round has slack."""
     one, none = np.ones(3), np.zeros(3)
-    blocks = SppBlocks(one, none, one[:2], none[:2], none)
+    blocks = Blocks(one, none, one[:2], none[:2], none)
     assert makespan_s(blocks, 4) == 4 + 4  # Forward blocks only: 5 in a row.
-    single = SppBlocks(one[:1], one[:1], one[:0], one[:0], one[:1])
+    single = Blocks(one[:1], one[:1], one[:0], one[:0], one[:1])
     assert makespan_s(single, 4) == bound_s(single, 4) == 9
 
 
 @given(some_blocks(), st.integers(1, 30))
-def test_many_microbatches_are_counted_by_the_slowest_block(blocks: SppBlocks, more: int) -> None:
+def test_many_microbatches_are_counted_by_the_slowest_block(blocks: Blocks, more: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spp, "MAX_MICROBATCHES", 200)
+        patch.setattr(pe, "MAX_MICROBATCHES", 200)
         short = makespan_s(blocks, 200 + more)
     assert makespan_s(blocks, 200 + more) <= short * ROUNDING
     assert short <= bound_s(blocks, 200 + more) * ROUNDING
