@@ -21,7 +21,7 @@ from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
-    from planner.search.schedule.heuristic import Schedule
+    from planner.search.orders.search import Schedule
 
 
 SplitOption = Annotated[
@@ -51,7 +51,7 @@ def schedule(
     with user_errors(as_json):
         from planner.prediction import load_plan
         from planner.records.document import require_file_path
-        from planner.search.schedule.search import search_schedule
+        from planner.search.orders.search import search_schedule
         from planner.search.settings import check_settings
         from planner.verification import save_valid
 
