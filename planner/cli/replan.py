@@ -19,7 +19,6 @@ from planner.cli.options import (
 )
 from planner.cli.output import print_json, print_rich, say, show_plan, user_errors
 from planner.errors import PipeplanError
-from planner.search.settings import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.replanning.replan import Replanned
@@ -89,10 +88,10 @@ def replan(
     added: AddedOption = None,
     cluster: ClusterOption = None,
     slack: SlackOption = 0.05,
-    time_limit: TimeLimitOption = 2.5,
+    time_limit: TimeLimitOption = 0.6,
     moves: MovesOption = None,
     seed: SeedOption = 0,
-    workers: WorkersOption = DEFAULT_WORKERS,
+    workers: WorkersOption = 1,
     deterministic: DeterministicOption = False,
     runtime: RunByOption = None,
     as_json: JsonOption = False,
@@ -103,13 +102,11 @@ def replan(
         from planner.prediction import load_plan
         from planner.replanning.replan import replan as replan_plan
         from planner.variants.machine_changes import parse_added, parse_slow
-        from planner.verification import require_valid
 
         additions = [parse_added(text) for text in added or ()]
         files = [addition for addition in additions if isinstance(addition, Path)]
         _require_outputs(output, moves, [path, cluster, *files])
         old = load_plan(path, runtime)
-        require_valid(old, str(path))
         found = replan_plan(
             old,
             lost=lost or (),

@@ -215,8 +215,7 @@ def stage_figures(
     row.may_run = may_run
 
 
-@compiled
-def _is_again(t: TableArrays, first: int, layer: int, rerun: int) -> bool:
+def _reruns(t: TableArrays, first: int, layer: int, rerun: int) -> bool:
     """Return whether a stage that begins at a layer recomputes another."""
     if not t.in_blocks:
         return bool(t.rerun_rank[layer] < rerun)
@@ -226,6 +225,9 @@ def _is_again(t: TableArrays, first: int, layer: int, rerun: int) -> bool:
     while t.block[begin] < 0:
         begin += 1
     return bool(t.block[layer] - t.block[begin] < rerun)
+
+
+_is_again = compiled(_reruns)
 
 
 @compiled
@@ -325,13 +327,14 @@ class StageTable:
 
     def recomputed(self, first: int, last: int, rerun: int) -> tuple[str, ...]:
         """Return the names of the layers that a stage recomputes."""
-        found = (n for n in range(first, last) if _is_again(self.arrays, first, n, rerun))
-        return tuple(self.layers[n] for n in found)
+        again = (n for n in range(first, last) if _reruns(self.arrays, first, n, rerun))
+        return tuple(self.layers[n] for n in again)
 
     def offloaded(self, first: int, last: int, rerun: int, offload: int) -> tuple[str, ...]:
         """Return the names of the layers whose stash a stage takes to the host."""
-        found = (n for n in range(first, last) if _moves(self.arrays, first, n, rerun, offload))
-        return tuple(self.layers[n] for n in found)
+        t = self.arrays
+        ranked = (n for n in range(first, last) if t.offload_rank[n] < offload)
+        return tuple(self.layers[n] for n in ranked if not _reruns(t, first, n, rerun))
 
 
 def _arrays(problem: Problem) -> TableArrays:

@@ -1,0 +1,237 @@
+"""The search of ``replan``: repaired stages, a walk over plans from the best of them, a bound."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+import numpy as np
+
+from planner.analysis.judge import Replayed, replayed
+from planner.bounds import ProvedBound, Prover
+from planner.costs.network_table import NetworkTable
+from planner.costs.stage_table import StageTable
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+from planner.program.layout import Layout
+from planner.replanning.choice import Candidate
+from planner.replanning.recut import Recut
+from planner.replanning.repair import OldStage, Repairs
+from planner.replanning.state import State
+from planner.search.result import Ended, HistoryRow
+from planner.search.settings import OPTIMALITY_TOLERANCE
+from planner.search.walk.freedoms import freedoms_of
+from planner.search.walk.search import Clock, Found, WalkSearch
+from planner.search.walk.starts import Start, needs_of
+from planner.search.walk.walker import Candidate as Judged
+from planner.search.walk.walker import Walker
+from planner.simulation.simulator import reduced_soonest
+from planner.variants.machine_changes import NewMachines
+
+TASKS_PER_S = 4e6
+"""Tasks that a core replays in a second, with all that is done around it."""
+STATES_PER_S = 1e7
+"""States of the dynamic programs of bounds that a core looks at in a second."""
+REPAIRS_UNTIL, WALK_UNTIL = 0.35, 0.85
+"""Shares of the time limit at the end of the repairs, and of the walk; then bounds are proved."""
+MOST_GROUPS = 150
+"""The most groups of devices that are cut into stages."""
+MOST_STARTS = 6
+"""The fastest repairs, from which the walk starts."""
+SOLVE_S = 5.0
+"""Limit of the search at length."""
+Progress = Callable[[HistoryRow], None]
+
+
+@dataclass
+class ReplanSearch:
+    """One search for plans near an old one.
+
+    Attributes:
+        problem: of the machines there are now.
+        state: what their devices hold.
+        limit_s: seconds; with ``deterministic`` of counted work.
+        deterministic: whether the same input gives the same plans on every machine.
+        progress: called with each plan that is faster than all before.
+        found: all plans.
+        proved: the highest bound.
+        is_interrupted: whether Ctrl-C ended it.
+    """
+
+    problem: Problem
+    state: State
+    limit_s: float
+    seed: int
+    workers: int
+    deterministic: bool
+    progress: Progress
+    found: list[Candidate] = field(default_factory=list)
+    proved: ProvedBound | None = None
+    is_interrupted: bool = False
+
+    def __post_init__(self) -> None:
+        self.table = StageTable(self.problem)
+        self._freedoms = freedoms_of(self.problem)
+        network = NetworkTable.of(self.problem.cluster)
+        self._walker = Walker(self.problem, self.table, network, self._freedoms, self.seed)
+        self._begin_s, self._spent_s = time.monotonic(), 0.0
+
+    @property
+    def best_s(self) -> float:
+        """The time of the fastest plan; infinite before the first."""
+        return min((row.seconds for row in self.found), default=math.inf)
+
+    @property
+    def bound_s(self) -> float:
+        """No plan takes less."""
+        return min(self.best_s, 0.0 if self.proved is None else self.proved.bound_s)
+
+    @property
+    def ended(self) -> Ended:
+        """Why it ended."""
+        if self.best_s <= self.bound_s * (1 + OPTIMALITY_TOLERANCE):
+            return "proved"
+        return "interrupted" if self.is_interrupted else "time limit"
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of the limit that are used."""
+        if not self.deterministic:
+            return time.monotonic() - self._begin_s
+        return self._spent_s + self._walker.tasks_done / TASKS_PER_S
+
+    def run(self, plan: Plan, machines: NewMachines) -> None:
+        """Search from the plan that training ran by (on groups if it has some); Ctrl-C ends it."""
+        try:
+            repairs = self._repair(plan, machines)
+            self._walk([row.start for row in repairs[:MOST_STARTS]])
+            if self.found:
+                self._prove()
+        except KeyboardInterrupt:
+            self.is_interrupted = True
+
+    # --- repairs ------------------------------------------------------------------------------
+
+    def _repair(self, plan: Plan, machines: NewMachines) -> list[Candidate]:
+        """Judge the old stages on what is left, in ways that move few bytes; the fastest first."""
+        job = self.problem.job
+        needs = needs_of(self._walker.memory, self.table, self._freedoms)
+        may_cut = self._freedoms.may_cut.copy()
+        may_cut[np.cumsum([0, *(len(stage.layers) for stage in plan.stages)])] = True
+        recut = Recut(needs, may_cut, self.state, job.microbatches)
+        bounded = [
+            (self.state.lacking_bytes(self.state.needed(start)), load_s, start)
+            for groups in islice(self._repairs(plan, machines).groups(), MOST_GROUPS)
+            for load_s, start in recut.starts(groups)
+        ]
+        for start in _promising(bounded):
+            if self.found and self.elapsed_s >= REPAIRS_UNTIL * self.limit_s:
+                break
+            judged = self._walker.start(start)
+            if judged is not None:
+                self._add(Candidate(judged.seconds, start, partial(self._replayed, judged)))
+        return sorted(self.found, key=lambda row: row.seconds)
+
+    def _repairs(self, plan: Plan, machines: NewMachines) -> Repairs:
+        cluster, job = self.problem.cluster, self.problem.job
+        number = cluster.numbers
+        work_s = self.table.arrays.seconds[:, :, :2].sum(axis=2).min(axis=0)
+        begins = np.cumsum([0, *(len(stage.layers) for stage in plan.stages)])
+        stages = tuple(
+            OldStage(
+                tuple(number[device] for device in stage.devices if device in machines.survivors),
+                float(work_s[begin : begin + len(stage.layers)].sum()),
+            )
+            for begin, stage in zip(begins[:-1], plan.stages, strict=True)
+        )
+        return Repairs(
+            stages=stages,
+            devices=len(number),
+            slowed=frozenset(number[name] for name in machines.slowed),
+            links=cluster.link_table,
+            max_stages=self._freedoms.max_stages,
+            most_on_device=job.max_stages_per_device,
+            replicates=job.replication,
+        )
+
+    # --- walk and bound -----------------------------------------------------------------------
+
+    def _walk(self, starts: Sequence[Start]) -> None:
+        left_s = max(WALK_UNTIL * self.limit_s - self.elapsed_s, 0.05 * self.limit_s)
+        clock = Clock(
+            None if self.deterministic else left_s,
+            max(1, int(left_s * TASKS_PER_S)),
+            lambda: self.is_interrupted,
+        )
+        search = WalkSearch(
+            self.problem,
+            self.table,
+            clock,
+            freedoms=self._freedoms,
+            seed=self.seed,
+            threads=1 if self.deterministic else self.workers,
+            told=self._take,
+        )
+        self._spent_s += search.run(starts).tasks / TASKS_PER_S
+
+    def _take(self, row: Found) -> None:
+        start = Start(row.layout.ends, row.layout.devices)
+        self._add(Candidate(row.seconds, start, partial(self._replayed, row.layout)))
+
+    def _add(self, row: Candidate) -> None:
+        is_best = row.seconds < self.best_s
+        self.found.append(row)
+        if is_best:
+            self.progress(HistoryRow(self.elapsed_s, row.seconds, self.bound_s, "replan"))
+
+    def solve(self) -> None:
+        """Search at length, as no start fits: a plan is found, or an error says what is in the way.
+
+        Raises:
+            InfeasibleError: if there is no plan, or none was found.
+        """
+        from planner.search.solve import solve
+
+        plan = solve(
+            self.problem,
+            time_limit_s=max(self.limit_s, SOLVE_S),
+            seed=self.seed,
+            deterministic=self.deterministic,
+        ).plan
+        layout = Layout.of(plan, self.table)
+        self._take(Found(plan.predicted.iteration_time_s, layout))
+        self._prove()
+
+    def _replayed(self, found: Judged | Layout) -> Replayed:
+        layout = found if isinstance(found, Layout) else self._walker.layout(found)[1]
+        timeline, orders = replayed(layout, self.table)
+        return Replayed(reduced_soonest(timeline), orders)
+
+    def _prove(self) -> None:
+        begin_s = self.elapsed_s
+        most_s = (1 - WALK_UNTIL) * self.limit_s
+        for proved in Prover(self.problem, self.best_s).steps():
+            self.proved = proved
+            if self.deterministic:
+                self._spent_s = max(self._spent_s, begin_s + proved.looked_at / STATES_PER_S)
+            if self.elapsed_s - begin_s >= most_s:
+                return
+
+
+def _promising(rows: Sequence[tuple[int, float, Start]]) -> list[Start]:
+    """Return stages: the first, those with the least load, then the front of bytes and loads.
+
+    Args:
+        rows: bytes moved, seconds of the longest stage, and the stages.
+    """
+    ranked = sorted(rows, key=lambda row: (row[1], row[0]))
+    front, least_s = [], math.inf
+    for row in sorted(rows, key=lambda row: row[:2]):
+        if row[1] < least_s:
+            least_s = row[1]
+            front.append(row)
+    return [*dict.fromkeys(row[2] for row in (*rows[:1], *ranked[:1], *front, *ranked))]
