@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 from planner.cluster.cluster import node_of
 from planner.plan.kept_rules import devices_for
 from planner.plan.problem import Problem
-from planner.program.compiled import compiled, header, items
+from planner.program.compiled import compiled, header, items, pointer_at
+from planner.program.lower.gradient_tables import GRADIENTS, TIED, TIED_START, TIED_USERS
 from planner.search.walk.block import begin_of, device_of, end_of, replica_of, replicas_in
 from planner.search.walk.memory import (
     ALLOWED_LAYERS,
     ANY,
     APART,
+    GROUP_DEVICES,
     HELD,
     LOOP,
     LOOP_OR_V,
@@ -139,6 +141,7 @@ def is_allowed(x: Any, w: Any) -> bool:
         held[device_of(x, r)] += 1
         found = found and held[device_of(x, r)] <= h.most_on_device
     found = found and (not h.has_rules or _keeps_rules(w))
+    found = found and (not h.has_sizes or _has_equal_groups(x, w))
     for r in range(x[1]):
         held[device_of(x, r)] = 0
     return found
@@ -219,6 +222,29 @@ def _is_placed(x: Any, placement: int) -> bool:
         for before in range(s):
             if _are_same(x, s, before):
                 return False
+    return True
+
+
+@compiled
+def _has_equal_groups(x: Any, w: Any) -> bool:
+    """Return whether each stage, and those that share a parameter, have groups of one size."""
+    size_of, gradients = items(w, GROUP_DEVICES), pointer_at(header(w, WALK).gradients, GRADIENTS)
+    for s in range(x[0]):
+        size = size_of[device_of(x, replica_of(x, s))]
+        for r in range(replica_of(x, s) + 1, replica_of(x, s + 1)):
+            if size_of[device_of(x, r)] != size:
+                return False
+    start, users = items(gradients, TIED_START), items(gradients, TIED_USERS)
+    for n in range(header(gradients, GRADIENTS).tied_rows):
+        parameter, size = items(gradients, TIED)[n], -1
+        for at in range(start[parameter], start[parameter + 1]):
+            s = 0
+            while end_of(x, s) <= users[at]:
+                s += 1
+            other = size_of[device_of(x, replica_of(x, s))]
+            if size >= 0 and size != other:
+                return False
+            size = other
     return True
 
 

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs.stage_table import TABLE
 from planner.program.compiled import compiled, entry, header, items, pointer, pointer_at
 from planner.program.lower.gradient_tables import GRADIENTS
 from planner.program.lower.gradients import fill_gradients
+from planner.program.lower.weights import fill_collectives
 from planner.program.lower.wires import WIRES
 from planner.program.program import PROGRAM
 from planner.program.schedule import BACKWARD_FIRST, FIXED, OWNER, RHYTHM, SCHEDULE
@@ -33,7 +35,7 @@ from planner.search.walk.block import (
     replicas_in,
     set_start,
 )
-from planner.search.walk.gather import gather
+from planner.search.walk.gather import add_collectives, gather
 from planner.search.walk.memory import (
     CHOICE,
     EACH_S,
@@ -123,11 +125,13 @@ def prepare(w: Any) -> float:
     x = items(w, PIPELINE) if h.of_pipeline else items(w, WHOLE)
     if not gather(x, w, h.share):
         return 0.0
-    if h.of_pipeline:
-        header(rows, ROWS).reductions = header(rows, ROWS).makers = 0
-        return 1.0
-    wires = pointer_at(h.wires, WIRES)
-    return 1.0 if fill_gradients(rows, pointer_at(h.gradients, GRADIENTS), wires) else 0.0
+    wires, gradients = pointer_at(h.wires, WIRES), pointer_at(h.gradients, GRADIENTS)
+    if h.divides:
+        table = pointer_at(h.table, TABLE)
+        if not h.of_pipeline and not fill_collectives(rows, table, gradients, wires):
+            return 0.0
+        add_collectives(x, w)
+    return 1.0 if h.of_pipeline or fill_gradients(rows, gradients, wires) else 0.0
 
 
 @compiled

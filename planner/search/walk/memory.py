@@ -8,8 +8,7 @@ replicas at most, M microbatches:
   same stage, where ``has_apart``; CLASS_OF: D, devices of one class are alike in all that layers
   take on them; PLACE_OF: D, node or island; NODE_OF and PRICE: D, for ``most_nodes`` and
   ``most_price``; ISLANDS: ``places`` x D, groups of devices that microbatches should not leave;
-- costs: TYPE_OF and others: D, of :class:`planner.costs.network_table.NetworkTable`; RERUN_RANK and
-  OFFLOAD_RANK: N, of :class:`planner.costs.stage_table.TableArrays`;
+- costs: TYPE_OF and others: D, of :class:`planner.costs.network_table.NetworkTable`;
 - of the layout that is judged: PLACE: D, the row of each device, -1: not in use; DEVICE_OF: R;
   FIRST: S + 1, the first replica of each stage; EACH_S: R, seconds of a forward and a backward;
   STAGE_FIGURES: S x K; NEEDS: D, bytes;
@@ -32,30 +31,30 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
 (
     WALK, MAY_CUT, ALLOWED_LAYERS, APART, CLASS_OF, PLACE_OF, NODE_OF, PRICE, ISLANDS, TYPE_OF,
     CAPACITY_BYTES, OPTIMIZER_GB_PER_S, HOST_LINK_GB_PER_S, GATHER_LATENCY_S, GATHER_GB_PER_S,
-    SUM_LATENCY_S, SUM_GB_PER_S, GROUP_DEVICES, RERUN_RANK, OFFLOAD_RANK, HOST_S, RULES, PLACE,
+    SUM_LATENCY_S, SUM_GB_PER_S, GROUP_DEVICES, HOST_S, RULES, PLACE,
     DEVICE_OF, FIRST, EACH_S, STAGE_FIGURES, NEEDS, OWNERS, ISLAND, COUNTS, FINISH_S,
     SLOWEST_S, HOMES, SHARE, USED, MICROBATCH, ORDER, STARTS, FIRST_STAGE, HELD, WHOLE, PIPELINE,
     HERE, TRIED, BEST, CHOICE, OWN, BEST_CHOICE, KEYS, KNOWN_S, RANDOM,
 ) = block(
     # freedoms
     "layers types devices min_stages max_stages most_on_device replicates equal placement"
-    " microbatches most_nodes has_apart has_rules places"
+    " microbatches most_nodes has_apart has_rules has_sizes places"
     # schedules
     " may_split may_stay_whole is_1f1b blocks may_rerun may_offload in_blocks"
     # costs
-    " shares_state problem_copies copies"
+    " shares_state divides problem_copies copies"
     # addresses of other blocks, and of functions
-    " table rows schedule wires gradients program work figures_at prepare_at"
+    " table rows schedule wires gradients program work prepare_at"
     " judge_at orders"
     # arguments of these: of a layout or of one pipeline, and the microbatches it runs
-    " of_pipeline share f_kind f_first f_last f_rerun f_offload f_holders f_at"
+    " of_pipeline share"
     # counts: layouts judged, work in tasks
     " layouts tasks",
     reals="most_price here_s best_s most_s",
     may_cut=_BYTE, allowed_layers=_INT, apart=_BYTE, class_of=_INT, place_of=_INT, node_of=_INT,
     price=_REAL, islands=_INT, type_of=_INT, capacity_bytes=_LONG, optimizer_gb_per_s=_REAL,
     host_link_gb_per_s=_REAL, gather_latency_s=_REAL, gather_gb_per_s=_REAL, sum_latency_s=_REAL,
-    sum_gb_per_s=_REAL, group_devices=_LONG, rerun_rank=_LONG, offload_rank=_LONG,
+    sum_gb_per_s=_REAL, group_devices=_LONG,
     # HOST_S: twice (computation, message, seconds a byte of a message), for one stage a device and
     # for several; RULES: twice the numbers of a runtime's rules in the tables of rows,
     # and whether gradients are reduced in buckets.

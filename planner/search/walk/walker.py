@@ -28,7 +28,6 @@ from planner.search.orders.memory import BEST_CODES, RANDOM, OrderMemory, seed_r
 from planner.search.orders.replay import replay_schedule
 from planner.search.walk import memory as m
 from planner.search.walk.block import HEADER, Block, block_for, devices_of, filled
-from planner.search.walk.figures import figures_of, stage_figures_asked
 from planner.search.walk.freedoms import Freedoms, places_of
 from planner.search.walk.judge import judge_layout, prepare, schedule_again
 from planner.search.walk.memory import MOST_OWNERS, WALK, write
@@ -78,7 +77,7 @@ class Walker:
         wires = wires_of(network)
         buckets = [_bucket_bytes(problem, row) for row in _behaviours(problem)]
         gradients = gradient_tables(table, buckets[0] or buckets[1], stages)
-        self._rows = gradient_rows(gradients, wires, stages, replicas, microbatches)
+        self._rows = gradient_rows(table, gradients, wires, stages, replicas, microbatches)
         self._rows.numbers["classes"] = 1
         self._schedule = schedule_for(stages, replicas, devices, microbatches)
         program, room = room_for(self._rows, wires)
@@ -89,7 +88,7 @@ class Walker:
         self.orders.numbers["blocks"] = problem.runtime.blocks
         self.orders.numbers["equal"] = freedoms.equal
         self._blocks = {
-            "table": figures_of(table),
+            "table": table.block,
             "rows": self._rows,
             "schedule": self._schedule,
             "wires": wires,
@@ -101,7 +100,6 @@ class Walker:
         for name, block in self._blocks.items():
             self.memory.numbers[name] = block.header.ctypes.data
         called = {
-            "figures": stage_figures_asked,
             "prepare": prepare,
             "judge": judge_layout,
         }
@@ -217,7 +215,6 @@ def _memory(
                 (m.GATHER_LATENCY_S, m.GATHER_GB_PER_S, m.SUM_LATENCY_S, m.SUM_GB_PER_S),
                 2 * devices,
             ),
-            **dict.fromkeys((m.RERUN_RANK, m.OFFLOAD_RANK), layers),
             m.HOST_S: 6,
             m.RULES: 12,
             **dict.fromkeys(by_replica, replicas),
@@ -251,6 +248,7 @@ def _write_freedoms(memory: Tables, problem: Problem, freedoms: Freedoms) -> Non
         "devices": devices,
         "places": len(islands),
         "has_apart": bool(freedoms.apart.size),
+        "has_sizes": bool(problem.graph.record.on_types),
         "has_rules": freedoms.most_nodes < devices or freedoms.most_price < np.inf,
         "may_split": job.splits,
         "may_stay_whole": job.backward != "split",
@@ -260,6 +258,7 @@ def _write_freedoms(memory: Tables, problem: Problem, freedoms: Freedoms) -> Non
         "may_offload": job.offload is True,
         "in_blocks": job.recompute == "blocks",
         "shares_state": job.shards_state,
+        "divides": job.shards_parameters,
         "problem_copies": problem.copies,
         "here_s": np.inf,
         "best_s": np.inf,
@@ -277,8 +276,6 @@ def _write_costs(
         "gather_gb_per_s sum_latency_s sum_gb_per_s group_devices"
     ).split():
         write(memory, getattr(m, name.upper()), getattr(network, name))
-    write(memory, m.RERUN_RANK, table.arrays.rerun_rank)
-    write(memory, m.OFFLOAD_RANK, table.arrays.offload_rank)
     write(memory, m.HOST_S, [_host_s(row) for row in _behaviours(problem)])
     write(memory, m.RULES, [_rule_numbers(problem, row) for row in _behaviours(problem)])
 
