@@ -22,11 +22,11 @@ from planner.plan.unsupported import require_decided, require_without
 from planner.prediction import replay
 from planner.records.document import ShownInNotebooks
 from planner.search.baseline_schedules import BaselineSchedules, UnscheduledError
+from planner.search.old_solve import BASELINE_STEPS, solve
 from planner.search.partition.baselines import BASELINES, Baseline
 from planner.search.partition.chain import Chain
 from planner.search.result import Result
 from planner.search.settings import DEFAULT_WORKERS
-from planner.search.solve import BASELINE_STEPS, solve
 from planner.search.tensor_groups import Variant, variants_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.plan.problem import Problem
     from planner.search.result import HistoryRow, Result
-    from planner.search.solve import Preference
+    from planner.search.settings import Preference
 
 
 def show_result(
@@ -249,8 +249,7 @@ def make_plan(
 def _require_possible(request: PlanRequest, settings: SearchSettings, output: Path) -> None:
     """Refuse wrong settings before the model is traced, which may take long."""
     from planner.records.document import require_file_path
-    from planner.search.settings import check_settings
-    from planner.search.solve import check_preference
+    from planner.search.settings import check_preference, check_settings
 
     check_settings(settings.time_limit_s, settings.gap_limit, settings.seed, settings.workers)
     check_preference(request.prefer, request.prefer_within, is_robust=request.robust)

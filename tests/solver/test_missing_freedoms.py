@@ -8,7 +8,7 @@ from solver.tiny_problems import renamed, tiny_problem
 
 from planner import InfeasibleError, Problem, solve
 from planner.plan.runtimes import for_runtime
-from planner.search.missing_freedoms import wider_spaces
+from planner.search.remedies import wider_spaces
 from planner.space import Space
 from planner.variants.problems import with_job
 
