@@ -68,3 +68,30 @@ class Clock:
                     return running.result()
                 except KeyboardInterrupt:
                     self.is_stopped = True
+
+
+class Part:
+    """The time from now until a share of a clock's limit is used, as a limit of its own.
+
+    Args:
+        clock: of the whole search.
+        until: the share.
+        is_enough: asked whether to end at once.
+    """
+
+    def __init__(
+        self, clock: Clock, until: float, is_enough: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.deterministic = clock.deterministic
+        self._clock, self._is_enough = clock, is_enough
+        self._begin_s, self._limit_s = clock.elapsed_s, clock.left_s(until)
+
+    def left_s(self, until: float = 1.0) -> float:
+        """Return the seconds before a share of this part is used."""
+        if self._clock.is_stopped or self._is_enough():
+            return 0.0
+        return max(0.0, self._begin_s + until * self._limit_s - self._clock.elapsed_s)
+
+    def spend(self, seconds: float) -> None:
+        """Count work."""
+        self._clock.spend(seconds)

@@ -6,17 +6,21 @@ from collections.abc import Iterator, Sequence
 
 from planner.assembly import assemble_plan, version
 from planner.costs.placed_pipeline import StageSpec
-from planner.plan.certificate import Proof
+from planner.plan.certificate import Proof, UncheckedBound
 from planner.plan.operations import numbered_by_losses
 from planner.plan.plan import COST_MODEL, Plan, Provenance, gap
 from planner.plan.problem import Problem
 from planner.plan.runtimes import LOSSES_IN_ORDER
+from planner.search.cp_sat.decide import METHOD
 from planner.search.incumbent import Found, Incumbent
 from planner.search.settings import Settings
 from planner.search.variants import Variant
 from planner.search.walk.starts import Start
 from planner.simulation.simulator import simulate
 from planner.space import BoundCovers
+
+CONFIRMED = 1 - 1e-6
+"""A bound counts as certified if this share of it is: the verifier's tolerance."""
 
 
 def finished_plan(taken: Found, found: Incumbent, settings: Settings, variant: Variant) -> Plan:
@@ -47,7 +51,10 @@ def finished_plan(taken: Found, found: Incumbent, settings: Settings, variant: V
     )
     proof = None
     if found.proved is not None and found.proved.bound_s > 0:
-        proof = Proof(certificate=found.proved.certificate(problem), unchecked=None)
+        unchecked = None
+        if found.proved.bound_s < found.bound_s * CONFIRMED:
+            unchecked = UncheckedBound(bound_s=found.bound_s, source="solver", method=METHOD)
+        proof = Proof(certificate=found.proved.certificate(problem), unchecked=unchecked)
     plan = assemble_plan(timeline, orders, found.bound_s, provenance, proof)
     if variant.parallel is None:
         return plan

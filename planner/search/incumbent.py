@@ -67,6 +67,7 @@ class Incumbent:
         best: the fastest plan; None before the first.
         near: plans that are nearly as fast, the fastest first.
         proved: the bound with its argument; None before the first.
+        decided_s: no plan takes less by the word of CP-SAT, which nobody can check; 0: unknown.
         tried: number of layouts that were judged.
     """
 
@@ -75,6 +76,7 @@ class Incumbent:
         self.best: Found | None = None
         self.near: list[Found] = []
         self.proved: ProvedBound | None = None
+        self.decided_s = 0.0
         self.tried = 0
 
     @property
@@ -85,7 +87,8 @@ class Incumbent:
     @property
     def bound_s(self) -> float:
         """No plan takes less."""
-        return min(self.best_s, 0.0 if self.proved is None else self.proved.bound_s)
+        proved_s = 0.0 if self.proved is None else self.proved.bound_s
+        return min(self.best_s, max(proved_s, self.decided_s))
 
     @property
     def is_enough(self) -> bool:
@@ -114,6 +117,13 @@ class Incumbent:
             self.proved = proved
         if self.bound_s > before_s:
             self._record("bound: certificate")
+
+    def decide(self, bound_s: float) -> None:
+        """Take a bound without a certificate, if it is higher than before."""
+        before_s = self.bound_s
+        self.decided_s = max(self.decided_s, bound_s)
+        if self.bound_s > before_s:
+            self._record("bound: CP-SAT's decisions")
 
     def _record(self, event: str) -> None:
         self._progress(HistoryRow(self._clock.elapsed_s, self.best_s, self.bound_s, event))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import pairwise, product
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -112,11 +113,13 @@ class Needs:
         seconds = np.full((1, len(self.types), layers + 1, layers + 1), np.inf)
         seconds[0, :, :layers] = np.where(fits, 1.0, np.inf)
         counts = np.array([self.counts[name] for name in self.types])
+        shape = prod(int(count) + 1 for count in counts), layers + 1
+        if prod(shape) > MOST_STATES:
+            raise OverflowError("too many types and devices")
+        best, chosen = np.full(shape, np.inf, np.float32), np.zeros((*shape, 2), np.int16)
         ends, classes = (np.zeros(layers, np.int64) for _ in range(2))
         kinds = np.arange(len(self.types))
-        count = cut_by_classes(seconds, self.may_cut, kinds, counts, MOST_STATES, ends, classes)
-        if count < 0:
-            raise OverflowError("too many types and devices")
+        count = cut_by_classes(seconds, self.may_cut, kinds, counts, best, chosen, ends, classes)
         if not 0 < count <= self.most_stages:
             return None
         begins = [0, *ends[:count].tolist()]

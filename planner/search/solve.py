@@ -18,6 +18,7 @@ from planner.plan.unsupported import require_without
 from planner.program.compiled import cache_folder
 from planner.search.choices import Choice
 from planner.search.clock import Clock
+from planner.search.cp_sat.decide import may_decide
 from planner.search.cp_sat.decisions import Constrain
 from planner.search.finish import bounded_over, finished_plan, starts_of
 from planner.search.incumbent import Incumbent, Progress
@@ -46,6 +47,8 @@ from planner.verification import require_valid
 LOG = logging.getLogger(__name__)
 SHARES = {"bound": 0.04, "walk": 0.78, "close": 0.88, "prove": 1.0}
 """The steps, and the share of the time at the end of each; what one leaves is the next one's."""
+TINY_SHARES = {"bound": 0.04, "walk": 0.3, "close": 0.4, "prove": 0.5, "decide": 1.0}
+"""The same where CP-SAT can decide the partitions one by one."""
 TRIAL = 0.3
 """Share of the time in which all sizes of tensor-parallel groups are tried."""
 IN_REACH = 1.1
@@ -192,11 +195,19 @@ class _Search:
             self._step(row, "bound", SHARES["bound"] * number / len(rows))
         if len(rows) > 1:
             rows = self._tried(rows)
-        for name in ("walk", "close", "prove"):
-            begin, end = self.clock.elapsed_s / self.clock.limit_s, SHARES[name]
+        for name, end in self._shares.items():
+            begin = self.clock.elapsed_s / self.clock.limit_s
             for number, row in enumerate(rows, 1):
                 self._step(row, name, begin + (end - begin) * number / len(rows))
         return self._result()
+
+    @property
+    def _shares(self) -> dict[str, float]:
+        """The steps after the first bound."""
+        is_tiny = len(self.variants) == 1 and may_decide(self.problem)
+        is_tiny = is_tiny and self.settings.constrain is None and self.problem.job.rules.is_empty
+        shares = TINY_SHARES if is_tiny else SHARES
+        return {name: share for name, share in shares.items() if name != "bound"}
 
     def steps_of(self, variant: Variant) -> Steps:
         words = f"{variant.words}: " if len(self.variants) > 1 else ""
@@ -283,5 +294,6 @@ STEPS: dict[str, Callable[[Steps, float], None]] = {
     "walk": Steps.walk,
     "close": Steps.close,
     "prove": Steps.prove,
+    "decide": Steps.decide,
 }
 """The steps by their names in :data:`SHARES`."""

@@ -21,17 +21,16 @@ from planner.bounds import Prover
 from planner.costs.network_table import NetworkTable
 from planner.costs.placement import place
 from planner.costs.stage_table import StageTable
-from planner.errors import DeadlockError
 from planner.model.blocks import block_name
-from planner.plan.operations import Orders
 from planner.plan.problem import Problem
 from planner.program.layout import Layout
 from planner.search.choices import Choice, chosen
-from planner.search.clock import STATES_PER_S, TASKS_PER_S, Clock
+from planner.search.clock import STATES_PER_S, TASKS_PER_S, Clock, Part
+from planner.search.cp_sat.decide import METHOD, Limits, decide
 from planner.search.cp_sat.decisions import rule_constraints
 from planner.search.cp_sat.plan_model import Effort, PlanModels, Stages
-from planner.search.cp_sat.schedule_model import ScheduleInstance, improve, prove
 from planner.search.incumbent import Found, Incumbent, Replayed
+from planner.search.orders.search import ScheduleSearch
 from planner.search.settings import Settings
 from planner.search.walk.freedoms import freedoms_of
 from planner.search.walk.search import Clock as WalkClock
@@ -50,12 +49,8 @@ RULE_SHARE = 0.3
 """Share of the walk's time for the plan model, where there are rules."""
 BEST_OF_MODEL = 3
 """Solutions of the plan model, of each number of stages, that the walk is given."""
-MOST_OPERATIONS, MOST_WHOLE = 6_000, 800
-"""Operations of a schedule that CP-SAT improves in windows, and as a whole."""
 SIMPLE_SHARE = 0.1
 """Share of the time limit, beyond it, for simple plans to choose among."""
-WINDOW_S = 2.0
-"""Seconds of one window."""
 NEIGHBOURS, NEAR_S = 3, 0.3
 """Neighbouring stages that CP-SAT changes at a time under the caller's constraints, and seconds."""
 
@@ -236,47 +231,40 @@ class Steps:
     # --- schedules --------------------------------------------------------------------------------
 
     def close(self, until: float) -> None:
-        """Improve the best schedule by CP-SAT, as a whole where it may prove something."""
+        """Improve the best schedule by annealing and CP-SAT, whose whole model may prove it."""
         best, job = self.found.best, self.problem.job
-        if best is None or job.order == "1f1b" or job.has_pipelines or job.lengths is not None:
+        if best is None or job.order == "1f1b" or job.lengths is not None:
             return
-        count = len(best.timeline.operations)
-        if count <= MOST_WHOLE and not best.timeline.pipeline.has_replicas:
-            self._close_whole(self.clock.left_s(until))
-        if count <= MOST_OPERATIONS:
-            self.clock.run(lambda: self._close_in_windows(until))
-
-    def _instance(self) -> ScheduleInstance:
-        assert self.found.best is not None
-        splits = self.problem.job.backward != "whole"
-        return ScheduleInstance(self.found.best.timeline, splits=splits)
-
-    def _close_whole(self, limit_s: float) -> None:
-        effort = self._effort(limit_s / 2)
-        proof = self.clock.run(lambda: prove(self._instance(), effort, self._judge))
-        if proof.better is not None:
-            self._offer_timeline(proof.better, "CP-SAT")
-
-    def _close_in_windows(self, until: float) -> None:
-        def may_go_on() -> bool:
-            left = self.clock.left_s(until) > 0
-            self.clock.spend(WINDOW_S)
-            return left
-
-        effort = Effort(WINDOW_S, self.clock.deterministic, self.settings.seed)
-        for better in improve(self._instance(), effort, self._judge, may_go_on):
-            self._offer_timeline(better, "CP-SAT's windows")
+        search = ScheduleSearch(
+            best.timeline.pipeline,
+            Part(self.clock, until, lambda: self.found.is_enough),
+            job.splits,
+            best=best.timeline,
+            seed=self.settings.seed,
+            workers=self.settings.threads,
+            told=self._offer_timeline,
+        )
+        self.clock.run(search.run)
 
     def _offer_timeline(self, timeline: Timeline, method: str) -> None:
-        self.found.offer(Found.of(reduced_soonest(timeline), timeline.orders, method))
+        self.found.offer(Found.of(timeline, timeline.orders, method))
 
-    def _judge(self, orders: Orders) -> Timeline | None:
-        assert self.found.best is not None
-        try:
-            found = simulate(self.found.best.timeline.pipeline, orders)
-        except DeadlockError:
-            return None
-        return None if found.overflow_bytes else found
+    def decide(self, until: float) -> None:
+        """Decide all partitions of a tiny cluster that may have a faster plan."""
+        self.clock.run(lambda: self._decide(until))
+
+    def _decide(self, until: float) -> None:
+        limits = Limits(
+            lambda: self.clock.left_s(until),
+            self.clock.spend,
+            self.clock.deterministic,
+            self.settings.seed,
+        )
+        best_s, bound_s = self.found.best_s, self.found.bound_s
+        for row in decide(self.problem, self.table, best_s, bound_s, limits):
+            if row.better is not None:
+                self._offer_timeline(reduced_soonest(row.better), METHOD)
+            self.found.decide(row.bound_s)
 
     # --- bounds -----------------------------------------------------------------------------------
 
