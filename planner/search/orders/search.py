@@ -23,15 +23,18 @@ from planner.search.settings import DEFAULT_WORKERS, check_settings
 from planner.simulation.simulator import reduced_soonest, simulate
 from planner.simulation.timeline import Timeline
 
-PROVED = 1 + 1e-9
+PROVED = 1 + 1e-8
 """A gap no larger is rounding."""
-HOTTEST, COOLEST = 0.003, 3e-5
+HOTTEST, COOLEST = 0.002, 2e-5
 """Heats of annealing at its begin and its end."""
 TRIES = 200
 """Changes of orders between two looks at the clock."""
-LISTED_UNTIL, ANNEALED_UNTIL, ALONE_ANNEALED_UNTIL, MODELLED_UNTIL = 0.1, 0.9, 0.45, 0.9
-"""Shares of the time at the end of steps. Where each device holds one stage, CP-SAT gets more of
-it: there it proves, and its windows find what single changes of orders do not."""
+LISTED_UNTIL, HINTED_UNTIL, MODELLED_UNTIL = 0.1, 0.15, 0.5
+"""Shares of the time at the end of list schedules, of the annealing whose result hints CP-SAT, and
+of CP-SAT's whole model, which mostly ends before or not at all."""
+ANNEALED_UNTIL, ALONE_ANNEALED_UNTIL = 0.9, 0.3
+"""The same of annealing from there on, and where each device holds one stage: there CP-SAT's
+windows, which have the rest, find what single changes of orders do not."""
 MOST_OPERATIONS, MOST_WHOLE = 6_000, 800
 """Operations of a schedule that CP-SAT improves in windows, and as a whole."""
 WINDOW_S = 2.0
@@ -172,11 +175,14 @@ class ScheduleSearch:
             self._schedule()
         if self.best is None or self.placed.problem.job.order == "1f1b":
             return
-        models = self._may_model
-        self._anneal(self._annealed_until if models else 1.0)
-        if models:
+        if not self._may_model:
+            self._anneal(1.0)
+            return
+        if self._may_prove:
+            self._anneal(HINTED_UNTIL)
             self._prove()
-            self._improve()
+        self._anneal(self._annealed_until)
+        self._improve()
 
     @property
     def _is_done(self) -> bool:
@@ -230,7 +236,8 @@ class ScheduleSearch:
 
     def _anneal(self, until: float) -> None:
         """Anneal the best orders, on each thread with other random numbers."""
-        assert self.best is not None
+        if self.best is None or self._is_done:
+            return
         orders = self.best.orders
         with ThreadPoolExecutor(len(self._threads)) as pool:
             list(pool.map(lambda row: self._anneal_on(row, orders, until), self._threads))
@@ -266,17 +273,18 @@ class ScheduleSearch:
         assert self.best is not None
         return ScheduleInstance(self.best, splits=self.splits)
 
+    @property
+    def _may_prove(self) -> bool:
+        return self._count <= MOST_WHOLE and self._instance().is_exact
+
     def _prove(self) -> None:
-        """Solve the whole model, where that may prove something."""
+        """Solve the whole model."""
         left_s = self.limit.left_s(MODELLED_UNTIL)
-        if self._is_done or left_s <= 0 or self._count > MOST_WHOLE:
-            return
-        instance = self._instance()
-        if not instance.is_exact or self.placed.shares_devices:
+        if self._is_done or left_s <= 0:
             return
         self.limit.spend(left_s)
         effort = Effort(left_s, self.limit.deterministic, self.seed)
-        proof = prove(instance, effort, lambda orders: self._offer(orders, "CP-SAT"))
+        proof = prove(self._instance(), effort, lambda row: self._offer(row, "CP-SAT"))
         self.bound_s = max(self.bound_s, proof.bound_s)
 
     def _improve(self) -> None:
