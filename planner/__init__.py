@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from planner.replanning.replan import Replanned as Replanned
     from planner.replanning.replan import replan as replan
     from planner.search.orders.search import search_schedule as search_schedule
-    from planner.search.partition.cp_sat.optimum import search_partition as search_partition
     from planner.search.result import Result as Result
     from planner.search.solve import solve as solve
     from planner.simulation.noise import Noise as Noise
@@ -74,7 +73,6 @@ _HOME = {
     "moves": ("planner.analysis.moves", "moves"),
     "plot": ("planner.cli.shown", "plot"),
     "replan": ("planner.replanning.replan", "replan"),
-    "search_partition": ("planner.search.partition.cp_sat.optimum", "search_partition"),
     "search_schedule": ("planner.search.orders.search", "search_schedule"),
     "simulate": ("planner.simulation.simulator", "simulate_plan"),
     "solve": ("planner.search.solve", "solve"),

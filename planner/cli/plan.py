@@ -322,13 +322,12 @@ def _is_same_file(path: Path, other: Path) -> bool:
 
 def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
     """Print which warm starts cannot be used."""
-    from planner.search.partition.chain import Chain
+    from planner.search.finish import starts_of
 
     if problem.job.tensor_parallel != 1:
         return  # A plan may fit one size of groups and not another.
-    chain = Chain(problem)
     for path, earlier in plans.items():
-        if chain.partition([(stage.layers, stage.devices) for stage in earlier.stages]) is None:
+        if not any(starts_of(problem, [earlier])):
             say(
                 f"note: {path} is ignored: its stages are not consecutive layers of this model, or "
                 f"one of them has no device in this cluster",
