@@ -191,6 +191,9 @@ class _Search:
         """Run all steps; of several sizes of groups all are tried, and the best go on."""
         self.rows = [self.steps_of(variant) for variant in self.variants]
         rows = [row for row in self.rows if why_no_form(row.problem) is None]
+        for row, plan in product(rows, self.warm_starts):
+            if isinstance(plan, Plan) and self.settings.constrain is None:
+                row.offer_known(plan)
         for number, row in enumerate(rows, 1):
             self._step(row, "bound", SHARES["bound"] * number / len(rows))
         if len(rows) > 1:

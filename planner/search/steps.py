@@ -22,6 +22,7 @@ from planner.costs.network_table import NetworkTable
 from planner.costs.placement import place
 from planner.costs.stage_table import StageTable
 from planner.model.blocks import block_name
+from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.program.layout import Layout
 from planner.search.choices import Choice, chosen
@@ -38,7 +39,7 @@ from planner.search.walk.search import Found as WalkFound
 from planner.search.walk.search import WalkSearch
 from planner.search.walk.starts import Start, needs_of, starts
 from planner.search.walk.walker import Candidate, Walker
-from planner.simulation.simulator import reduced_soonest, simulate
+from planner.simulation.simulator import reduced_soonest, simulate, simulate_plan
 from planner.simulation.timeline import Timeline
 from planner.variants.problems import with_job
 
@@ -96,6 +97,15 @@ class Steps:
     def _walker(self) -> Walker:
         freedoms = freedoms_of(self.problem)
         return Walker(self.problem, self.table, self._network, freedoms, self.settings.seed)
+
+    def offer_known(self, plan: Plan) -> None:
+        """Take a plan of this very problem as it is; the stages of others are starts alone."""
+        same = plan.on_groups
+        if same.problem.digest != self.problem.digest:
+            return
+        timeline = simulate_plan(same)
+        if not timeline.overflow_bytes:
+            self.found.offer(Found.of(timeline, timeline.orders, "warm start"))
 
     # --- plans ------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ from planner.cli.commands import app
 from planner.cli.plan import LITTLE, memory_lines
 from planner.cluster.memory_margin import with_memory_margin
 from planner.cluster.presets import DEVICES
-from planner.search.feasibility import explain_infeasible
-from planner.search.partition.chain import Chain
+from planner.search.infeasible import explain
+from planner.search.solve import quickly
 
 
 def test_plan_never_overwrites_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_layer_that_fits_elsewhere_is_not_blamed() -> None:
     sizes = [parameter(f"p{name}", 10**9) for name in "ab"]
     model = graph(rows, [boundary("a", "b", bytes_=8)], sizes)
     job = Job(microbatches=1, optimizer="sgd_momentum", replication=False)
-    message = str(explain_infeasible(Chain(Problem(model, machines, job)), is_proved=True))
+    message = str(explain(Problem(model, machines, job), quickly))
     assert "in all, 2 devices have 2" in message
     assert "which fits on a device of type 'large', is left for a smaller one" in message
     assert "alone" not in message

@@ -13,6 +13,7 @@ from planner.bounds import prove as prove_bounds
 from planner.costs.collectives import all_reduce_s
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
+from planner.costs.stage_table import StageTable
 from planner.plan.certificate import (
     Argument,
     LayerPrices,
@@ -21,7 +22,6 @@ from planner.plan.certificate import (
     TypePrices,
     WorkPrices,
 )
-from planner.search.partition.chain import Chain
 from planner.verification.proof import BoundCheck, prove, tied
 from planner.verification.proof.buckets import OverlappedReductions
 from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
@@ -32,11 +32,17 @@ ROUNDING = 1 + 2e-6
 """The oracle counts in ticks of a nanosecond, of problems of milliseconds."""
 
 
+def work_s(problem: Problem) -> FloatArray:
+    """Return the seconds of a forward and the least backward, by type and layer."""
+    seconds = StageTable(problem).arrays.seconds
+    return seconds[:, :, 1] + np.minimum(seconds[:, :, 0], seconds[:, :, 2:].sum(axis=2))
+
+
 def arguments(problem: Problem) -> Iterator[Argument]:
     """Every device by itself and all of a type; prices of layers by their work and at random."""
     devices = problem.cluster.devices
     if problem.job.max_stages_per_device > 1:
-        rng, work = random.Random(0), Chain(problem).least_work_s
+        rng, work = random.Random(0), work_s(problem).min(axis=0)
         exact = (None,) if problem.job.max_stages_per_device == 2 else ()
         for steps in (*exact, 300):
             for _ in range(3):
@@ -73,9 +79,9 @@ def require_sound(problem: Problem) -> list[float]:
     assert report.certificate is not None
     assert report.certificate.bound_s <= best_s * ROUNDING
     check = BoundCheck(problem, problem.job.space)
-    work = WorkPrices(
-        prices=dict(zip(Chain(problem).types, Chain(problem).load_prices.tolist(), strict=True))
-    )
+    speeds = 1 / work_s(problem).sum(axis=1)
+    prices = dict(zip(StageTable(problem).types, (speeds / speeds.max()).tolist(), strict=True))
+    work = WorkPrices(prices=prices)
     assert max(check.least_s(work), check.least_s(MicrobatchPath())) <= best_s * ROUNDING
     found = [most_proved_s(check, argument, 1.5 * best_s) for argument in arguments(problem)]
     assert all(bound_s <= best_s * ROUNDING for bound_s in found)
