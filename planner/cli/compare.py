@@ -52,14 +52,6 @@ def compare(
     ] = 30.0,
     seed: SeedOption = 0,
     deterministic: DeterministicOption = False,
-    independent: Annotated[
-        bool,
-        typer.Option(
-            "--independent",
-            help="keep the baselines' stages out of Pipeplan's own search, which otherwise starts "
-            "from them and so is never slower",
-        ),
-    ] = False,
     runtime: RuntimeOption = None,
     tensor_parallel: TensorParallelOption = None,
     sequence_parallel: SequenceParallelOption = False,
@@ -111,7 +103,6 @@ def compare(
             time_limit_s=time_limit,
             seed=seed,
             deterministic=deterministic,
-            independent=independent,
         )
         rows = _compared(search, time_limit)
         _report(rows, output, as_json)
