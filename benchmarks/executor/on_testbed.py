@@ -20,15 +20,16 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from planner.search.baseline_schedules import BaselineSchedules
+from planner.search.partition.chain import Chain
+
 from benchmarks.executor.emulated import emulated_times
 from benchmarks.testbed.network import Testbed
 from planner import Cluster, Job, ModelSource, Problem, solve, trace
 from planner.assembly import plan_by_hand
+from planner.baselines import BASELINES
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
-from planner.search.baseline_schedules import BaselineSchedules
-from planner.search.partition.baselines import BASELINES
-from planner.search.partition.chain import Chain
 
 CLUSTERS = Path(__file__).parents[1] / "testbed" / "clusters"
 MODELS: dict[str, tuple[str, dict[str, int]]] = {

@@ -8,8 +8,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from planner.search.partition.chain import Chain
+
 from planner import Cluster, Job, ModelSource, Plan, Problem, solve, trace
 from planner.assembly import plan_by_hand
+from planner.baselines import BASELINES
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
 from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
@@ -18,8 +21,6 @@ from planner.model.layer_graph import LayerGraph
 from planner.prediction import refresh
 from planner.schedules.assignment import balanced_assignment
 from planner.schedules.published import published_orders
-from planner.search.partition.baselines import BASELINES
-from planner.search.partition.chain import Chain
 
 MICROBATCHES = 4
 

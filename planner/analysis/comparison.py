@@ -27,7 +27,7 @@ from planner.records.document import ShownInNotebooks
 from planner.search.result import Result
 from planner.search.settings import DEFAULT_WORKERS
 from planner.search.solve import solve
-from planner.search.tensor_groups import Variant, variants_of
+from planner.search.variants import Variant, variants_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds
@@ -227,7 +227,7 @@ class _Size(NamedTuple):
 def _sizes(problem: Problem) -> list[_Size]:
     """Return the baselines' schedules for each size of groups that the job allows."""
     is_one = problem.has_groups or problem.job.tensor_parallel == 1
-    rows = [Variant(problem, None, 0.0)] if is_one else variants_of(problem)
+    rows = [Variant(problem, problem, None)] if is_one else variants_of(problem)
     return [_Size(ScheduledBaselines(row.problem), row.parallel) for row in rows]
 
 

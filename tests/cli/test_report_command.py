@@ -7,9 +7,9 @@ import pytest
 from commands import ROOT, pipeplan
 from measured_runs import run_of
 
+from planner.baselines import BASELINES
 from planner.plan.plan import Plan
 from planner.report.html.page import report_html
-from planner.search.partition.baselines import BASELINES
 
 
 def test_it_writes_the_page_of_the_plan_and_says_where(plan_path, tmp_path):

@@ -27,13 +27,13 @@ from measured_runs import run_of
 from planner.analysis.comparison import GIVEN, compare_plan
 from planner.analysis.explain import explain
 from planner.assembly import plan_by_hand
+from planner.baselines import BASELINES
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.report.comparison import row_cells
 from planner.report.explanation import explanation_lines
 from planner.report.html.page import SCRIPTS, report_html, save_report
 from planner.schedules.best import best_schedule
-from planner.search.partition.baselines import BASELINES
 from planner.units import format_seconds
 
 HOSTILE = (
