@@ -30,9 +30,9 @@ HOTTEST, COOLEST = 0.002, 2e-5
 TRIES = 200
 """Changes of orders between two looks at the clock."""
 LISTED_UNTIL, HINTED_UNTIL, MODELLED_UNTIL = 0.1, 0.15, 0.5
-"""Shares of the time at the end of list schedules, of the annealing whose result hints CP-SAT, and
+"""Shares of the time at the end of list schedules, of annealing each start, and
 of CP-SAT's whole model, which mostly ends before or not at all."""
-ANNEALED_UNTIL, ALONE_ANNEALED_UNTIL = 0.9, 0.3
+ANNEALED_UNTIL, ALONE_ANNEALED_UNTIL = 0.9, 0.5
 """The same of annealing from there on, and where each device holds one stage: there CP-SAT's
 windows, which have the rest, find what single changes of orders do not."""
 MOST_OPERATIONS, MOST_WHOLE = 6_000, 800
@@ -158,6 +158,7 @@ class ScheduleSearch:
     told: Told = field(default=lambda timeline, method: None)
     method: str = field(default="given", init=False)
     bound_s: float = field(init=False)
+    _starts: list[Orders | None] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.bound_s = StagesBound(self.placed, self.splits).seconds
@@ -178,8 +179,8 @@ class ScheduleSearch:
         if not self._may_model:
             self._anneal(1.0)
             return
+        self._anneal_starts()
         if self._may_prove:
-            self._anneal(HINTED_UNTIL)
             self._prove()
         self._anneal(self._annealed_until)
         self._improve()
@@ -212,14 +213,18 @@ class ScheduleSearch:
         if self.splits and self.placed.problem.job.backward == "split":
             kinds = kinds[:1]
         for splits, may_stay_whole in kinds if self.splits else kinds[2:]:
+            if self._is_done or (self.best and self.limit.left_s(LISTED_UNTIL) <= 0):
+                break
+            self._starts.append(None)
+            least_s = float("inf")
             for time_s, orders in first.lists(splits=splits, may_stay_whole=may_stay_whole):
+                if time_s < least_s:
+                    least_s, self._starts[-1] = time_s, orders
                 if time_s < found_s:
                     found_s = time_s
                     self._offer(orders, "list schedule")
                 if self._is_done or self.limit.left_s(LISTED_UNTIL) <= 0:
                     break
-            if self._is_done:
-                break
         self._spend(first.tasks_done)
         if self.best is None and self.placed.problem.job.order != "1f1b":
             found = best_schedule(self.placed, backward="any" if self.splits else "whole")
@@ -234,11 +239,18 @@ class ScheduleSearch:
     def _annealed_until(self) -> float:
         return ANNEALED_UNTIL if self.placed.shares_devices else ALONE_ANNEALED_UNTIL
 
-    def _anneal(self, until: float) -> None:
-        """Anneal the best orders, on each thread with other random numbers."""
+    def _anneal_starts(self) -> None:
+        """Anneal the best list schedule of each kind: annealing splits no backwards."""
+        starts = [orders for orders in self._starts if orders is not None]
+        assert self.best is not None
+        for number, orders in enumerate(starts or [self.best.orders], 1):
+            self._anneal(HINTED_UNTIL * number / max(1, len(starts)), orders)
+
+    def _anneal(self, until: float, orders: Orders | None = None) -> None:
+        """Anneal orders, by default the best ones, on each thread with other random numbers."""
         if self.best is None or self._is_done:
             return
-        orders = self.best.orders
+        orders = orders or self.best.orders
         with ThreadPoolExecutor(len(self._threads)) as pool:
             list(pool.map(lambda row: self._anneal_on(row, orders, until), self._threads))
         for row in self._threads:
