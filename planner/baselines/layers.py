@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from planner.cluster.cluster import Cluster
 from planner.costs.gradients import least_reduced_bytes
 from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import has_equal_groups
 from planner.costs.stage_table import StageTable
 from planner.errors import InfeasibleError
 from planner.plan.problem import Problem
@@ -142,6 +143,19 @@ class Layers:
         """Return stages by the names of their layers."""
         names = self.table.layers
         return tuple(StageSpec(names[row.begin : row.end], row.devices) for row in stages)
+
+    def keeps_groups(self, stages: Stages) -> bool:
+        """Return whether tensor-parallel groups that hold the same parameters have one size."""
+        return has_equal_groups(self.problem, self.specs(stages))
+
+    def may_run(self, stages: Stages) -> bool:
+        """Return whether all layers may run on the devices of their stages."""
+        allowed = self.table.arrays.may_run
+        return self.keeps_groups(stages) and all(
+            allowed[self.kind_of(device), row.begin : row.end].all()
+            for row in stages
+            for device in row.devices
+        )
 
     def at_cuts(self, stages: Stages) -> Stages | None:
         """Return stages with each cut at the nearest place that the job allows.

@@ -16,13 +16,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
 from planner.baselines.layers import Baseline, Layers, Stage, Stages
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
-from planner.costs.placement import has_equal_groups, is_connected, place
+from planner.costs.placement import is_connected, place
+from planner.costs.stage_bytes import StageBytes, bytes_of_stages
 from planner.costs.stage_table import StageTable
 from planner.errors import InfeasibleError
 from planner.plan.problem import Problem
@@ -58,6 +59,7 @@ class ScheduledBaselines:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._layers = Layers(StageTable(problem))
+        self._known: dict[tuple[Stage, tuple[str, ...]], StageBytes] = {}
 
     def best(self, planner: Baseline, below_s: float = math.inf) -> Scheduled | None:
         """Return the fastest schedule of a planner's stages, as they are or in two chunks each.
@@ -83,6 +85,8 @@ class ScheduledBaselines:
             if least_s >= below_s:
                 break
             for pipeline in self._recomputed(every[n]) if is_connected(placed[n]) else ():
+                if _least_s(pipeline) >= below_s:
+                    continue
                 schedule = best_schedule(pipeline)
                 if schedule is not None and schedule.iteration_time_s < below_s:
                     found, below_s = schedule, schedule.iteration_time_s
@@ -97,7 +101,7 @@ class ScheduledBaselines:
             InfeasibleError: if there are none, or none that keep together what a group splits.
         """
         rows = filter(None, map(self._layers.at_cuts, planner.stages(self._layers)))
-        found = [row for row in rows if has_equal_groups(self._problem, self._layers.specs(row))]
+        found = [row for row in rows if self._layers.keeps_groups(row)]
         if not found:
             raise InfeasibleError(
                 f"{planner.name}: no stages are left if cuts keep to the places that the job and "
@@ -109,54 +113,87 @@ class ScheduledBaselines:
 
     def _recomputed(self, stages: Stages) -> list[PlacedPipeline]:
         """Return the stages placed, with each choice of what they recompute."""
-        flights = FLIGHTS if self._problem.job.recompute else FLIGHTS[:1]
-        limits = dict.fromkeys(self._limits(stages, flight) for flight in flights)
-        return [self._placed(stages, limit) for limit in limits]
+        specs = self._layers.specs(stages)
+        rows = {specs: None}
+        if self._problem.job.recompute:
+            by_rank = (True,) if self._problem.job.recompute == "blocks" else (True, False)
+            choices = (self._choice(stages, *row) for row in product(FLIGHTS, by_rank))
+            rows = dict.fromkeys(
+                tuple(replace(s, recompute=again) for s, again in zip(specs, choice, strict=True))
+                for choice in choices
+            )
+        return [place(self._problem, row) for row in rows]
 
-    def _placed(self, stages: Stages, limits: Sequence[int]) -> PlacedPipeline:
-        table, rows = self._layers.table, zip(stages, limits, strict=True)
-        again = [table.recomputed(row.begin, row.end, limit) for row, limit in rows]
-        specs = zip(self._layers.specs(stages), again, strict=True)
-        return place(self._problem, [replace(spec, recompute=layers) for spec, layers in specs])
-
-    def _limits(self, stages: Stages, flight: float) -> tuple[int, ...]:
-        """Return the limit of each stage on what it recomputes for microbatches in flight.
+    def _choice(self, stages: Stages, flight: float, by_rank: bool) -> list[tuple[str, ...]]:
+        """Return what stages recompute so that microbatches in flight fit, as far as they can.
 
         Where a job recomputes as many blocks of every stage, all have the largest limit.
+
+        Args:
+            stages: on devices.
+            flight: a multiple of 1F1B's microbatches in flight.
+            by_rank: recompute layers that free most memory a second first, else those in front.
         """
-        if not self._problem.job.recompute:
-            return (0,) * len(stages)
-        least: Counter[str] = Counter()
+        most, limits = self._layers.length, Counter[str]()
         for device in {device for row in stages for device in row.devices}:
             held = [n for n, row in enumerate(stages) if device in row.devices]
-            most = len(self._layers.table.layers)
-            limits = range(most + 1)
-            fits = (limit for limit in limits if self._fits(stages, device, held, limit, flight))
-            least[device] = next(fits, most)
-        found = tuple(max(least[device] for device in row.devices) for row in stages)
-        return (max(found),) * len(found) if self._problem.job.recompute == "blocks" else found
+            fits = (
+                limit
+                for limit in range(most + 1)
+                if self._fits(stages, device, held, flight, limit, by_rank)
+            )
+            limits[device] = next(fits, most)
+        found = [max(limits[device] for device in row.devices) for row in stages]
+        if self._problem.job.recompute == "blocks":
+            found = [max(found)] * len(found)
+        return [self._again(row, n, by_rank) for row, n in zip(stages, found, strict=True)]
+
+    def _again(self, stage: Stage, limit: int, by_rank: bool) -> tuple[str, ...]:
+        table = self._layers.table
+        if by_rank:
+            return table.recomputed(stage.begin, stage.end, limit)
+        return table.layers[stage.begin : min(stage.end, stage.begin + limit)]
 
     def _fits(
-        self, stages: Stages, device: str, held: Sequence[int], limit: int, flight: float
+        self,
+        stages: Stages,
+        device: str,
+        held: Sequence[int],
+        flight: float,
+        limit: int,
+        by_rank: bool,
     ) -> bool:
         """Return whether a device holds its stages with microbatches in flight."""
         cluster, count = self._problem.cluster, self._problem.job.microbatches
-        needed, workspace = 0, 0
+        needed = workspace = 0
         for n in held:
             replicas = len(stages[n].devices)
             share = -(-count // replicas)
             behind = -(-sum(len(row.devices) for row in stages[n:]) // replicas)
             in_flight = share if math.isinf(flight) else min(share, max(1, int(flight * behind)))
-            figures = self._layers.table.figures(
-                cluster.type_of(device),
-                stages[n].begin,
-                stages[n].end,
-                rerun=limit,
-                holders=replicas * self._problem.copies,
-            )
-            needed += int(figures.static_bytes + in_flight * figures.stash_bytes)
-            workspace = max(workspace, int(figures.workspace_bytes))
+            held_bytes = self._bytes(stages[n], self._again(stages[n], limit, by_rank))
+            needed += self._static_bytes(stages[n], device) + in_flight * held_bytes.stash
+            gradients = held_bytes.input_gradient + held_bytes.output_gradient
+            workspace = max(workspace, held_bytes.workspace + max(held_bytes.output, gradients))
         return needed + workspace <= cluster.device_type(device).capacity_bytes
+
+    def _bytes(self, stage: Stage, again: tuple[str, ...]) -> StageBytes:
+        """Return the bytes of a stage between all layers before and behind it."""
+        if (key := (stage, again)) not in self._known:
+            before = Stage(0, stage.begin, stage.devices)
+            behind = Stage(stage.end, self._layers.length, stage.devices)
+            (spec,) = self._layers.specs([stage])
+            rows = [*self._layers.specs([before]), replace(spec, recompute=again)]
+            rows = [row for row in (*rows, *self._layers.specs([behind])) if row.layers]
+            graphs = [self._problem.graph_on(stage.devices)] * len(rows)
+            self._known[key] = bytes_of_stages(graphs, rows)[bool(stage.begin)]
+        return self._known[key]
+
+    def _static_bytes(self, stage: Stage, device: str) -> int:
+        type_name = self._problem.cluster.type_of(device)
+        holders = len(stage.devices) * self._problem.copies
+        figures = self._layers.table.figures(type_name, stage.begin, stage.end, holders=holders)
+        return int(figures.static_bytes)
 
     # --- chunks -----------------------------------------------------------------------------------
 
@@ -165,7 +202,7 @@ class ScheduledBaselines:
 
         No published schedule for a V has whole backwards alone. Nothing is yielded for a single
         stage, where the job allows no second stage a device or fewer stages, or where the layers do
-        not suffice or tensor-parallel groups do not allow it.
+        not suffice or may not run on the devices.
         """
         job, most = self._problem.job, self._layers.cut_limit
         most = min(most, job.max_stages or most)
@@ -173,7 +210,7 @@ class ScheduledBaselines:
             return
         for second in (stages, stages[::-1]) if job.splits else (stages,):
             chunks = self._layers.at_cuts(self._cut((*stages, *second)))
-            if chunks and has_equal_groups(self._problem, self._layers.specs(chunks)):
+            if chunks and self._layers.may_run(chunks):
                 yield chunks
 
     def _cut(self, chunks: Stages) -> Stages:

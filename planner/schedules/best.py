@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation, Orders, owners
 from planner.plan.operations import one_forward_one_backward as interleaved_order
+from planner.program.lower.lower import lower_orders
+from planner.program.replay import replay
 from planner.schedules.assignment import Assignment, assignments, balanced_assignment
 from planner.schedules.listed import NAMES, list_orders, list_rules, split_stages
 from planner.schedules.pipelines import pipelines_of
@@ -58,31 +61,47 @@ def best_schedule(
         backward: kinds of backward that schedules may have; None: as the job allows.
     """
     kinds = backward or pipeline.problem.job.backward
-    published = _simulated(pipeline, _published(pipeline, kinds))
-    found = min(published, key=lambda row: row.iteration_time_s, default=None)
-    if found is None or not found.fits:
-        within = _simulated(pipeline, _within_memory(pipeline, kinds))
-        fitting = [row for row in (*published, *within) if row.fits]
-        found = min(fitting, key=lambda row: row.iteration_time_s, default=None)
-    if found is None:
-        alone = _simulated(pipeline, _one_by_one(pipeline, kinds))
-        found = next((row for row in alone if row.fits), None)
-    if found is None:
-        return None
-    return Scheduled(found.orders, reduced_soonest(found.timeline), found.method)
+    found = _replayed(pipeline, published_for(pipeline, kinds))
+    if not found or not found[0].fits:
+        more = _replayed(pipeline, _within_memory(pipeline, kinds))
+        # Published ones stand first, also where others are faster by rounding.
+        found = sorted([*found, *more], key=lambda row: float(f"{row.time_s:.9g}"))
+    if not any(row.fits for row in found):
+        found = _replayed(pipeline, _one_by_one(pipeline, kinds))
+    for row in found:
+        if row.fits:
+            timeline = reduced_soonest(simulate(pipeline, row.orders))
+            return Scheduled(row.orders, timeline, row.method)
+    return None
 
 
-def _simulated(pipeline: PlacedPipeline, rows: _Rows) -> list[Scheduled]:
-    """Simulate schedules; those whose devices wait in a circle are left out."""
-    found: list[Scheduled] = []
+class _Replayed(NamedTuple):
+    """Orders with their time, by which they sort, and whether they fit memory."""
+
+    time_s: float
+    number: int
+    method: str
+    orders: Orders
+    fits: bool
+
+
+def _replayed(pipeline: PlacedPipeline, rows: _Rows) -> list[_Replayed]:
+    """Replay schedules, and return the fastest first.
+
+    Left out are those whose devices wait in a circle.
+    """
+    found: list[_Replayed] = []
     for method, orders in rows:
+        program = lower_orders(pipeline, orders).program
         with suppress(DeadlockError):
-            found.append(Scheduled(orders, simulate(pipeline, orders), method))
-    return found
+            times = replay(program)
+            fits = bool((times.peak_bytes <= program.devices["capacity_bytes"]).all())
+            found.append(_Replayed(times.time_s, len(found), method, orders, fits))
+    return sorted(found, key=lambda row: row[:2])
 
 
-def _published(pipeline: PlacedPipeline, kinds: Backward) -> Iterator[tuple[str, Orders]]:
-    """Yield the orders of the published schedules that the job allows."""
+def published_for(pipeline: PlacedPipeline, kinds: Backward) -> Iterator[tuple[str, Orders]]:
+    """Yield the names and orders of the published schedules that the job allows."""
     return _by_job(pipeline, lambda one: _published_of(one, kinds))
 
 
