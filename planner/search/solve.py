@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from planner.search.finish import bounded_over, finished_plan, starts_of
 from planner.search.incumbent import Incumbent, Progress
 from planner.search.infeasible import why_no_form, why_nothing_fits
 from planner.search.remedies import QuickPlan
-from planner.search.result import Ended, HistoryRow, Result, Status
+from planner.search.result import Ended, HistoryRow, Result, Status, StepRow
 from planner.search.settings import (
     DEFAULT_WORKERS,
     OPTIMALITY_TOLERANCE,
@@ -44,7 +43,6 @@ from planner.space import WITH_SHARDED_PARAMETERS
 from planner.variants.problems import with_job
 from planner.verification import require_valid
 
-LOG = logging.getLogger(__name__)
 SHARES = {"bound": 0.04, "walk": 0.78, "close": 0.88, "prove": 1.0}
 """The steps, and the share of the time at the end of each; what one leaves is the next one's."""
 TINY_SHARES = {"bound": 0.04, "walk": 0.3, "close": 0.4, "prove": 0.5, "decide": 1.0}
@@ -186,6 +184,7 @@ class _Search:
         )
         self.variants = variants_of(problem)
         self.rows: list[Steps] = []
+        self.steps: list[StepRow] = []
 
     def run(self) -> Result:
         """Run all steps; of several sizes of groups all are tried, and the best go on."""
@@ -238,9 +237,20 @@ class _Search:
 
     def _step(self, row: Steps, name: str, until: float) -> None:
         is_enough = row.found.best is not None and row.found.is_enough
-        if name not in self.settings.without and not self.clock.is_stopped and not is_enough:
-            LOG.debug("%8.2f s  %s", self.clock.elapsed_s, name)
-            STEPS[name](row, until)
+        if name in self.settings.without or self.clock.is_stopped or is_enough:
+            return
+        begin_s, before = self.clock.elapsed_s, row.found.tried
+        STEPS[name](row, until)
+        words = self.variants[self.rows.index(row)].words
+        self.steps.append(
+            StepRow(
+                f"{words}: {name}" if len(self.variants) > 1 else name,
+                self.clock.elapsed_s - begin_s,
+                row.found.tried - before,
+                row.found.best_s,
+                row.found.bound_s,
+            )
+        )
 
     def _tried(self, rows: Sequence[Steps]) -> list[Steps]:
         """Walk for a while on each size whose bound allows it; return the sizes to go on with."""
@@ -279,6 +289,7 @@ class _Search:
             search_s=self.clock.elapsed_s,
             deterministic=self.settings.deterministic,
             processor_share=self.clock.processor_share,
+            steps=tuple(self.steps),
             **reason,
         )
 

@@ -66,11 +66,14 @@ def own_graph(name: str, loss: str):
 
 
 def chain(precision: str = "float32") -> Plan:
-    """Three stages, without replicas and tied weights: sums have plain torch's order."""
+    """Three stages, without replicas and tied weights: sums have plain torch's order and type."""
     graph = traced("llama_tiny", precision)
     layers = list(graph.layers)
     stages = [(layers[:2], ["d0"]), (layers[2:4], ["d1"]), (layers[4:], ["d2"])]
-    pipeline = pipeline_of(graph, ZOO["llama_tiny"], stages, microbatches=4, precision=precision)
+    fields: dict[str, object] = {"microbatches": 4, "precision": precision}
+    if precision.endswith("16"):
+        fields["gradient_precision"] = "weights"
+    pipeline = pipeline_of(graph, ZOO["llama_tiny"], stages, **fields)
     return scheduled(pipeline)
 
 
