@@ -34,6 +34,7 @@ from planner.costs.stage_table import StageTable
 from planner.errors import DeadlockError, PipeplanError
 from planner.plan.operations import Orders
 from planner.plan.problem import Problem
+from planner.search.clock import TASKS_PER_S
 from planner.search.cp_sat.owner_model import OwnerModel
 from planner.search.cp_sat.plan_model import Effort
 from planner.search.walk.freedoms import freedoms_of
@@ -54,6 +55,8 @@ EFFORTS = ((0.3, 1.0), (0.5, 0.5), (0.5, 0.5), (1.0, 1.0), (1.0, 0.5), (2.0, 1.0
 time to beat it looks. That no schedule is in the lower half is proved sooner than that none is."""
 POLISHED, HEATS, TRIES = 16, np.geomspace(3e-3, 3e-5, 40), 100
 """Partitions of which orders are annealed, the heats, and changes of orders at each."""
+OVERHEAD_S = 1e-4
+"""Seconds of Python around a layout that is judged, and for each operation of a model."""
 NARROW = 1e-5
 """Share of a time that is not divided further."""
 BELOW = 1 - 1e-4
@@ -160,18 +163,25 @@ class _Decisions:
         listed = list_partitions(self.problem, self._target_s, most=MOST_TRIED)
         network = NetworkTable.of(self.problem.cluster)
         walker = Walker(self.problem, self.table, network, freedoms_of(self.problem), 0)
-        found = []
+        found, tasks = [], 0
         for row in listed.partitions:
             candidate = walker.start(self._start(row)) if self.limits.left_s() > 0 else None
+            tasks = self._charge(walker, tasks)
             if candidate is not None:
                 found.append(candidate)
         for candidate in sorted(found, key=lambda row: row.seconds)[:POLISHED]:
             seconds, layout = walker.layout(candidate)
             for heat in HEATS if self.limits.left_s() > 0 else ():
                 seconds = min(seconds, walker.polish(heat, TRIES))
+            tasks = self._charge(walker, tasks)
             if seconds < self._target_s:
                 better = layout if candidate.seconds <= seconds else walker.polished_layout()
                 yield from self._taken(timeline_of(better, self.table))
+
+    def _charge(self, walker: Walker, before: int) -> int:
+        """Count the walk's work since so many tasks; return its tasks now."""
+        self.limits.spend((walker.tasks_done - before) / TASKS_PER_S + OVERHEAD_S)
+        return walker.tasks_done
 
     def _start(self, row: BoundedPartition) -> Start:
         numbers = self.problem.cluster.numbers
@@ -219,7 +229,7 @@ class _Decisions:
         model = OwnerModel(placed, known_s + share * (self._target_s - known_s))
         effort = Effort(min(seconds, left_s), self.limits.deterministic, self.limits.seed)
         found = model.solve(effort)
-        self.limits.spend(found.spent_s)
+        self.limits.spend(found.spent_s + OVERHEAD_S * len(placed.stages) * placed.microbatches)
         self.known_s[row.stages] = max(known_s, found.bound_s)
         if found.is_optimal:
             self.tries[row.stages] = len(EFFORTS)
