@@ -8,13 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from planner.search.partition.chain import Chain
-
 from planner import Cluster, Job, ModelSource, Plan, Problem, solve, trace
 from planner.assembly import plan_by_hand
 from planner.baselines import BASELINES
+from planner.baselines.layers import Layers
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
+from planner.costs.stage_table import StageTable
 from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
 from planner.model.graph_record import graph_digest
 from planner.model.layer_graph import LayerGraph
@@ -90,8 +90,8 @@ def problem_of(model: Model, graph: LayerGraph, cluster: Cluster, costs: Path | 
 def plans_of(problem: Problem, *, time_limit_s: float) -> Iterator[tuple[str, Plan]]:
     """Five plans by name: ours, and four that exercise what ours may leave out."""
     yield "pipeplan", solve(problem, time_limit_s=time_limit_s).plan
-    chain = Chain(problem)
-    even = place(problem, chain.specs(BASELINES["even"].plan(chain)))
+    layers = Layers(StageTable(problem))
+    even = place(problem, layers.specs(BASELINES["even"].plan(layers)))
     yield "even, 1F1B", _classic(even, "1f1b")
     yield "even, zero bubble", _classic(even, "zb-h1", split=True)
     yield "interleaved, recomputed", _classic(_interleaved(problem), "interleaved")
