@@ -58,6 +58,7 @@ FACTORS = (2.0, 1.0, 1.5, np.inf)
 """Limits in flight, as multiples of 1F1B's; the first is tried first."""
 STRETCHES = (2.5, 4.0)
 """Multiples of a microbatch's least way that it takes among others, in an even rhythm."""
+ONLY_BOUND = -1.0
 NEAR, CLOSE = 1.05, 1.015
 """Within the first factor of the best, other rules of order are tried; within the second, all."""
 
@@ -66,20 +67,32 @@ NEAR, CLOSE = 1.05, 1.015
 def judge_layout(w: Any) -> float:
     """Return the seconds of the best schedule of TRIED; infinite if it has none, or none below.
 
-    CHOICE is written. A layout that takes longer than ``most_s`` is not looked at closely.
+    CHOICE is written. A layout that takes longer than ``most_s`` is not looked at closely; if that
+    is ONLY_BOUND, a lower bound is returned instead.
 
     Args:
         w: pointer to the memory of the walk.
     """
     h, x = header(w, WALK), items(w, TRIED)
-    h.layouts += 1
-    if h.equal and replicas_in(x, 0) > 1:
-        if not _prepared_pipeline(x, w) or _best_s(w, 1, h.most_s) == np.inf:
-            return np.inf
-        return _pipelines_s(x, w, items(w, CHOICE))
-    if not _prepared(x, w):
+    has_pipelines, count = h.equal and replicas_in(x, 0) > 1, 1
+    if not (_prepared_pipeline(x, w) if has_pipelines else _prepared(x, w)):
         return np.inf
-    return _best_s(w, assign_all(w, x[0], x[1], h.microbatches), h.most_s)
+    if not has_pipelines:
+        count = assign_all(w, x[0], x[1], h.microbatches)
+    if h.most_s == ONLY_BOUND:
+        return _bound_s(w, count)
+    h.layouts += 1
+    found_s = _best_s(w, count, h.most_s)
+    return _pipelines_s(x, w, items(w, CHOICE)) if has_pipelines and found_s < np.inf else found_s
+
+
+@compiled
+def _bound_s(w: Any, count: int) -> float:
+    """Return a lower bound on the time of the layout by any of its assignments."""
+    least_s = np.inf
+    for owner in range(count):
+        least_s = min(least_s, least_time_s(w, pointer_at(header(w, WALK).rows, ROWS), owner))
+    return least_s
 
 
 @entry
@@ -167,6 +180,8 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
     if CLOSE * h.best_s < found_s < np.inf:
         return found_s
     for owner in range(count):
+        if least_time_s(w, pointer_at(h.rows, ROWS), owner) >= found_s:
+            continue
         for limits in range(len(FACTORS)):
             for split in range(splits, least - 1, -1):
                 for rule in range(BACKWARD_FIRST, RHYTHM + 1):

@@ -32,7 +32,7 @@ from planner.search.walk.freedoms import Freedoms, places_of
 from planner.search.walk.judge import judge_layout, prepare, schedule_again
 from planner.search.walk.memory import MOST_OWNERS, WALK, write
 from planner.search.walk.starts import Start
-from planner.search.walk.steps import JUDGE, WALK_ON, run_walk
+from planner.search.walk.steps import BOUND, JUDGE, WALK_ON, run_walk
 
 MOST_KNOWN = 1 << 18
 """Layouts whose times are remembered."""
@@ -130,15 +130,25 @@ class Walker:
             seconds, self.memory[m.BEST].copy(), tuple(self.memory[m.BEST_CHOICE].tolist())
         )
 
-    def start(self, start: Start) -> Candidate | None:
-        """Judge a layout to start from; return None if it is none, or fits no memory."""
+    def start(self, start: Start, best_s: float = np.inf) -> Candidate | None:
+        """Judge a layout to start from; return None if it is none, or fits no memory.
+
+        Args:
+            start: the layout.
+            best_s: time of another one; the slower it is than this, the fewer schedules are tried.
+        """
         x = filled(self._empty, start.ends, start.devices)
         self.memory[m.TRIED][:] = x
-        self.memory.numbers["best_s"] = np.inf
+        self.memory.numbers["best_s"] = best_s
         seconds = run_walk(self.memory.header, JUDGE, 0.0, 0)
         if seconds == np.inf:
             return None
         return Candidate(float(seconds), x, tuple(self.memory[m.CHOICE].tolist()))
+
+    def bound_s(self, start: Start) -> float:
+        """Return a lower bound on the time of a layout; infinite if it is none."""
+        self.memory[m.TRIED][:] = filled(self._empty, start.ends, start.devices)
+        return float(run_walk(self.memory.header, BOUND, 0.0, 0))
 
     def stand_at(self, candidate: Candidate) -> None:
         """Have the walk go on from a layout, and forget what it has found."""
