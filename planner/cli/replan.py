@@ -15,7 +15,6 @@ from planner.cli.options import (
     PlanOutputOption,
     RunByOption,
     SeedOption,
-    WorkersOption,
 )
 from planner.cli.output import print_json, print_rich, say, show_plan, user_errors
 from planner.errors import PipeplanError
@@ -88,10 +87,9 @@ def replan(
     added: AddedOption = None,
     cluster: ClusterOption = None,
     slack: SlackOption = 0.05,
-    time_limit: TimeLimitOption = 0.6,
+    time_limit: TimeLimitOption = 1.0,
     moves: MovesOption = None,
     seed: SeedOption = 0,
-    workers: WorkersOption = 1,
     deterministic: DeterministicOption = False,
     runtime: RunByOption = None,
     as_json: JsonOption = False,
@@ -116,7 +114,6 @@ def replan(
             slack=slack,
             time_limit_s=time_limit,
             seed=seed,
-            workers=workers,
             deterministic=deterministic,
         )
         found.plan.save(output)

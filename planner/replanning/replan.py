@@ -38,10 +38,8 @@ from planner.verification.form import stage_problems
 
 SLACK = 0.05
 """Share by which a plan may be slower than the fastest found if it moves fewer bytes."""
-TIME_LIMIT_S = 0.6
+TIME_LIMIT_S = 1.0
 """Limit of the search; the command then takes about 2 s of a core for 64 GPUs, all in all."""
-WORKERS = 1
-"""Threads of the walk."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ def replan(
     slack: float = SLACK,
     time_limit_s: float = TIME_LIMIT_S,
     seed: int = 0,
-    workers: int = WORKERS,
     deterministic: bool = False,
     progress: Progress | None = None,
 ) -> Replanned:
@@ -106,7 +103,6 @@ def replan(
         time_limit_s: of the search; seconds of counted work in deterministic mode. Making the first
             plan takes what it takes.
         seed: of random numbers.
-        workers: threads of the walk; one in deterministic mode.
         deterministic: the same plan on every machine.
         progress: called with every plan that is faster than all before.
 
@@ -115,7 +111,7 @@ def replan(
         PipeplanError: naming an unknown device, a clash of names or a wrong setting.
         KeyboardInterrupt: on Ctrl-C before any plan was found.
     """
-    check_settings(time_limit_s, 0.0, seed, workers)
+    check_settings(time_limit_s, 0.0, seed, 1)
     require_without(
         plan.job, "replan", ("shard_optimizer", "shard_parameters", "offload", "lengths")
     )
@@ -125,7 +121,7 @@ def replan(
     problem = machines.problem
     state = State(plan.on_groups, machines.survivors, problem.cluster.device_names)
     search = ReplanSearch(
-        problem, state, time_limit_s, seed, workers, deterministic, progress or (lambda row: None)
+        problem, state, time_limit_s, seed, deterministic, progress or (lambda row: None)
     )
     search.run(plan.on_groups, machines)
     if not search.found:
@@ -218,7 +214,7 @@ def _provenance(search: ReplanSearch) -> Provenance:
         pipeplan=version("pipeplan"),
         ortools=version("ortools"),
         seed=search.seed,
-        workers=1 if search.deterministic else search.workers,
+        workers=1,
         limit=f"{limit} {search.limit_s:g} s",
         solver="replanned",
         bound_covers=BoundCovers(space=search.problem.job.space, own_constraints=False),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -24,9 +24,9 @@ from planner.replanning.repair import OldStage, Repairs
 from planner.replanning.state import State
 from planner.search.result import Ended, HistoryRow
 from planner.search.settings import OPTIMALITY_TOLERANCE
+from planner.search.walk.block import HEADER, devices_of
 from planner.search.walk.freedoms import freedoms_of
-from planner.search.walk.search import Clock, Found, WalkSearch
-from planner.search.walk.starts import Start, needs_of
+from planner.search.walk.starts import Start, needs_of, starts
 from planner.search.walk.walker import Candidate as Judged
 from planner.search.walk.walker import Walker
 from planner.simulation.simulator import reduced_soonest
@@ -36,12 +36,15 @@ TASKS_PER_S = 4e6
 """Tasks that a core replays in a second, with all that is done around it."""
 STATES_PER_S = 1e7
 """States of the dynamic programs of bounds that a core looks at in a second."""
-REPAIRS_UNTIL, WALK_UNTIL = 0.35, 0.85
-"""Shares of the time limit at the end of the repairs, and of the walk; then bounds are proved."""
+REPAIRS_UNTIL, STARTS_UNTIL = 0.2, 0.3
+"""Shares of the time limit at the end of the repairs, and of stages of the search alone."""
+WALKS = ((0.5, 4, 0.001, 0.0001), (0.9, 1, 0.03, 0.0005))
+"""Walks: the share of the time limit at the end, from how many plans, heats at begin and end. Then
+bounds are proved."""
+TASKS_PER_CALL = 20_000
+"""Tasks that a walk replays between two looks at the clock."""
 MOST_GROUPS = 150
 """The most groups of devices that are cut into stages."""
-MOST_STARTS = 6
-"""The fastest repairs, from which the walk starts."""
 SOLVE_S = 5.0
 """Limit of the search at length."""
 Progress = Callable[[HistoryRow], None]
@@ -66,7 +69,6 @@ class ReplanSearch:
     state: State
     limit_s: float
     seed: int
-    workers: int
     deterministic: bool
     progress: Progress
     found: list[Candidate] = field(default_factory=list)
@@ -76,8 +78,9 @@ class ReplanSearch:
     def __post_init__(self) -> None:
         self.table = StageTable(self.problem)
         self._freedoms = freedoms_of(self.problem)
-        network = NetworkTable.of(self.problem.cluster)
-        self._walker = Walker(self.problem, self.table, network, self._freedoms, self.seed)
+        self._network = NetworkTable.of(self.problem.cluster)
+        self._walker = Walker(self.problem, self.table, self._network, self._freedoms, self.seed)
+        self._judged: list[Judged] = []
         self._begin_s, self._spent_s = time.monotonic(), 0.0
 
     @property
@@ -98,6 +101,10 @@ class ReplanSearch:
         return "interrupted" if self.is_interrupted else "time limit"
 
     @property
+    def _share(self) -> float:
+        return self.elapsed_s / self.limit_s
+
+    @property
     def elapsed_s(self) -> float:
         """Seconds of the limit that are used."""
         if not self.deterministic:
@@ -107,8 +114,9 @@ class ReplanSearch:
     def run(self, plan: Plan, machines: NewMachines) -> None:
         """Search from the plan that training ran by (on groups if it has some); Ctrl-C ends it."""
         try:
-            repairs = self._repair(plan, machines)
-            self._walk([row.start for row in repairs[:MOST_STARTS]])
+            self._repair(plan, machines)
+            for walk in WALKS if self._judged else ():
+                self._walk(*walk)
             if self.found:
                 self._prove()
         except KeyboardInterrupt:
@@ -116,8 +124,8 @@ class ReplanSearch:
 
     # --- repairs ------------------------------------------------------------------------------
 
-    def _repair(self, plan: Plan, machines: NewMachines) -> list[Candidate]:
-        """Judge the old stages on what is left, in ways that move few bytes; the fastest first."""
+    def _repair(self, plan: Plan, machines: NewMachines) -> None:
+        """Judge the old stages on what is left, in ways that move few bytes, then a few others."""
         job = self.problem.job
         needs = needs_of(self._walker.memory, self.table, self._freedoms)
         may_cut = self._freedoms.may_cut.copy()
@@ -128,13 +136,26 @@ class ReplanSearch:
             for groups in islice(self._repairs(plan, machines).groups(), MOST_GROUPS)
             for load_s, start in recut.starts(groups)
         ]
-        for start in _promising(bounded):
-            if self.found and self.elapsed_s >= REPAIRS_UNTIL * self.limit_s:
-                break
+        self._judge(_promising(bounded), REPAIRS_UNTIL)
+        self._judge(starts(self._network, self._freedoms, needs), STARTS_UNTIL)
+
+    def _judge(self, rows: Iterable[Start], until: float) -> None:
+        for start in rows:
             judged = self._walker.start(start)
             if judged is not None:
-                self._add(Candidate(judged.seconds, start, partial(self._replayed, judged)))
-        return sorted(self.found, key=lambda row: row.seconds)
+                self._take(judged)
+            if self.found and self._share >= until:
+                return
+
+    def _take(self, judged: Judged) -> None:
+        self._judged.append(judged)
+        self._add(Candidate(judged.seconds, _stages_of(judged), partial(self._replayed, judged)))
+
+    def _add(self, row: Candidate) -> None:
+        is_best = row.seconds < self.best_s
+        self.found.append(row)
+        if is_best:
+            self.progress(HistoryRow(self.elapsed_s, row.seconds, self.bound_s, "replan"))
 
     def _repairs(self, plan: Plan, machines: NewMachines) -> Repairs:
         cluster, job = self.problem.cluster, self.problem.job
@@ -160,33 +181,25 @@ class ReplanSearch:
 
     # --- walk and bound -----------------------------------------------------------------------
 
-    def _walk(self, starts: Sequence[Start]) -> None:
-        left_s = max(WALK_UNTIL * self.limit_s - self.elapsed_s, 0.05 * self.limit_s)
-        clock = Clock(
-            None if self.deterministic else left_s,
-            max(1, int(left_s * TASKS_PER_S)),
-            lambda: self.is_interrupted,
-        )
-        search = WalkSearch(
-            self.problem,
-            self.table,
-            clock,
-            freedoms=self._freedoms,
-            seed=self.seed,
-            threads=1 if self.deterministic else self.workers,
-            told=self._take,
-        )
-        self._spent_s += search.run(starts).tasks / TASKS_PER_S
+    def _walk(self, until: float, count: int, hottest: float, coolest: float) -> None:
+        """Walk from the fastest plans of unlike numbers of stages."""
+        first: dict[int, Judged] = {}
+        for row in sorted(self._judged, key=lambda row: row.seconds):
+            first.setdefault(row.shape[0], row)
+        chosen, begin = list(first.values())[:count], self._share
+        for number, row in enumerate(chosen, 1):
+            end = begin + (until - begin) * number / len(chosen)
+            self._walk_from(row, end, hottest, coolest)
 
-    def _take(self, row: Found) -> None:
-        start = Start(row.layout.ends, row.layout.devices)
-        self._add(Candidate(row.seconds, start, partial(self._replayed, row.layout)))
-
-    def _add(self, row: Candidate) -> None:
-        is_best = row.seconds < self.best_s
-        self.found.append(row)
-        if is_best:
-            self.progress(HistoryRow(self.elapsed_s, row.seconds, self.bound_s, "replan"))
+    def _walk_from(self, row: Judged, end: float, hottest: float, coolest: float) -> None:
+        self._walker.stand_at(row)
+        begin, best_s = self._share, row.seconds
+        while (share := self._share) < end:
+            part = (share - begin) / (end - begin)
+            self._walker.walk(hottest * (coolest / hottest) ** part, TASKS_PER_CALL)
+            if self._walker.best.seconds < best_s:
+                best_s = self._walker.best.seconds
+                self._take(self._walker.best)
 
     def solve(self) -> None:
         """Search at length, as no start fits: a plan is found, or an error says what is in the way.
@@ -203,7 +216,9 @@ class ReplanSearch:
             deterministic=self.deterministic,
         ).plan
         layout = Layout.of(plan, self.table)
-        self._take(Found(plan.predicted.iteration_time_s, layout))
+        start = Start(layout.ends, layout.devices)
+        seconds = plan.predicted.iteration_time_s
+        self._add(Candidate(seconds, start, partial(self._replayed, layout)))
         self._prove()
 
     def _replayed(self, found: Judged | Layout) -> Replayed:
@@ -213,13 +228,19 @@ class ReplanSearch:
 
     def _prove(self) -> None:
         begin_s = self.elapsed_s
-        most_s = (1 - WALK_UNTIL) * self.limit_s
+        most_s = (1 - WALKS[-1][0]) * self.limit_s
         for proved in Prover(self.problem, self.best_s).steps():
             self.proved = proved
             if self.deterministic:
                 self._spent_s = max(self._spent_s, begin_s + proved.looked_at / STATES_PER_S)
             if self.elapsed_s - begin_s >= most_s:
                 return
+
+
+def _stages_of(judged: Judged) -> Start:
+    block, count = judged.block, judged.shape[0]
+    ends = block[HEADER : HEADER + count]
+    return Start(tuple(ends.tolist()), tuple(tuple(devices_of(block, s)) for s in range(count)))
 
 
 def _promising(rows: Sequence[tuple[int, float, Start]]) -> list[Start]:
