@@ -46,11 +46,7 @@ class Recut:
         self._moved = cache(self._moved_by)
 
     def starts(self, groups: Groups) -> Iterator[tuple[float, Start]]:
-        """Yield the stages that move fewest bytes, then those within lower and lower limits.
-
-        Yields:
-            Seconds of the longest stage of an iteration, and the stages.
-        """
+        """Yield stages that move few bytes, within lower and lower limits, each with its load."""
         if len(groups) >= len(self._cuts):
             return
         types = [tuple(sorted(self._needs.type_of[list(group)].tolist())) for group in groups]

@@ -120,9 +120,8 @@ def replan(
     machines = new_machines(plan, _changes(cluster, lost, slow, added))
     problem = machines.problem
     state = State(plan.on_groups, machines.survivors, problem.cluster.device_names)
-    search = ReplanSearch(
-        problem, state, time_limit_s, seed, deterministic, progress or (lambda row: None)
-    )
+    tell = progress or (lambda row: None)
+    search = ReplanSearch(problem, state, time_limit_s, seed, deterministic, tell)
     search.run(plan.on_groups, machines)
     if not search.found:
         if search.is_interrupted:
@@ -169,8 +168,7 @@ def _replanned(search: ReplanSearch, plan: Plan, machines: NewMachines, slack: f
 def _require_slack(slack: float) -> None:
     if not 0 <= slack < float("inf"):
         raise PipeplanError(
-            f"slack: {slack} is not a share of at least 0; write 0.05 for 5 % slower than the "
-            "fastest plan found"
+            f"slack: {slack} is not a share of at least 0; write 0.05 for at most 5 % slower"
         )
 
 
@@ -197,8 +195,7 @@ def _plan(search: ReplanSearch, old: Plan, machines: NewMachines, choice: Altern
         timeline = simulate(timeline.pipeline, orders)
     proof = None
     if search.proved is not None:
-        certificate = search.proved.certificate(problem)
-        proof = Proof(certificate=certificate, unchecked=None)
+        proof = Proof(certificate=search.proved.certificate(problem), unchecked=None)
     made = assemble_plan(timeline, orders, search.bound_s, _provenance(search), proof)
     if made.sync != old.sync:
         made = with_strategy(made, old.sync)
@@ -209,13 +206,12 @@ def _plan(search: ReplanSearch, old: Plan, machines: NewMachines, choice: Altern
 
 
 def _provenance(search: ReplanSearch) -> Provenance:
-    limit = "deterministic" if search.deterministic else "wall"
     return Provenance(
         pipeplan=version("pipeplan"),
         ortools=version("ortools"),
         seed=search.seed,
         workers=1,
-        limit=f"{limit} {search.limit_s:g} s",
+        limit=f"{'deterministic' if search.deterministic else 'wall'} {search.limit_s:g} s",
         solver="replanned",
         bound_covers=BoundCovers(space=search.problem.job.space, own_constraints=False),
         cost_model=COST_MODEL,

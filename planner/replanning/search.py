@@ -39,8 +39,7 @@ STATES_PER_S = 1e7
 REPAIRS_UNTIL, STARTS_UNTIL = 0.2, 0.3
 """Shares of the time limit at the end of the repairs, and of stages of the search alone."""
 WALKS = ((0.5, 4, 0.001, 0.0001), (0.9, 1, 0.03, 0.0005))
-"""Walks: the share of the time limit at the end, from how many plans, heats at begin and end. Then
-bounds are proved."""
+"""Walks: until which share of the limit, from how many plans, the heats at begin and end."""
 TASKS_PER_CALL = 20_000
 """Tasks that a walk replays between two looks at the clock."""
 MOST_GROUPS = 150
@@ -152,10 +151,9 @@ class ReplanSearch:
         self._add(Candidate(judged.seconds, _stages_of(judged), partial(self._replayed, judged)))
 
     def _add(self, row: Candidate) -> None:
-        is_best = row.seconds < self.best_s
+        if row.seconds < self.best_s:
+            self.progress(HistoryRow(self.elapsed_s, row.seconds, 0.0, "replan"))
         self.found.append(row)
-        if is_best:
-            self.progress(HistoryRow(self.elapsed_s, row.seconds, self.bound_s, "replan"))
 
     def _repairs(self, plan: Plan, machines: NewMachines) -> Repairs:
         cluster, job = self.problem.cluster, self.problem.job
@@ -202,11 +200,7 @@ class ReplanSearch:
                 self._take(self._walker.best)
 
     def solve(self) -> None:
-        """Search at length, as no start fits: a plan is found, or an error says what is in the way.
-
-        Raises:
-            InfeasibleError: if there is no plan, or none was found.
-        """
+        """Search at length, as no start fits; an InfeasibleError says what is in the way."""
         from planner.search.solve import solve
 
         plan = solve(
@@ -227,13 +221,9 @@ class ReplanSearch:
         return Replayed(reduced_soonest(timeline), orders)
 
     def _prove(self) -> None:
-        begin_s = self.elapsed_s
-        most_s = (1 - WALKS[-1][0]) * self.limit_s
         for proved in Prover(self.problem, self.best_s).steps():
-            self.proved = proved
-            if self.deterministic:
-                self._spent_s = max(self._spent_s, begin_s + proved.looked_at / STATES_PER_S)
-            if self.elapsed_s - begin_s >= most_s:
+            self.proved, self._spent_s = proved, proved.looked_at / STATES_PER_S
+            if self._share >= 1:
                 return
 
 
