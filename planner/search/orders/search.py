@@ -29,9 +29,9 @@ HOTTEST, COOLEST = 0.002, 2e-5
 """Heats of annealing at its begin and its end."""
 TRIES = 200
 """Changes of orders between two looks at the clock."""
-LISTED_UNTIL, HINTED_UNTIL, MODELLED_UNTIL = 0.1, 0.15, 0.5
-"""Shares of the time at the end of list schedules, of annealing each start, and
-of CP-SAT's whole model, which mostly ends before or not at all."""
+LISTED_UNTIL, HINTED_UNTIL, MODELLED_UNTIL = 0.1, (0.15, 0.3), 0.55
+"""Shares of the time at the end of list schedules, of annealing one start or several,
+and of CP-SAT's whole model, which mostly ends before or not at all."""
 ANNEALED_UNTIL, ALONE_ANNEALED_UNTIL = 0.9, 0.5
 """The same of annealing from there on, and where each device holds one stage: there CP-SAT's
 windows, which have the rest, find what single changes of orders do not."""
@@ -241,10 +241,13 @@ class ScheduleSearch:
 
     def _anneal_starts(self) -> None:
         """Anneal the best list schedule of each kind: annealing splits no backwards."""
-        starts = [orders for orders in self._starts if orders is not None]
         assert self.best is not None
-        for number, orders in enumerate(starts or [self.best.orders], 1):
-            self._anneal(HINTED_UNTIL * number / max(1, len(starts)), orders)
+        given = [orders for orders in self._starts if orders is not None] or [self.best.orders]
+        starts = [row for number, row in enumerate(given) if row not in given[:number]]
+        if len(starts) == 1 and not self._may_prove:
+            return  # The long annealing that follows has all of the time.
+        for number, orders in enumerate(starts, 1):
+            self._anneal(HINTED_UNTIL[len(starts) > 1] * number / len(starts), orders)
 
     def _anneal(self, until: float, orders: Orders | None = None) -> None:
         """Anneal orders, by default the best ones, on each thread with other random numbers."""
