@@ -32,9 +32,15 @@ ROUNDING = 1 + 2e-6
 """The oracle counts in ticks of a nanosecond, of problems of milliseconds."""
 
 
+def types_of(problem: Problem) -> list[str]:
+    """Return the types of devices in use."""
+    return list(dict.fromkeys(device.type for device in problem.cluster.devices))
+
+
 def work_s(problem: Problem) -> FloatArray:
-    """Return the seconds of a forward and the least backward, by type and layer."""
-    seconds = StageTable(problem).arrays.seconds
+    """Return the seconds of a forward and the least backward, by type in use and layer."""
+    table = StageTable(problem)
+    seconds = table.arrays.seconds[[table.types.index(kind) for kind in types_of(problem)]]
     return seconds[:, :, 1] + np.minimum(seconds[:, :, 0], seconds[:, :, 2:].sum(axis=2))
 
 
@@ -77,7 +83,7 @@ def require_sound(problem: Problem) -> list[float]:
     assert report.certificate.bound_s <= best_s * ROUNDING
     check = BoundCheck(problem, problem.job.space)
     speeds = 1 / work_s(problem).sum(axis=1)
-    prices = dict(zip(StageTable(problem).types, (speeds / speeds.max()).tolist(), strict=True))
+    prices = dict(zip(types_of(problem), (speeds / speeds.max()).tolist(), strict=True))
     work = WorkPrices(prices=prices)
     assert max(check.least_s(work), check.least_s(MicrobatchPath())) <= best_s * ROUNDING
     found = [most_proved_s(check, argument, 1.5 * best_s) for argument in arguments(problem)]
