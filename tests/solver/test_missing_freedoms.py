@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from solver.tiny_problems import renamed, tiny_problem
+from tiny_problems import renamed, tiny_problem
 
 from planner import InfeasibleError, Problem, solve
 from planner.plan.runtimes import for_runtime
