@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.bounds import BoundedPartition, BoundedStage, list_partitions
+from planner.bounds import BoundedPartition, BoundedStage, PartitionList, list_partitions
 from planner.costs.network_table import NetworkTable
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
@@ -160,7 +160,7 @@ class _Decisions:
 
     def _tried(self) -> Iterator[Timeline]:
         """Yield better schedules by the walk, of any partition that may have one."""
-        listed = list_partitions(self.problem, self._target_s, most=MOST_TRIED)
+        listed = self._listed(self._target_s, MOST_TRIED)
         network = NetworkTable.of(self.problem.cluster)
         walker = Walker(self.problem, self.table, network, freedoms_of(self.problem), 0)
         found, tasks = [], 0
@@ -177,6 +177,13 @@ class _Decisions:
             if seconds < self._target_s:
                 better = layout if candidate.seconds <= seconds else walker.polished_layout()
                 yield from self._taken(timeline_of(better, self.table))
+
+    def _listed(self, below_s: float, most: int) -> PartitionList:
+        """Return the partitions of the job's space; what bounds count on has no least of stages."""
+        found = list_partitions(self.problem, below_s, most=most)
+        least = self.problem.job.min_stages
+        kept = tuple(row for row in found.partitions if len(row.stages) >= least)
+        return found._replace(partitions=kept)
 
     def _charge(self, walker: Walker, before: int) -> int:
         """Count the walk's work since so many tasks; return its tasks now."""
@@ -198,7 +205,7 @@ class _Decisions:
         """Return all partitions below a time, which is as high as few enough of them allow."""
         limit_s, most = self._target_s, MOST_DECIDED + len(self.tries)
         while True:
-            listed = list_partitions(self.problem, limit_s, most=most)
+            listed = self._listed(limit_s, most)
             if listed.is_complete or limit_s < low_s * (1 + NARROW):
                 return listed.partitions if listed.is_complete else (), limit_s
             limit_s = (limit_s + low_s) / 2
