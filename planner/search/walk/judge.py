@@ -54,8 +54,10 @@ from planner.search.walk.memory import (
 from planner.search.walk.orders import keep_order, spread_order
 from planner.search.walk.owners import assign_all, least_time_s
 
-FACTORS = (2.0, 1.0, 1.5, np.inf)
+FACTORS = (2.0, 1.0, 1.5, np.inf, 0.0)
 """Limits in flight, as multiples of 1F1B's; the first is tried first."""
+UNLIMITED, ONE_EACH = 3, 4
+"""Numbers of two of them; one each is tried only where nothing else fits."""
 STRETCHES = (2.5, 4.0)
 """Multiples of a microbatch's least way that it takes among others, in an even rhythm."""
 ONLY_BOUND = -1.0
@@ -164,7 +166,7 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
     """Return the time of the best schedule over owners, rules of order and limits."""
     h, found_s = header(w, WALK), np.inf
     splits, least, usual = h.may_split, 0 if h.may_stay_whole else 1, _usual_rule(w)
-    first = len(FACTORS) - 1 if usual == RHYTHM else 0
+    first = UNLIMITED if usual == RHYTHM else 0
     for owner in range(count):
         if least_time_s(w, pointer_at(h.rows, ROWS), owner) < most_s:
             found_s = _tried_s(w, owner, usual, splits, first, found_s)
@@ -182,11 +184,14 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
     for owner in range(count):
         if least_time_s(w, pointer_at(h.rows, ROWS), owner) >= found_s:
             continue
-        for limits in range(len(FACTORS)):
+        for limits in range(ONE_EACH):
             for split in range(splits, least - 1, -1):
                 for rule in range(BACKWARD_FIRST, RHYTHM + 1):
                     if _is_of_use(w, rule, split) and (owner != best_owner or limits != 0):
                         found_s = _tried_s(w, owner, rule, split, limits, found_s)
+    for split in range(splits, least - 1, -1):
+        if found_s == np.inf and not h.is_1f1b:
+            found_s = _tried_s(w, 0, BACKWARD_FIRST, split, ONE_EACH, found_s)
     return found_s
 
 
