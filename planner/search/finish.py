@@ -13,6 +13,7 @@ from planner.plan.problem import Problem
 from planner.plan.runtimes import LOSSES_IN_ORDER
 from planner.search.cp_sat.decide import METHOD
 from planner.search.incumbent import Found, Incumbent
+from planner.search.result import Reason
 from planner.search.settings import Settings
 from planner.search.variants import Variant
 from planner.search.walk.starts import Start
@@ -23,11 +24,14 @@ CONFIRMED = 1 - 1e-6
 """A bound counts as certified if this share of it is: the verifier's tolerance."""
 
 
-def finished_plan(taken: Found, found: Incumbent, settings: Settings, variant: Variant) -> Plan:
+def finished_plan(
+    taken: Found, reason: Reason | None, found: Incumbent, settings: Settings, variant: Variant
+) -> Plan:
     """Return the plan of a schedule, with the bound of its own size of groups.
 
     Args:
         taken: the schedule.
+        reason: why it was chosen among others; None: it is the fastest.
         found: what the search found besides.
         settings: of the search.
         variant: the size of groups.
@@ -43,7 +47,7 @@ def finished_plan(taken: Found, found: Incumbent, settings: Settings, variant: V
         seed=settings.seed,
         workers=settings.threads,
         limit=settings.limit_text,
-        solver=taken.method,
+        solver=taken.method if reason is None else f"{taken.method}, {reason.provenance}",
         bound_covers=BoundCovers(
             space=variant.problem.job.space, own_constraints=settings.constrain is not None
         ),
@@ -56,7 +60,7 @@ def finished_plan(taken: Found, found: Incumbent, settings: Settings, variant: V
             unchecked = UncheckedBound(bound_s=found.bound_s, source="solver", method=METHOD)
         proof = Proof(certificate=found.proved.certificate(problem), unchecked=unchecked)
     plan = assemble_plan(timeline, orders, found.bound_s, provenance, proof)
-    if variant.parallel is None:
+    if variant.whole is variant.problem:
         return plan
     return plan.of_problem(variant.whole, variant.parallel)
 

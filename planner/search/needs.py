@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -53,21 +53,17 @@ class Needs:
         table = StageTable(problem)
         self.names, self.types = table.layers, table.types
         job, more = problem.job, more_devices or {}
-        held = [device.type for device in problem.cluster.devices]
-        self.counts = {name: held.count(name) + more.get(name, 0) for name in self.types}
-        reruns = (0, NEVER) if job.recompute else (0,)
-        offloads = (0, NEVER) if job.offload is True else (0,)
-        rows = [
-            table.all_figures(rerun=rerun, offload=offload, holders=most_holders(problem))
-            for rerun, offload in product(reruns, offloads)
-        ]
-        kept = [row["stash_bytes"] - row["offload_bytes"] for row in rows]
-        self._stash_bytes: Ints = np.minimum.reduce(kept)
+        kinds = [device.type for device in problem.cluster.devices]
+        self.counts = {name: kinds.count(name) + more.get(name, 0) for name in self.types}
+        # What a layer that does not run again adds to the stash is in its workspace if it does.
+        rerun = NEVER if job.recompute else 0
+        offload = NEVER if job.offload is True else 0
+        rows = table.all_figures(rerun=rerun, offload=offload, holders=most_holders(problem))
+        self._stash_bytes: Ints = rows["stash_bytes"] - rows["offload_bytes"]
         self._passed_bytes = _passed_bytes(table)
-        working = np.minimum.reduce([row["workspace_bytes"] for row in rows])
-        static = rows[0]["static_bytes"]
-        self.bytes: Ints = static + self._stash_bytes + self._passed_bytes + working
-        self._may_run = rows[0]["may_run"] > 0
+        held = rows["static_bytes"] + rows["workspace_bytes"]
+        self.bytes: Ints = held + self._stash_bytes + self._passed_bytes
+        self._may_run = rows["may_run"] > 0
 
     @cached_property
     def capacities(self) -> dict[str, int]:

@@ -66,6 +66,11 @@ class Robustness:
     compared: int
 
     @property
+    def provenance(self) -> str:
+        """The words of a plan's provenance."""
+        return f"chosen for robustness under noise ({self.noise})"
+
+    @property
     def is_fastest(self) -> bool:
         """Whether no plan is known that is faster without noise."""
         return self.times.predicted_s <= self.fastest.predicted_s
@@ -103,6 +108,11 @@ class LengthChoice:
     time_s: float
     fastest_s: float
     compared: int
+
+    @property
+    def provenance(self) -> str:
+        """The words of a plan's provenance."""
+        return f"chosen over lengths, microbatches {self.order.replace('_', ' ')}"
 
     def summary(self) -> str:
         """Return a line that sums it up."""
@@ -183,6 +193,11 @@ class Simplicity:
     compared: int
 
     @property
+    def provenance(self) -> str:
+        """The words of a plan's provenance."""
+        return f"chosen as the simplest within {self.within:.2%} of the fastest"
+
+    @property
     def is_fastest(self) -> bool:
         """Whether no plan is known that is faster."""
         return self.iteration_time_s <= self.fastest_s
@@ -197,6 +212,10 @@ class Simplicity:
             f"simple: {why}; takes {self.iteration_time_s / self.fastest_s - 1:.2%} longer than "
             f"the fastest of {compared}, {format_seconds(self.fastest_s)}"
         )
+
+
+Reason = Robustness | Simplicity | LengthChoice
+"""Why a plan was chosen that need not be the fastest."""
 
 
 def unjoined_devices(plan: Plan) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -14,7 +15,6 @@ from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.runtimes import for_runtime
 from planner.plan.unsupported import require_without
-from planner.program.compiled import cache_folder
 from planner.search.choices import Choice
 from planner.search.clock import Clock
 from planner.search.cp_sat.decide import may_decide
@@ -136,19 +136,11 @@ def decided(problem: Problem) -> list[Problem]:
     return [with_job(problem, **row) if row else problem for row in fields]
 
 
+@cache
 def compile_ahead() -> None:
-    """Compile what searches run, before any clock starts: search the plans of two layers.
-
-    Later calls of the same version on the same machine return at once.
-    """
-    ready = cache_folder() / "search.ready"
-    if ready.exists():
-        return
+    """Compile what searches run, or load it, before any clock starts: search two layers."""
     settings = Settings(0.01, OPTIMALITY_TOLERANCE, 0, 1, deterministic=True)
     _Search(settings, two_layers(), None, (), Choice()).run()
-    with suppress(OSError):  # Without a cache every start compiles anew; that was logged.
-        ready.parent.mkdir(parents=True, exist_ok=True)
-        ready.touch()
 
 
 def quickly(problem: Problem) -> QuickPlan | None:
@@ -275,7 +267,8 @@ class _Search:
         bound_s = min(time_s, *(row.found.bound_s for row in self.rows))
         status, ended = self._end(taken.timeline.iteration_time_s, bound_s)
         variant = self.variants[self.rows.index(best)]
-        plan = finished_plan(taken, best.found, self.settings, variant)
+        why = next(iter(reason.values()), None)
+        plan = finished_plan(taken, why, best.found, self.settings, variant)
         if len(self.variants) > 1:
             plan = bounded_over(plan, self.problem, bound_s, self.variants)
         require_valid(plan)

@@ -52,6 +52,8 @@ BEST_OF_MODEL = 3
 """Solutions of the plan model, of each number of stages, that the walk is given."""
 SIMPLE_SHARE = 0.1
 """Share of the time limit, beyond it, for simple plans to choose among."""
+PASS_S = 0.1
+"""Seconds that must be left for another pass of the bounds' programs to begin."""
 NEIGHBOURS, NEAR_S = 3, 0.3
 """Neighbouring stages that CP-SAT changes at a time under the caller's constraints, and seconds."""
 
@@ -261,6 +263,8 @@ class Steps:
 
     def decide(self, until: float) -> None:
         """Decide all partitions of a tiny cluster that may have a faster plan."""
+        if self.found.best is None:
+            return
         self.clock.run(lambda: self._decide(until))
 
     def _decide(self, until: float) -> None:
@@ -289,7 +293,7 @@ class Steps:
             self.clock.spend(max(0.0, proved.looked_at - looked_at) / STATES_PER_S)
             looked_at = max(looked_at, proved.looked_at)
             self.found.prove(proved)
-            if self.clock.left_s(until) <= 0:
+            if self.clock.left_s(until) <= (0 if self.clock.deterministic else PASS_S):
                 return
 
 
