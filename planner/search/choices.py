@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +11,8 @@ from planner.cluster.cluster import node_of
 from planner.costs.placed_pipeline import PlacedStage
 from planner.lengths import ORDERS, Lengths
 from planner.model.blocks import block_name
-from planner.plan.operations import one_forward_one_backward
+from planner.plan.operations import owners
+from planner.schedules.published import published_orders
 from planner.search.incumbent import Found, Incumbent
 from planner.search.result import Complexity, LengthChoice, Robustness, Simplicity
 from planner.simulation.lengths import estimated_times, placed_by_length
@@ -36,24 +38,32 @@ class Choice:
     noise: Noise | None = None
     within: float | None = None
 
+    @property
+    def most_slower(self) -> float | None:
+        """Share by which a plan may be slower than the fastest; None: the fastest is chosen."""
+        return SLOWER if self.noise is not None else self.within
 
-def chosen(found: Incumbent, choice: Choice | None) -> tuple[Found, dict[str, Any]]:
-    """Return the plan that is chosen, and why: a field of :class:`Result`."""
+
+def chosen(found: Incumbent, more: Sequence[Found], choice: Choice) -> tuple[Found, dict[str, Any]]:
+    """Return the plan that is chosen, and why: a field of :class:`Result`.
+
+    Args:
+        found: by the search.
+        more: plans that are slower than the fastest.
+        choice: how to choose.
+    """
     best = found.best
     assert best is not None
     lengths = best.timeline.pipeline.problem.job.lengths
     if lengths is not None:
         return _for_lengths(found.near, lengths)
-    if choice is not None and choice.noise is not None:
-        return _robust(_near(found, SLOWER), choice.noise)
-    if choice is not None and choice.within is not None:
-        return _simple(_near(found, choice.within), choice.within)
-    return best, {}
-
-
-def _near(found: Incumbent, slower: float) -> list[Found]:
-    rows = [row for row in found.near if row.seconds <= (1 + slower) * found.best_s]
-    return rows[:MOST_COMPARED]
+    if choice.most_slower is None:
+        return best, {}
+    longest_s = (1 + choice.most_slower) * found.best_s
+    near = [row for row in found.near if row.seconds <= longest_s][:MOST_COMPARED]
+    if choice.noise is not None:
+        return _robust([*near, *more[:MOST_COMPARED]], choice.noise)
+    return _simple([*near, *more], choice.most_slower)
 
 
 def _robust(rows: list[Found], noise: Noise) -> tuple[Found, dict[str, Any]]:
@@ -119,22 +129,18 @@ def complexity_of(found: Found) -> Complexity:
         stages=len(stages),
         uneven_stages=sum(uneven),
         divided_blocks=_divided_blocks(stages),
-        searched_orders=0 if _is_1f1b(found) else 1,
+        searched_orders=0 if _is_published(found) else 1,
     )
 
 
-def _is_1f1b(found: Found) -> bool:
-    """Return whether every device has the order of 1F1B for the microbatches that it runs."""
-    stages = found.timeline.pipeline.stages
-    for order in found.orders.values():
-        held = sorted({operation.stage for operation in order})
-        if len(held) != 1:
-            return False
-        runs = [operation.microbatch for operation in order if operation.kind == "F"]
-        count = len(stages)
-        if one_forward_one_backward(held[0], count, count, runs) != list(order):
-            return False
-    return True
+def _is_published(found: Found) -> bool:
+    """Return whether the orders are those of a published schedule of whole backwards."""
+    mine = {device: list(order) for device, order in found.orders.items()}
+    owner = owners(found.orders)
+    return any(
+        mine == {device: list(order) for device, order in orders.items()}
+        for _, orders in published_orders(found.timeline.pipeline, owner, split=False)
+    )
 
 
 def _is_unaligned(stage: PlacedStage) -> bool:

@@ -265,7 +265,7 @@ class _Search:
         taken, reason = best.chosen(self.choice)
         time_s = min(row.found.best_s for row in self.rows)
         bound_s = min(time_s, *(row.found.bound_s for row in self.rows))
-        status, ended = self._end(taken.timeline.iteration_time_s, bound_s)
+        status, ended = self._end(taken.timeline.iteration_time_s, time_s, bound_s)
         variant = self.variants[self.rows.index(best)]
         why = next(iter(reason.values()), None)
         plan = finished_plan(taken, why, best.found, self.settings, variant)
@@ -286,14 +286,18 @@ class _Search:
             **reason,
         )
 
-    def _end(self, time_s: float, bound_s: float) -> tuple[Status, Ended]:
-        if time_s <= bound_s * (1 + min(self.settings.gap_limit, OPTIMALITY_TOLERANCE)):
-            return "optimal", "proved"
+    def _end(self, time_s: float, best_s: float, bound_s: float) -> tuple[Status, Ended]:
+        """Return the status of a plan that takes ``time_s``, and why the search ended."""
+        tolerance, gap_limit = OPTIMALITY_TOLERANCE, self.settings.gap_limit
+        proved_s = bound_s * (1 + min(gap_limit, tolerance))
+        status: Status = "optimal" if time_s <= proved_s else "feasible"
+        if best_s <= proved_s:
+            return status, "proved"
         if self.clock.is_stopped:
             return "interrupted", "interrupted"
-        if time_s <= bound_s * (1 + self.settings.gap_limit):
-            return "feasible", "gap limit"
-        return "feasible", "time limit" if self.clock.left_s() <= 0 else "nothing left to try"
+        if best_s <= bound_s * (1 + gap_limit):
+            return status, "gap limit"
+        return status, "time limit" if self.clock.left_s() <= 0 else "nothing left to try"
 
 
 STEPS: dict[str, Callable[[Steps, float], None]] = {

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from planner.bounds import Prover
 from planner.costs.network_table import NetworkTable
-from planner.costs.placement import place
 from planner.costs.stage_table import StageTable
 from planner.model.blocks import block_name
+from planner.plan.membership import outside
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.program.layout import Layout
@@ -34,12 +34,13 @@ from planner.search.incumbent import Found, Incumbent, Replayed
 from planner.search.orders.search import ScheduleSearch
 from planner.search.settings import Settings
 from planner.search.walk.freedoms import freedoms_of
+from planner.search.walk.plans import timeline_of
 from planner.search.walk.search import Clock as WalkClock
 from planner.search.walk.search import Found as WalkFound
 from planner.search.walk.search import WalkSearch
 from planner.search.walk.starts import Start, needs_of, starts
 from planner.search.walk.walker import Candidate, Walker
-from planner.simulation.simulator import reduced_soonest, simulate, simulate_plan
+from planner.simulation.simulator import reduced_soonest, simulate_plan
 from planner.simulation.timeline import Timeline
 from planner.variants.problems import with_job
 
@@ -169,12 +170,11 @@ class Steps:
         self.found.offer(Found(row.seconds, "walk", partial(self._replayed, row.layout)))
 
     def _replayed(self, layout: Layout) -> Replayed:
-        placed = place(self.problem, list(layout.specs(self.table)))
-        orders = layout.operations(self.table)
-        return reduced_soonest(simulate(placed, orders)), orders
+        timeline = reduced_soonest(timeline_of(layout, self.table))
+        return timeline, timeline.orders
 
-    def add_simple(self, within: float) -> None:
-        """Look for simple plans to choose among: in 1F1B, with stages cut at the ends of blocks.
+    def _plain(self, within: float) -> list[Found]:
+        """Return plans in 1F1B to choose among, some with stages cut at the ends of blocks.
 
         Args:
             within: share by which they may take longer than the best plan.
@@ -183,6 +183,7 @@ class Steps:
         end_s = self.clock.elapsed_s + SIMPLE_SHARE * self.clock.limit_s
         freedoms, most_s = freedoms_of(narrow), self.found.best_s * (1 + within)
         whole = freedoms.may_cut & _between_blocks(self.table.layers)
+        found = []
         for kept in (freedoms, freedoms._replace(may_cut=whole)):
             walker = Walker(narrow, self.table, self._network, kept, self.settings.seed)
             needs = needs_of(walker.memory, self.table, kept)
@@ -190,9 +191,10 @@ class Steps:
                 candidate = walker.start(start)
                 if candidate is not None and candidate.seconds <= most_s:
                     seconds, layout = walker.layout(candidate)
-                    self.found.offer(Found(seconds, "1F1B", partial(self._replayed, layout)))
+                    found.append(Found(seconds, "1F1B", partial(self._replayed, layout)))
                 if self.clock.is_stopped or self.clock.elapsed_s >= end_s:
                     break
+        return found
 
     def _offer_candidate(self, candidate: Candidate, method: str) -> None:
         seconds, layout = self._walker.layout(candidate)
@@ -204,10 +206,11 @@ class Steps:
         Raises:
             AssertionError: if none of the plans found fits memory when it is replayed.
         """
-        if choice.within is not None and not self.clock.is_stopped:
-            self.add_simple(choice.within)
+        more = []
+        if choice.most_slower is not None and not self.clock.is_stopped:
+            more = self._plain(choice.most_slower)
         while self.found.best is not None:
-            taken, reason = chosen(self.found, choice)
+            taken, reason = chosen(self.found, more, choice)
             if not taken.timeline.overflow_bytes:
                 return taken, reason
             LOG.warning("a plan of %.6g s does not fit memory; it is left out", taken.seconds)
@@ -276,9 +279,15 @@ class Steps:
         )
         best_s, bound_s = self.found.best_s, self.found.bound_s
         for row in decide(self.problem, self.table, best_s, bound_s, limits):
-            if row.better is not None:
+            if row.better is not None and self._is_in_space(row.better):
                 self._offer_timeline(reduced_soonest(row.better), METHOD)
             self.found.decide(row.bound_s)
+
+    def _is_in_space(self, timeline: Timeline) -> bool:
+        """Return whether the job allows a plan: what is decided is of a wider space."""
+        stages = [stage.spec for stage in timeline.pipeline.stages]
+        space = self.problem.job.space
+        return not any(outside(space, stages, timeline.orders, self.table.layers))
 
     # --- bounds -----------------------------------------------------------------------------------
 

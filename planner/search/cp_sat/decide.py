@@ -97,6 +97,8 @@ def may_decide(problem: Problem) -> bool:
     job, devices = problem.job, len(problem.cluster.devices)
     return (
         job.max_stages_per_device == 1
+        and job.max_stages is None
+        and not job.has_pipelines
         and job.lengths is None
         and job.order != "1f1b"
         and devices <= MOST_DEVICES
