@@ -178,8 +178,13 @@ class Walker:
 
     def polished_layout(self) -> Layout:
         """Return the layout with the best orders that annealing has found."""
-        self._schedule[ORDER_CODES][:] = self.orders[BEST_CODES]
-        return self._layout()
+        codes = self._schedule[ORDER_CODES]
+        # Annealing goes on from the order that its program has, which need not be the best.
+        now = codes.copy()
+        codes[:] = self.orders[BEST_CODES]
+        found = self._layout()
+        codes[:] = now
+        return found
 
     def _layout(self) -> Layout:
         whole, schedule = self.memory[m.WHOLE], self._schedule
