@@ -24,6 +24,7 @@ from planner.search.walk.memory import (
     MAY_CUT,
     NODE_OF,
     PRICE,
+    UNLINKED,
     WALK,
 )
 
@@ -37,6 +38,7 @@ class Freedoms(NamedTuple):
     may_cut: NDArray[np.bool_]
     allowed_layers: NDArray[np.int64]
     apart: NDArray[np.bool_]
+    unlinked: NDArray[np.bool_]
     class_of: NDArray[np.int64]
     place_of: NDArray[np.int64]
     node_of: NDArray[np.int64]
@@ -81,6 +83,7 @@ def freedoms_of(problem: Problem) -> Freedoms:
         may_cut=may_cut,
         allowed_layers=allowed,
         apart=_apart(problem),
+        unlinked=_unlinked(problem),
         class_of=np.array([types.index(device.type) for device in devices]),
         place_of=places_of(problem)[-1],
         node_of=np.array([nodes.index(node_of(name)) for name in cluster.device_names]),
@@ -98,12 +101,25 @@ def freedoms_of(problem: Problem) -> Freedoms:
 
 
 def _apart(problem: Problem) -> NDArray[np.bool_]:
+    """Return which devices may not hold the same stage: by rules, or as nothing joins them."""
     numbers = problem.cluster.numbers
     rows = [[numbers[name] for name in row] for row in problem.job.rules.apart]
-    found = np.zeros((len(numbers), len(numbers)) if rows else (0, 0), np.bool_)
+    unlinked = _unlinked(problem)
+    reduces = any(row.trainable for row in problem.graph.record.parameters)
+    if not rows and not (reduces and unlinked.size):
+        return np.zeros((0, 0), np.bool_)
+    found = np.zeros((len(numbers), len(numbers)), np.bool_)
+    if reduces and unlinked.size:
+        found |= unlinked
     for row in rows:
         found[np.ix_(row, row)] = True
     return found
+
+
+def _unlinked(problem: Problem) -> NDArray[np.bool_]:
+    """Return which devices no path joins, D x D; empty if all are joined."""
+    found: NDArray[np.bool_] = ~np.isfinite(problem.cluster.link_table.latency_s)
+    return found if found.any() else np.zeros((0, 0), np.bool_)
 
 
 def places_of(problem: Problem) -> list[NDArray[np.int64]]:
@@ -163,6 +179,10 @@ def _is_stage_allowed(x: Any, s: int, w: Any) -> bool:
         for other in range(first, r if h.has_apart else first):
             if apart[device * h.devices + device_of(x, other)]:
                 return False
+        if s > 0 and h.has_unlinked:
+            for other in range(replica_of(x, s - 1), first):
+                if items(w, UNLINKED)[device * h.devices + device_of(x, other)]:
+                    return False
     return True
 
 

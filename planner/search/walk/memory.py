@@ -5,8 +5,8 @@ replicas at most, M microbatches:
 
 - freedoms: MAY_CUT: N + 1, whether stages may begin and end there; ALLOWED_LAYERS: D x (N + 1), how
   many of the first layers each device may hold; APART: D x D, whether two devices may not hold the
-  same stage, where ``has_apart``; CLASS_OF: D, devices of one class are alike in all that layers
-  take on them; PLACE_OF: D, node or island; NODE_OF and PRICE: D, for ``most_nodes`` and
+  same stage, where ``has_apart``; UNLINKED: D x D, whether no path joins them; CLASS_OF: D,
+  devices of one class are alike in all that layers take on them; PLACE_OF: D, node or island; NODE_OF and PRICE: D, for ``most_nodes`` and
   ``most_price``; ISLANDS: ``places`` x D, groups of devices that microbatches should not leave;
 - costs: TYPE_OF and others: D, of :class:`planner.costs.network_table.NetworkTable`;
 - of the layout that is judged: PLACE: D, the row of each device, -1: not in use; DEVICE_OF: R;
@@ -29,7 +29,8 @@ from planner.program.compiled import block
 
 _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.int64, np.float64))
 (
-    WALK, MAY_CUT, ALLOWED_LAYERS, APART, CLASS_OF, PLACE_OF, NODE_OF, PRICE, ISLANDS, TYPE_OF,
+    WALK, MAY_CUT, ALLOWED_LAYERS, APART, UNLINKED, CLASS_OF, PLACE_OF, NODE_OF, PRICE, ISLANDS,
+    TYPE_OF,
     CAPACITY_BYTES, OPTIMIZER_GB_PER_S, HOST_LINK_GB_PER_S, GATHER_LATENCY_S, GATHER_GB_PER_S,
     SUM_LATENCY_S, SUM_GB_PER_S, GROUP_DEVICES, HOST_S, RULES, PLACE,
     DEVICE_OF, FIRST, EACH_S, STAGE_FIGURES, NEEDS, OWNERS, ISLAND, COUNTS, FINISH_S,
@@ -38,7 +39,7 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
 ) = block(
     # freedoms
     "layers types devices min_stages max_stages most_on_device replicates equal placement"
-    " microbatches most_nodes has_apart has_rules has_sizes places"
+    " microbatches most_nodes has_apart has_unlinked has_rules has_sizes places"
     # schedules
     " may_split may_stay_whole is_1f1b blocks may_rerun may_offload in_blocks"
     # costs
@@ -51,7 +52,8 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     # counts: layouts judged, work in tasks
     " layouts tasks",
     reals="most_price here_s best_s most_s",
-    may_cut=_BYTE, allowed_layers=_INT, apart=_BYTE, class_of=_INT, place_of=_INT, node_of=_INT,
+    may_cut=_BYTE, allowed_layers=_INT, apart=_BYTE, unlinked=_BYTE, class_of=_INT,
+    place_of=_INT, node_of=_INT,
     price=_REAL, islands=_INT, type_of=_INT, capacity_bytes=_LONG, optimizer_gb_per_s=_REAL,
     host_link_gb_per_s=_REAL, gather_latency_s=_REAL, gather_gb_per_s=_REAL, sum_latency_s=_REAL,
     sum_gb_per_s=_REAL, group_devices=_LONG,

@@ -224,6 +224,7 @@ def _memory(
             m.MAY_CUT: layers + 1,
             m.ALLOWED_LAYERS: devices * (layers + 1),
             m.APART: devices**2,
+            m.UNLINKED: devices**2,
             m.ISLANDS: 2 * devices,
             **dict.fromkeys(by_device, devices),
             **dict.fromkeys(
@@ -263,6 +264,7 @@ def _write_freedoms(memory: Tables, problem: Problem, freedoms: Freedoms) -> Non
         "devices": devices,
         "places": len(islands),
         "has_apart": bool(freedoms.apart.size),
+        "has_unlinked": bool(freedoms.unlinked.size),
         "has_sizes": bool(problem.graph.record.on_types),
         "has_rules": freedoms.most_nodes < devices or freedoms.most_price < np.inf,
         "may_split": job.splits,
