@@ -6,8 +6,9 @@ replicas at most, M microbatches:
 - freedoms: MAY_CUT: N + 1, whether stages may begin and end there; ALLOWED_LAYERS: D x (N + 1), how
   many of the first layers each device may hold; APART: D x D, whether two devices may not hold the
   same stage, where ``has_apart``; UNLINKED: D x D, whether no path joins them; CLASS_OF: D,
-  devices of one class are alike in all that layers take on them; PLACE_OF: D, node or island; NODE_OF and PRICE: D, for ``most_nodes`` and
-  ``most_price``; ISLANDS: ``places`` x D, groups of devices that microbatches should not leave;
+  devices of one class are alike in all that layers take on them; PLACE_OF: D, node or island;
+  NODE_OF and PRICE: D, for ``most_nodes`` and ``most_price``; ISLANDS: ``places`` x D, groups of
+  devices that microbatches should not leave;
 - costs: TYPE_OF and others: D, of :class:`planner.costs.network_table.NetworkTable`;
 - of the layout that is judged: PLACE: D, the row of each device, -1: not in use; DEVICE_OF: R;
   FIRST: S + 1, the first replica of each stage; EACH_S: R, seconds of a forward and a backward;
