@@ -264,14 +264,16 @@ class _Search:
             raise why_nothing_fits(self.variants, self.settings.constrain, quickly)
         taken, reason = best.chosen(self.choice)
         time_s = min(row.found.best_s for row in self.rows)
-        bound_s = min(time_s, *(row.found.bound_s for row in self.rows))
+        possible = [row for row in self.rows if row.found.best is not None or not row.is_impossible]
+        bound_s = min(time_s, *(row.found.bound_s for row in possible))
         status, ended = self._end(taken.timeline.iteration_time_s, time_s, bound_s)
         variant = self.variants[self.rows.index(best)]
         why = next(iter(reason.values()), None)
         plan = finished_plan(taken, why, best.found, self.settings, variant)
         if len(self.variants) > 1:
             plan = bounded_over(plan, self.problem, bound_s, self.variants)
-        require_valid(plan)
+        if not self.problem.has_groups:  # Such a plan is checked once it names their devices.
+            require_valid(plan)
         return Result(
             status=status,
             plan=plan,

