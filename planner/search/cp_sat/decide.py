@@ -59,7 +59,7 @@ OVERHEAD_S = 1e-4
 """Seconds of Python around a layout that is judged, and for each operation of a model."""
 NARROW = 1e-5
 """Share of a time that is not divided further."""
-BELOW = 1 - 1e-4
+BELOW = 1 / (1 + 0.9e-4)
 """A plan has to be faster by this factor to count as one; nearer ones are not looked for."""
 
 
