@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from planner.prediction import load_plan as load_plan
     from planner.replanning.replan import Replanned as Replanned
     from planner.replanning.replan import replan as replan
-    from planner.search.partition.cp_sat.optimum import search_partition as search_partition
+    from planner.search.orders.search import search_schedule as search_schedule
     from planner.search.result import Result as Result
-    from planner.search.schedule.search import search_schedule as search_schedule
     from planner.search.solve import solve as solve
     from planner.simulation.noise import Noise as Noise
     from planner.simulation.noise import times_under_noise as times_under_noise
@@ -74,8 +73,7 @@ _HOME = {
     "moves": ("planner.analysis.moves", "moves"),
     "plot": ("planner.cli.shown", "plot"),
     "replan": ("planner.replanning.replan", "replan"),
-    "search_partition": ("planner.search.partition.cp_sat.optimum", "search_partition"),
-    "search_schedule": ("planner.search.schedule.search", "search_schedule"),
+    "search_schedule": ("planner.search.orders.search", "search_schedule"),
     "simulate": ("planner.simulation.simulator", "simulate_plan"),
     "solve": ("planner.search.solve", "solve"),
     "sweep": ("planner.analysis.sweep.run", "sweep"),

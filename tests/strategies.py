@@ -19,7 +19,7 @@ from planner.plan.operations import Operation
 from planner.plan.plan import Plan, Sync
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
-from planner.search.schedule.pipeline_groups import spread_orders
+from planner.schedules.pipelines import spread_orders
 
 MEGA = 10**6
 MAX_MICROBATCHES = 5

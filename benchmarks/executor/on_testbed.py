@@ -24,11 +24,10 @@ from benchmarks.executor.emulated import emulated_times
 from benchmarks.testbed.network import Testbed
 from planner import Cluster, Job, ModelSource, Problem, solve, trace
 from planner.assembly import plan_by_hand
+from planner.baselines import BASELINES
+from planner.baselines.scheduled import ScheduledBaselines
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
-from planner.search.baseline_schedules import BaselineSchedules
-from planner.search.partition.baselines import BASELINES
-from planner.search.partition.chain import Chain
 
 CLUSTERS = Path(__file__).parents[1] / "testbed" / "clusters"
 MODELS: dict[str, tuple[str, dict[str, int]]] = {
@@ -109,7 +108,7 @@ def problem_of(model: str, cluster: Cluster) -> Problem:
 def plans_for(problem: Problem, time_limit_s: float) -> Iterator[tuple[str, Plan]]:
     """Ours and the classic planners' that find one; theirs in the fastest classic schedule."""
     yield OURS, solve(problem, time_limit_s=time_limit_s).plan
-    schedules = BaselineSchedules(Chain(problem))
+    schedules = ScheduledBaselines(problem)
     for name in RIVALS:
         with suppress(InfeasibleError):
             schedule = schedules.best(BASELINES[name])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation, Orders
-from planner.search.schedule.equal_pipelines import pipelines_of
+from planner.schedules.pipelines import pipelines_of
 
 Owners = Mapping[tuple[int, int], str]
 """The device of each stage and microbatch."""
@@ -22,7 +22,7 @@ def random_orders(pipeline: PlacedPipeline, rng: random.Random) -> Orders:
     groups = pipelines_of(pipeline) if is_divided else None
     if groups is None:
         return _of_all(pipeline, rng)
-    return groups.spread(_of_all(groups.first_of(pipeline), rng))
+    return groups.spread(_of_all(groups.first, rng))
 
 
 def _of_all(pipeline: PlacedPipeline, rng: random.Random) -> dict[str, list[Operation]]:

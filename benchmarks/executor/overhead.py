@@ -25,8 +25,8 @@ from planner import Cluster, Job, Plan, Problem, trace
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import classic_orders
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import published_orders
 
 RANKS = 4
 PLACEMENTS = {
@@ -66,7 +66,7 @@ def rows(steps: int, schedules: Sequence[str] | None = None) -> Iterator[Row]:
     """Published schedules, by default every one, on every placement of stages that it is for."""
     for placement, pipeline in pipelines():
         owner = balanced_assignment(pipeline)
-        for name, orders in classic_orders(pipeline, owner, split=True):
+        for name, orders in published_orders(pipeline, owner, split=True):
             if schedules is not None and name not in schedules:
                 continue
             plan = plan_by_hand(pipeline, orders)

@@ -17,8 +17,8 @@ from planner.interop.calibrate.costs import read_costs, with_costs, with_optimiz
 from planner.job import Job
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
-from planner.search.schedule.classics import split_backwards
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
+from planner.schedules.split import split_backwards
 from planner.sync.strategies import OPTIONS
 from planner.tracing.factory import import_factory
 from planner.tracing.trace import trace
@@ -97,7 +97,7 @@ class Shape:
     def plan(self, cluster: Cluster = NODE, costs: Path | None = None) -> Plan:
         """Make the plan with the best classic order; arguments as of :meth:`placed`."""
         pipeline = self.placed(cluster, costs)
-        schedule = best_heuristic_schedule(pipeline)
+        schedule = best_schedule(pipeline, backward="whole")
         assert schedule is not None
         arranged = split_backwards if self.split else list
         orders = {device: arranged(order) for device, order in schedule.orders.items()}

@@ -35,7 +35,7 @@ from benchmarks.reporting.claims import (
 )
 from benchmarks.reporting.report import heading, table, write_table
 from planner import PipeplanError
-from planner.search.solve import check_settings
+from planner.search.settings import check_settings
 from planner.units import plural
 
 LIMIT_S, SHORT_LIMIT_S = 20.0, 5.0

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from benchmarks.groups.cases import Graphs, Machines, Model, batch_of, job_of
 from planner import InfeasibleError, PipeplanError, Problem, solve, verify
+from planner.baselines.even import GRID
+from planner.baselines.layers import Layers
+from planner.baselines.scheduled import ScheduledBaselines
 from planner.costs.placed_pipeline import StageSpec
+from planner.costs.stage_table import StageTable
 from planner.records.document import Record
-from planner.search.baseline_schedules import BaselineSchedules
-from planner.search.partition.baselines import GRID
-from planner.search.partition.chain import Chain
-from planner.search.schedule.heuristic import Schedule
-from planner.search.tensor_groups import Variant, variants_of
+from planner.schedules.best import Scheduled
+from planner.search.variants import Variant, variants_of
 
 Setting = tuple[int, bool]
 """Samples of a microbatch, and whether replicas share the optimizer's state."""
@@ -105,16 +106,16 @@ def best_even(problems: Sequence[tuple[Setting, Problem]]) -> tuple[Layout | Non
     nothing fits, the problem is the first one.
     """
     rows = [
-        (variant, setting, problem)
-        for setting, problem in problems
+        (_least_s(variant.problem), number, variant, setting, problem)
+        for number, (setting, problem) in enumerate(problems)
         for variant in variants_of(problem)
     ]
     best: Layout | None = None
     of_best = problems[0][1]
     # A fast layout soon: slower ones are not scheduled then.
-    for variant, setting, problem in sorted(rows, key=lambda row: row[0].work_s):
+    for least_s, _, variant, setting, problem in sorted(rows, key=lambda row: row[:2]):
         below_s = math.inf if best is None else best.time_s
-        found = _even_schedule(variant, below_s) if variant.work_s < below_s else None
+        found = _even_schedule(variant, below_s) if least_s < below_s else None
         if found is not None:
             stages = [stage.spec for stage in found.timeline.pipeline.stages]
             best = _layout(variant, stages, setting, found.method, found.iteration_time_s)
@@ -122,9 +123,15 @@ def best_even(problems: Sequence[tuple[Setting, Problem]]) -> tuple[Layout | Non
     return best, of_best
 
 
-def _even_schedule(variant: Variant, below_s: float) -> Schedule | None:
+def _least_s(problem: Problem) -> float:
+    """Return the work of each layer on its fastest type, shared by all devices."""
+    work_s = Layers(StageTable(problem)).work_s.min(axis=0).sum()
+    return float(problem.job.microbatches * work_s) / len(problem.cluster.devices)
+
+
+def _even_schedule(variant: Variant, below_s: float) -> Scheduled | None:
     try:
-        return BaselineSchedules(Chain(variant.problem)).best(GRID, below_s)
+        return ScheduledBaselines(variant.problem).best(GRID, below_s)
     except InfeasibleError:
         return None
 
@@ -179,7 +186,9 @@ def _may_fit(problem: Problem) -> bool:
     """
     cluster = problem.cluster
     room = sum(cluster.device_type(name).capacity_bytes for name in cluster.device_names)
-    return float(Chain(problem).least_bytes[-1]) <= room
+    layers = Layers(StageTable(problem), recomputes=bool(problem.job.recompute))
+    least = layers.static_bytes(1) + layers.stash_bytes
+    return float(least.sum(axis=1).min()) <= room
 
 
 def _ours(problem: Problem, limit_s: float) -> tuple[Layout | None, float | None]:

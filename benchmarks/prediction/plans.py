@@ -10,16 +10,17 @@ from typing import Any
 
 from planner import Cluster, Job, ModelSource, Plan, Problem, solve, trace
 from planner.assembly import plan_by_hand
+from planner.baselines import BASELINES
+from planner.baselines.layers import Layers
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
+from planner.costs.stage_table import StageTable
 from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
 from planner.model.graph_record import graph_digest
 from planner.model.layer_graph import LayerGraph
 from planner.prediction import refresh
-from planner.search.partition.baselines import BASELINES
-from planner.search.partition.chain import Chain
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import classic_orders
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import published_orders
 
 MICROBATCHES = 4
 
@@ -89,8 +90,8 @@ def problem_of(model: Model, graph: LayerGraph, cluster: Cluster, costs: Path | 
 def plans_of(problem: Problem, *, time_limit_s: float) -> Iterator[tuple[str, Plan]]:
     """Five plans by name: ours, and four that exercise what ours may leave out."""
     yield "pipeplan", solve(problem, time_limit_s=time_limit_s).plan
-    chain = Chain(problem)
-    even = place(problem, chain.specs(BASELINES["even"].plan(chain)))
+    layers = Layers(StageTable(problem))
+    even = place(problem, layers.specs(BASELINES["even"].plan(layers)))
     yield "even, 1F1B", _classic(even, "1f1b")
     yield "even, zero bubble", _classic(even, "zb-h1", split=True)
     yield "interleaved, recomputed", _classic(_interleaved(problem), "interleaved")
@@ -106,7 +107,7 @@ def predicted_again(plan: Plan, problem: Problem) -> Plan:
 
 def _classic(pipeline: PlacedPipeline, name: str, *, split: bool = False) -> Plan:
     owner = balanced_assignment(pipeline)
-    found = dict(classic_orders(pipeline, owner, split=split))
+    found = dict(published_orders(pipeline, owner, split=split))
     orders = next(orders for key, orders in found.items() if key.startswith(name))
     return plan_by_hand(pipeline, orders)
 

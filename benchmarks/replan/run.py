@@ -13,10 +13,9 @@ from pathlib import Path
 
 from benchmarks.replan.cases import Training
 from planner import Plan, solve
-from planner.costs.placement import is_connected, place
-from planner.replanning.state import BoolArray, State
-from planner.search.partition.chain import Chain
-from planner.search.recomputed import RecomputedSchedules
+from planner.analysis.judge import Judge
+from planner.costs.placement import specs_of
+from planner.replanning.state import State
 
 FRESH_S, SHORT_S = 60.0, 10.0
 COLUMNS = (
@@ -38,7 +37,7 @@ A training's plan was searched for {fresh:g} s; then something became of its mac
 *CPU* are those of the whole command `pipeplan replan` with its defaults in a process of its own,
 from its start to its end. *before* is the iteration time of the old plan, *new* that of the new
 one, *bound* what `replan` proved that no plan is below. *repaired* is the time of the old stages
-on their devices that are left, with the best quick schedule; a dash where a stage has none left or
+on their devices that are left, with the best list schedule; a dash where a stage has none left or
 nothing fits. *anew* is the time of a plan searched for {fresh:g} s without the old one. *moved* is
 the state (weights, optimizer, masters) that devices of the new plan do not hold under the old one,
 *anew moves* the same of the plan made anew.
@@ -106,7 +105,8 @@ def _row(
     found = json.loads(done.stdout)
     new = Plan.load(new_path)
     lost = set(old.cluster.device_names) - set(new.cluster.device_names)
-    state = State(old, set(old.cluster.device_names) - lost)
+    names = new.cluster.device_names
+    state = State(old, set(old.cluster.device_names) - lost, names)
     anew = solve(new.problem, time_limit_s=fresh_s).plan
     moves = found["moves"]
     return Row(
@@ -126,22 +126,12 @@ def _row(
 
 def _repaired_s(old: Plan, new: Plan) -> float | None:
     """The old stages on what is left of their devices, in the best quick schedule."""
-    chain = Chain(new.problem)
-    partition = chain.partition([(stage.layers, stage.devices) for stage in old.stages])
-    if partition is None:
-        return None
-    pipeline = place(new.problem, chain.specs(partition))
-    if not is_connected(pipeline):
-        return None
-    schedule = RecomputedSchedules(chain).best(partition, pipeline)
-    return None if schedule is None else schedule.iteration_time_s
+    judged = Judge(new.problem).judged(tuple(specs_of(old.stages)))
+    return None if judged is None else judged.seconds
 
 
 def _moved_bytes(plan: Plan, state: State) -> int:
     """Return the bytes that the devices of a plan do not hold yet."""
-    wanted: dict[str, BoolArray] = {}
-    for stage in plan.stages:
-        needed = state.of_layers(stage.layers)
-        for device in stage.devices:
-            wanted[device] = wanted[device] | needed if device in wanted else needed
-    return state.lacking_bytes(wanted)
+    start = Judge(plan.problem).start_of(tuple(specs_of(plan.stages)))
+    assert start is not None, "a search cuts the chain of layers"
+    return state.lacking_bytes(state.needed(start))

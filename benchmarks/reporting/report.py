@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from planner import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 
 _WRITTEN_TO = re.compile(r" --(output|keep)[ =]\S+")
 NO_DATA = "Not run: it takes `--data FOLDER` with the public instances.\n"

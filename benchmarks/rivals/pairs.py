@@ -16,10 +16,10 @@ from benchmarks import SAMPLE_CLUSTERS
 from benchmarks.plans.drawn import random_cluster
 from planner import Cluster, PipeplanError, Problem
 from planner.analysis.comparison import OURS, ComparisonRow, compare
+from planner.baselines import BASELINES
 from planner.interop.importing.formats import import_file
 from planner.interop.importing.imported import ImportOptions
 from planner.records.document import Record
-from planner.search.partition.baselines import BASELINES
 
 MICROBATCHES = 32
 FREEDOMS = {"backward": "any", "max_stages_per_device": 2}
@@ -88,8 +88,7 @@ class PairRow(Record):
         profile, cluster: of the pair.
         devices: of the cluster.
         time_limit_s: of our search, in deterministic seconds.
-        ours: our plan; the search starts from the rivals' stages.
-        independent: what our search finds without them.
+        ours: our plan, of a search that knows nothing of the rivals' stages.
         rivals: by planner; null where it finds nothing that fits.
     """
 
@@ -98,7 +97,6 @@ class PairRow(Record):
     devices: int
     time_limit_s: float
     ours: Answer
-    independent: Answer
     rivals: dict[str, Answer | None]
 
     @property
@@ -117,11 +115,6 @@ class PairRow(Record):
     def ratio(self) -> float:
         """Time of the best rival over ours."""
         return self.best_rival[1].time_s / self.ours.time_s
-
-    @property
-    def independent_ratio(self) -> float:
-        """Time of the best rival over ours without the rivals' stages; below 1 if it is slower."""
-        return self.best_rival[1].time_s / self.independent.time_s
 
     def ratio_of(self, names: Sequence[str]) -> float:
         """Time of the best of some rivals over ours; infinity if none finds a plan."""
@@ -203,9 +196,7 @@ def measure(pair: Pair, time_limit_s: float) -> PairRow:
     search = partial(compare, time_limit_s=time_limit_s, workers=1, deterministic=True)
     answers = {row.planner: _answer(row) for row in search(problem, RIVALS)}
     ours = answers.pop(OURS)
-    # The rows of the rivals are the same: the quickest of them is asked for.
-    independent = _answer(search(problem, RIVALS[:1], independent=True)[0])
-    if ours is None or independent is None:
+    if ours is None:
         raise PipeplanError(f"{' on '.join(pair.name)}: no plan was found")
     profile, cluster = pair.name
     return PairRow(
@@ -214,7 +205,6 @@ def measure(pair: Pair, time_limit_s: float) -> PairRow:
         devices=len(problem.cluster.devices),
         time_limit_s=time_limit_s,
         ours=ours,
-        independent=independent,
         rivals=answers,
     )
 

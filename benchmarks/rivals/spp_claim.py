@@ -16,20 +16,21 @@ from concurrent.futures import ProcessPoolExecutor
 from benchmarks.reporting.report import heading, table
 from benchmarks.rivals.pairs import MICROBATCHES, Pair
 from planner import Problem
+from planner.baselines import BASELINES
+from planner.baselines.even import split
+from planner.baselines.layers import Layers, Stages
 from planner.costs.placement import is_connected, place
+from planner.costs.stage_table import StageTable
 from planner.errors import InfeasibleError
 from planner.records.document import Record
-from planner.search.partition.baselines import BASELINES
-from planner.search.partition.baselines.even import split
-from planner.search.partition.chain import Chain, Partition
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import WHOLE
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import WHOLE
 from planner.simulation.simulator import simulate
 
 
-def one_stage(chain: Chain) -> Partition:
+def one_stage(layers: Layers) -> Stages:
     """Return the whole model on every device."""
-    return split(chain, 1, len(chain.problem.cluster.device_names))
+    return split(layers, 1, len(layers.problem.cluster.device_names))
 
 
 CLAIMED = 1.57
@@ -37,7 +38,7 @@ CLAIMED = 1.57
 COMMAND = "python -m benchmarks.rivals --spp --data FOLDER"
 SPP = "SPP"
 ROUNDING = 1e-9
-OWN: dict[str, tuple[Callable[[Chain], Partition], str]] = {
+OWN: dict[str, tuple[Callable[[Layers], Stages], str]] = {
     SPP: (BASELINES["spp"].plan, "pe"),
     "data parallelism": (one_stage, "1f1b"),
     "GPipe": (BASELINES["even"].plan, "gpipe"),
@@ -79,18 +80,18 @@ def own_row(pair: Pair) -> OwnRow:
     problem = pair.problem()
     plain = {"backward": "whole", "max_stages_per_device": 1}
     job = problem.job.model_copy(update=plain)
-    chain = Chain(Problem(problem.graph, problem.cluster, job))
+    layers = Layers(StageTable(Problem(problem.graph, problem.cluster, job)))
     profile, cluster = pair.name
-    times_s = {name: _time_s(chain, plan, order) for name, (plan, order) in OWN.items()}
+    times_s = {name: _time_s(layers, plan, order) for name, (plan, order) in OWN.items()}
     return OwnRow(profile=profile, cluster=cluster, times_s=times_s)
 
 
-def _time_s(chain: Chain, plan: Callable[[Chain], Partition], order: str) -> float | None:
+def _time_s(layers: Layers, plan: Callable[[Layers], Stages], order: str) -> float | None:
     try:
-        partition = plan(chain)
+        stages = plan(layers)
     except InfeasibleError:
         return None
-    pipeline = place(chain.problem, chain.specs(partition))
+    pipeline = place(layers.problem, layers.specs(stages))
     if not is_connected(pipeline):
         return None
     timeline = simulate(pipeline, WHOLE[order](pipeline, balanced_assignment(pipeline)))

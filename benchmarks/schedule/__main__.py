@@ -7,7 +7,7 @@ Usage:
 
 Without --instance it runs the whole table and writes Markdown. FOLDER holds
 zero_bubble_instances.json; its section is left out without it. With --instance it solves every
-instance of a file of that form, under each cap and for each objective, and prints a JSON line for
+instance of a file of that form, under each cap, and prints a JSON line for
 each: times in the unit of the file. With --short it checks the same bars on a few instances and
 prints claims.
 """
@@ -45,16 +45,15 @@ from benchmarks.schedule.rows import (
     UNEVEN_WORST,
     Case,
     Row,
+    Settings,
     chunks_gap,
 )
 from planner import PipeplanError
-from planner.search.budget import Settings
-from planner.search.solve import check_settings
+from planner.search.settings import check_settings
 
-COLUMNS = ("instance", "cap", "objective", "ours", "bound", "gap", "best classic / ours", "s", "")
+COLUMNS = ("instance", "cap", "ours", "bound", "gap", "best classic / ours", "s", "")
 SECTIONS = (
     "zero_bubble",
-    "optima",
     "uneven",
     "loose",
     "chunks",
@@ -73,7 +72,6 @@ def as_json(row: Row) -> dict[str, Any]:
         "stages": row.stages,
         "microbatches": row.microbatches,
         "cap": row.cap,
-        "objective": row.objective,
         "value": row.value,
         "lower_bound": row.lower_bound,
         "best_classic": row.best_classic if math.isfinite(row.best_classic) else None,
@@ -88,7 +86,6 @@ def cells(row: Row, verdict: str = "") -> list[object]:
     return [
         row.instance,
         row.cap,
-        row.objective,
         f"{row.value:,.0f}",
         f"{row.lower_bound:,.0f}",
         f"{row.gap:.2%}",
@@ -128,16 +125,6 @@ def zero_bubble_section(path: Path, settings: Settings) -> str:
     )
     columns = [*COLUMNS[:-1], "ours / authors' heuristic"]
     return f"{summary}\n{table(columns, lines)}"
-
-
-def optima_section(settings: Settings) -> str:
-    """Known optima."""
-    lines = []
-    for row, optimum in schedule_rows.known_optima(settings):
-        proved = schedule_rows.is_proved(row, optimum)
-        lines.append(cells(row, f"{_verdict(proved)}: {optimum} proved within 10 s"))
-        _tell(row)
-    return table(COLUMNS, lines)
 
 
 def uneven_section(settings: Settings) -> str:
@@ -254,8 +241,6 @@ def _section(name: str, data: Path | None, settings: Settings) -> tuple[str, str
         case "zero_bubble":
             path = data / "zero_bubble_instances.json"
             return "Zero-bubble instances", zero_bubble_section(path, settings)
-        case "optima":
-            return "Costs 10/12/8 without communication", optima_section(settings)
         case "uneven":
             return "One stage a device: 16 x 64, uneven, communication", uneven_section(settings)
         case "loose":

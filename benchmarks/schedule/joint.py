@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from benchmarks import SAMPLE_CLUSTERS
 from benchmarks.plans.drawn import chain, random_cluster, random_matrix
+from benchmarks.schedule.rows import Settings
 from planner import Cluster, Job, LayerGraph, Problem, solve, trace
-from planner.search.budget import Settings
 from planner.units import plural
 
 CLUSTER_GAPS = {

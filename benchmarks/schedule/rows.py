@@ -13,16 +13,24 @@ from typing import Any
 
 from benchmarks.schedule.instances import Instance, chunks, uneven, zero_bubble, zero_bubble_rows
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.search.budget import Clock, Settings
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import classic_orders, split_backwards
-from planner.search.schedule.heuristic import Schedule, fits_memory
-from planner.search.schedule.measure import Measure, measured_s
-from planner.search.schedule.search import schedule_pipeline
-from planner.search.schedule.solve import ScheduleTask
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import published_orders
+from planner.schedules.split import split_backwards
+from planner.search.clock import Clock
+from planner.search.orders.search import ScheduleSearch
 from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
-MEASURES: tuple[Measure, ...] = ("makespan", "longest_stage_span")
+
+@dataclass(frozen=True)
+class Settings:
+    """Of each search: its random numbers, threads, and whether it counts work instead of time."""
+
+    seed: int = 0
+    workers: int = 1
+    deterministic: bool = False
+
+
 LIMIT_S = 57.0
 """For a row that is to end within a minute."""
 UNEVEN_MEDIAN, UNEVEN_WORST, MANY_GAP, CLASSIC_MEAN = 0.005, 0.04, 0.01, 1.08
@@ -45,7 +53,6 @@ class Row:
     stages: int
     microbatches: int
     cap: str
-    objective: Measure
     value: float
     lower_bound: float
     best_classic: float
@@ -82,42 +89,40 @@ def solve(
     limit_s: float,
     settings: Settings,
     cap: str = "",
-    measure: Measure = "makespan",
     reference: float | None = None,
 ) -> Row:
     """Schedule an instance and the published schedules beside it."""
     pipeline = instance.pipeline()
-    begin, clock = time.perf_counter(), Clock(limit_s, settings.deterministic)
-    task = ScheduleTask(settings, clock, measure, "any" if split else "whole")
-    found = schedule_pipeline(pipeline, task)
+    begin, clock = time.perf_counter(), Clock(limit_s, deterministic=settings.deterministic)
+    search = ScheduleSearch(
+        pipeline, clock, splits=split, seed=settings.seed, workers=settings.workers
+    )
+    search.run()
     seconds = round(time.perf_counter() - begin, 1)
     return Row(
         instance.name,
         len(pipeline.stages),
         pipeline.microbatches,
         cap,
-        measure,
-        _microseconds(measured_s(found.timeline, measure)),
-        _microseconds(found.lower_bound_s),
-        _microseconds(best_classic_s(pipeline, measure, split=split)),
+        _microseconds(search.best_s),
+        _microseconds(min(search.bound_s, search.best_s)),
+        _microseconds(best_classic_s(pipeline, split=split)),
         reference,
         seconds,
     )
 
 
-def best_classic_s(pipeline: PlacedPipeline, measure: Measure, *, split: bool) -> float:
+def best_classic_s(pipeline: PlacedPipeline, *, split: bool) -> float:
     """The best published schedule within memory; infinity if none fits."""
-    fitting = [
-        schedule for schedule in _published(pipeline, split=split) if fits_memory(schedule.timeline)
-    ]
-    return min((measured_s(s.timeline, measure) for s in fitting), default=math.inf)
+    found = _published(pipeline, split=split)
+    return min((row.iteration_time_s for row in found if not row.overflow_bytes), default=math.inf)
 
 
-def _published(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Schedule]:
+def _published(pipeline: PlacedPipeline, *, split: bool) -> Iterator[Timeline]:
     """Whole backwards count as input and weight gradients in a row where these are apart."""
-    for name, orders in classic_orders(pipeline, balanced_assignment(pipeline), split=split):
+    for _, orders in published_orders(pipeline, balanced_assignment(pipeline), split=split):
         apart = {d: split_backwards(o) for d, o in orders.items()} if split else orders
-        yield Schedule(apart, simulate(pipeline, apart), name)
+        yield simulate(pipeline, apart)
 
 
 def _microseconds(seconds: float) -> float:
@@ -130,7 +135,7 @@ def _microseconds(seconds: float) -> float:
 def zero_bubble_file(
     path: Path, settings: Settings, limit_s: float = LIMIT_S, every: int = 1
 ) -> Iterator[Row]:
-    """Instances, caps and measures of a file of the form of zero_bubble_instances.json.
+    """Instances and caps of a file of the form of zero_bubble_instances.json.
 
     Args:
         path: the file.
@@ -141,46 +146,14 @@ def zero_bubble_file(
     for row in zero_bubble_rows(path)[::every]:
         for cap in (1, 2):
             told: dict[str, Any] = row.get(f"zero_bubble_heuristic_cap_{cap}p", {})
-            for measure in MEASURES:
-                yield solve(
-                    zero_bubble(row, cap),
-                    split=True,
-                    limit_s=limit_s,
-                    settings=settings,
-                    cap=f"{cap}p",
-                    measure=measure,
-                    reference=told.get(measure),
-                )
-
-
-def known_optima(settings: Settings) -> Iterator[tuple[Row, float]]:
-    """Costs 10/12/8 without communication, with the optimum of the longest span."""
-    for stages, microbatches, cap, optimum in ((4, 8, 8, 250), (4, 8, 4, 282), (4, 6, 4, 222)):
-        data = {
-            "stages": stages,
-            "microbatches": microbatches,
-            "forward": 10,
-            "backward_input": 12,
-            "backward_weight": 8,
-            "communication": 0,
-            "stash_forward": 2,
-            "stash_kept_until_weight": 1,
-        }
-        row = solve(
-            zero_bubble(data, cap / stages),
-            split=True,
-            limit_s=10.0,
-            settings=settings,
-            cap=str(cap),
-            measure="longest_stage_span",
-            reference=optimum,
-        )
-        yield row, optimum
-
-
-def is_proved(row: Row, optimum: float) -> bool:
-    """Return whether a known optimum was found and proved."""
-    return abs(row.value - optimum) < 1e-3 and row.gap < PROVED
+            yield solve(
+                zero_bubble(row, cap),
+                split=True,
+                limit_s=limit_s,
+                settings=settings,
+                cap=f"{cap}p",
+                reference=told.get("makespan"),
+            )
 
 
 def solve_cases(cases: Iterable[Case], settings: Settings) -> Iterator[Row]:

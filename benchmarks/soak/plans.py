@@ -12,7 +12,7 @@ from planner.costs.placement import place
 from planner.job import Job
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
 from planner.tracing.trace import trace
 
 _MODEL = "gpt_tiny"
@@ -30,7 +30,7 @@ def soak_plan(pipelines: int, places: int, iteration_s: float) -> Plan:
     peak = 1e-3
     for _ in range(2):
         pipeline = _placed(pipelines, places, peak)
-        schedule = best_heuristic_schedule(pipeline)
+        schedule = best_schedule(pipeline, backward="whole")
         assert schedule is not None
         plan = plan_by_hand(pipeline, schedule.orders)
         peak *= plan.predicted.iteration_time_s / iteration_s

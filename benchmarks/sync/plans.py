@@ -14,7 +14,7 @@ from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
 from planner.simulation.simulator import simulate_plan
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.tracing.trace import trace
@@ -91,7 +91,7 @@ def _parts(layers: Sequence[str], stages: int) -> list[Sequence[str]]:
 
 
 def _scheduled(pipeline: PlacedPipeline) -> Plan:
-    schedule = best_heuristic_schedule(pipeline)
+    schedule = best_schedule(pipeline, backward="whole")
     if schedule is None:
         raise PipeplanError("no schedule for the benchmark's plan")
     return plan_by_hand(pipeline, schedule.orders)

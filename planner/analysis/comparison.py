@@ -10,6 +10,9 @@ from functools import partial
 from typing import NamedTuple, overload
 
 from planner.assembly import plan_by_hand
+from planner.baselines import BASELINES
+from planner.baselines.layers import Baseline
+from planner.baselines.scheduled import ScheduledBaselines, UnscheduledError
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place, place_plan
 from planner.errors import InfeasibleError, PipeplanError
@@ -21,13 +24,10 @@ from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.plan.unsupported import require_decided, require_without
 from planner.prediction import replay
 from planner.records.document import ShownInNotebooks
-from planner.search.baseline_schedules import BaselineSchedules, UnscheduledError
-from planner.search.budget import DEFAULT_WORKERS
-from planner.search.partition.baselines import BASELINES, Baseline
-from planner.search.partition.chain import Chain
 from planner.search.result import Result
-from planner.search.solve import BASELINE_STEPS, solve
-from planner.search.tensor_groups import Variant, variants_of
+from planner.search.settings import DEFAULT_WORKERS
+from planner.search.solve import solve
+from planner.search.variants import Variant, variants_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds
@@ -164,14 +164,15 @@ def compare(
     seed: int = 0,
     workers: int = DEFAULT_WORKERS,
     deterministic: bool = False,
-    independent: bool = False,
     progress: Callable[[ComparisonRow], None] | None = None,
 ) -> PlannerComparison:
     """Plan a problem with Pipeplan and with classic planners.
 
-    Every classic planner's stages get the fastest published schedule that the job allows, with two
-    chunks a device too. Where memory is short, layers are recomputed and microbatches in flight
-    limited as in our own plans. Of tensor-parallel groups, the fastest size is a planner's answer.
+    Our row is what :func:`planner.solve` finds with the same settings: its search knows nothing of
+    the classic planners' stages. Each of theirs gets the fastest published schedule that the job
+    allows, with two chunks a device too. Where memory is short, layers are recomputed and
+    microbatches in flight limited. Of tensor-parallel groups, the fastest size is a planner's
+    answer.
 
     Args:
         problem: the model, cluster and job.
@@ -180,7 +181,6 @@ def compare(
         seed: of the search.
         workers: its threads.
         deterministic: the same rows on every machine, but for ``planning_s``.
-        independent: keep the baselines' stages out of our search, which else starts from them.
         progress: called with every row as it is known.
 
     Returns:
@@ -192,10 +192,7 @@ def compare(
     """
     require_decided(problem.job, "compare")
     require_without(problem.job, "compare", ["shard_parameters", "offload"])
-    chosen = find_planners(planners)
-    sizes = _sizes(problem)
-    classic = [_timed(partial(_best_of_sizes, sizes, planner)) for planner in chosen]
-    starts = [row.stages for row, _ in classic if row.stages and row.timeline]
+    chosen, show = find_planners(planners), progress or (lambda row: None)
     search = partial(
         solve,
         problem,
@@ -203,16 +200,15 @@ def compare(
         seed=seed,
         workers=workers,
         deterministic=deterministic,
-        warm_starts=[] if independent else starts,
-        without_steps=BASELINE_STEPS if independent else (),
     )
-    show = progress or (lambda row: None)
     ours, seconds = _timed(lambda: _found(search()))
     rows = [_row(OURS, "this project", ours, ours, seconds)]
-    for planner, (answer, seconds) in zip(chosen, classic, strict=True):
+    show(rows[0])
+    sizes = _sizes(problem)
+    for planner in chosen:
+        answer, seconds = _timed(partial(_best_of_sizes, sizes, planner))
         rows.append(_row(planner.name, planner.source, answer, ours, seconds))
-    for row in rows:
-        show(row)
+        show(rows[-1])
     return PlannerComparison(problem, tuple(rows))
 
 
@@ -224,15 +220,15 @@ class _Size(NamedTuple):
         parallel: the groups; None: single devices.
     """
 
-    schedules: BaselineSchedules
+    schedules: ScheduledBaselines
     parallel: TensorParallel | None
 
 
 def _sizes(problem: Problem) -> list[_Size]:
     """Return the baselines' schedules for each size of groups that the job allows."""
     is_one = problem.has_groups or problem.job.tensor_parallel == 1
-    rows = [Variant(problem, None, 0.0)] if is_one else variants_of(problem)
-    return [_Size(BaselineSchedules(Chain(row.problem)), row.parallel) for row in rows]
+    rows = [Variant(problem, problem, None)] if is_one else variants_of(problem)
+    return [_Size(ScheduledBaselines(row.problem), row.parallel) for row in rows]
 
 
 def _best_of_sizes(sizes: Sequence[_Size], planner: Baseline) -> _Answer:
@@ -300,7 +296,7 @@ def compare_plan(
     parallel = plan.tensor_parallel
     ours = _answer(timeline, plan.parsed_orders(), method, bound_s)._replace(parallel=parallel)
     rows = [_row(GIVEN, plan.provenance.solver, ours, ours, 0.0)]
-    schedules = BaselineSchedules(Chain(plan.problem))
+    schedules = ScheduledBaselines(plan.problem)
     for planner in chosen:
         size = _Size(schedules, parallel)
         answer, seconds = _timed(partial(_best_of_sizes, [size], planner))
@@ -337,7 +333,7 @@ def _timed(plan: Callable[[], _Answer]) -> tuple[_Answer, float]:
     return answer, time.perf_counter() - start
 
 
-def _classic(schedules: BaselineSchedules, planner: Baseline, below_s: float) -> _Answer | None:
+def _classic(schedules: ScheduledBaselines, planner: Baseline, below_s: float) -> _Answer | None:
     """Return a planner's answer; None if it is not faster than ``below_s``."""
     try:
         schedule = schedules.best(planner, below_s)

@@ -1,9 +1,8 @@
-"""The best single changes of a plan: of a boundary, two devices, a replica, the microbatch size.
+"""The best single changes of a plan: of a boundary, devices, replicas, stages, the microbatch size.
 
-A change keeps the order of the plan's operations as far as it can (:mod:`what_if.altered
-<planner.analysis.what_if.altered>`), so that its gain is its own and a replay gives its time.
-Listing and applying share that replay, so that the time of a listed change is that of the plan it
-makes.
+Each change is judged by the compiled list schedules of the walk and, where devices may keep their
+orders, by the plan's own orders; the faster one counts. Listing and applying share this, so that
+the time of a listed change is that of the plan it makes.
 """
 
 from __future__ import annotations
@@ -11,36 +10,38 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import combinations, pairwise
 
-from planner.analysis.what_if.altered import Altered, alter, unaltered
-from planner.analysis.what_if.values import LEAST_GAIN, ROUNDING, share_saved
+from planner.analysis.changes import (
+    KEEPS_ORDERS,
+    Move,
+    Stages,
+    changed,
+    changed_orders,
+    move,
+    parse_move,
+)
+from planner.analysis.judge import Judge, Replayed
 from planner.assembly import edited_plan
-from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import is_connected
+from planner.costs.placement import is_connected, place, specs_of
 from planner.errors import DeadlockError, PipeplanError
 from planner.model.blocks import block_name
-from planner.plan.membership import Outside, outside
+from planner.plan.membership import outside
 from planner.plan.plan import Plan
+from planner.plan.problem import Problem
 from planner.prediction import replay
-from planner.search.partition.bounds.schedule import schedule_bound_s
-from planner.search.partition.symmetry import Interchange
-from planner.search.schedule.heuristic import Schedule, best_heuristic_schedule, fits_memory
+from planner.search.walk.walker import Candidate
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
-from planner.variants.changes import MicrobatchChange, PlanChange, parse_move
-from planner.variants.plan_changes import BoundaryChange, DeviceExchange, ReplicaChange
+from planner.variants.microbatches import IN_PROPORTION
 
-MOST_EVENTS = 300_000
-"""Events of all replays, a few seconds; the changes that promise least are left out beyond."""
-MOST_PLACED = 20_000
-"""Stages of all changes that are looked at, a few seconds."""
-EVENTS_PER_STAGE = 100
-"""Events that are shared again among replicas in the time in which a stage is placed."""
-SCHEDULE_EVENTS = 5
-"""The time of a new schedule where a job asks for an order, in replays."""
-STEPS = (1, 2, 4)
+LEAST_GAIN = 0.001
+"""A change that gains no larger share of the iteration does not help."""
+MOST_TASKS = 6_000_000
+"""Tasks of all list schedules, a second or two; changes beyond are left out."""
+MOST_EVENTS = 100_000
+"""Events of all simulations, a second or two; the fastest by their list schedules come first."""
+CUTS = (1, 2, 4)
 """Possible cuts by which a boundary is moved; it is also moved to the nearest two blocks' ends."""
 
 
@@ -56,7 +57,7 @@ class TimedMove:
         assumes: what the time rests on besides the cost model; None if nothing.
     """
 
-    move: PlanChange
+    move: Move
     iteration_time_s: float
     gain: float
     lacks_bytes: Mapping[str, int]
@@ -71,10 +72,10 @@ class MovesFound:
         plan_s: iteration time of the plan as it is.
         fits: whether it fits in memory.
         fitting: changes that fit in memory, the fastest first.
-        overflowing: changes that would gain :data:`LEAST_GAIN`, but exceed memory, the fastest
-            first.
-        no_faster: changes that were not replayed, as a bound proves that they are no faster.
-        left_out: changes that a quick answer has no room for.
+        overflowing: changes that would gain :data:`LEAST_GAIN`, but exceed memory in the orders
+            that were tried, the fastest first.
+        no_faster: other changes, whose list schedules are no faster than the plan.
+        left_out: changes that were not tried, as a quick answer has no room for them.
     """
 
     plan_s: float
@@ -105,7 +106,12 @@ class MovesFound:
         return row.gain >= LEAST_GAIN or not self.fits
 
 
-def apply_move(plan: Plan, move: PlanChange | str) -> Plan:
+def share_saved(time_s: float, compared_with_s: float) -> float:
+    """Return the share of a time that a change saves; negative if it costs, 0 of no time."""
+    return 1 - time_s / compared_with_s if compared_with_s > 0 else 0.0
+
+
+def apply_move(plan: Plan, change: Move | str) -> Plan:
     """Return a plan with a single change, predicted again.
 
     It keeps the proved bound unless the microbatch size changed. It need not fit in memory:
@@ -113,67 +119,83 @@ def apply_move(plan: Plan, move: PlanChange | str) -> Plan:
 
     Args:
         plan: to change.
-        move: one that :func:`moves` lists, or as text.
+        change: one that :func:`moves` lists, or as text.
 
     Raises:
         PipeplanError: naming the change and why it cannot be made.
     """
-    change = parse_move(move) if isinstance(move, str) else move
-    try:
-        schedule = _schedule(_made(unaltered(plan), change))
-    except DeadlockError as error:
-        raise PipeplanError(f"change '{change}': {error} in the plan's order") from None
-    return edited_plan(plan, schedule.timeline, schedule.orders, str(change))
+    wanted = parse_move(change) if isinstance(change, str) else change
+    trials = _Trials(plan)
+    found = trials.best(wanted, *trials.judged(wanted))
+    if found is None:
+        raise PipeplanError(
+            f"change '{wanted}': no order that was tried runs these stages within memory"
+        )
+    return edited_plan(plan, found.timeline, found.orders, str(wanted))
 
 
-def _made(start: Altered, change: PlanChange) -> Altered:
-    """Return a plan under a change.
+class _Trials:
+    """Tries changes of one plan."""
 
-    Raises:
-        PipeplanError: if it cannot be made, lies outside the job's space, or puts what must
-            exchange data on devices without a path of links.
-    """
-    altered = alter(start, change)
-    beyond = [found.in_job() for found in _outside(altered, with_orders=False)]
-    if not is_connected(altered.pipeline):
-        beyond.append("devices that must exchange data have no path of links")
-    if beyond:
-        raise PipeplanError(f"change '{change}': {problem}" for problem in beyond)
-    return altered
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._orders = plan, plan.parsed_orders()
+        self.problem = plan.problem
+        self.stages: Stages = tuple(specs_of(plan.on_groups.stages))
+        self._judges: dict[int, Judge] = {}
 
+    def judged(self, change: Move) -> tuple[Problem, Stages, Candidate | None]:
+        """Return the problem and stages under a change, with their best list schedule.
 
-def _outside(altered: Altered, *, with_orders: bool) -> Iterator[Outside]:
-    """Yield the freedoms that a plan uses and its job does not give."""
-    problem, orders = altered.problem, altered.orders if with_orders else {}
-    return outside(problem.job.space, altered.stages, orders, tuple(problem.graph.layers))
+        Raises:
+            PipeplanError: if it cannot be made, lies outside the job's space, or puts what must
+                exchange data on devices without a path of links.
+        """
+        problem, stages = changed(self.problem, self.stages, change)
+        layers = tuple(problem.graph.layers)
+        beyond = [row.in_job() for row in outside(problem.job.space, stages, {}, layers)]
+        if not is_connected(place(problem, stages, self._plan.sync)):
+            beyond.append("devices that must exchange data have no path of links")
+        if beyond:
+            raise PipeplanError(f"change '{change}': {row}" for row in beyond)
+        return problem, stages, self.judge(problem).judged(stages)
 
+    def judge(self, problem: Problem) -> Judge:
+        """Return the judge of the plan's problem, or of it with other microbatches."""
+        if id(problem) not in self._judges:
+            self._judges[id(problem)] = Judge(problem, self._plan.sync)
+        return self._judges[id(problem)]
 
-def _keeps_orders(altered: Altered) -> bool:
-    """Return whether the job allows the plan's own order after a change."""
-    return not any(_outside(altered, with_orders=True))
+    def best(
+        self, change: Move, problem: Problem, stages: Stages, judged: Candidate | None
+    ) -> Replayed | None:
+        """Return the faster of the list schedule and the plan's own orders.
 
+        The latter need not fit in memory where the former does not.
+        """
+        listed = None if judged is None else self.judge(problem).replayed(judged)
+        own = self._in_own_orders(change, problem, stages)
+        if own is None or (listed is not None and not own.fits):
+            return listed
+        if listed is None or own.timeline.iteration_time_s <= listed.timeline.iteration_time_s:
+            return own
+        return listed
 
-def _schedule(altered: Altered) -> Schedule:
-    """Return the plan's own order where the job allows it, else the best quick one.
-
-    Raises:
-        PipeplanError: if no order that the job allows fits in memory.
-        DeadlockError: if devices wait for each other in a circle.
-    """
-    pipeline = altered.pipeline
-    if _keeps_orders(altered):
-        return Schedule(altered.orders, simulate(pipeline, altered.orders), "the plan's own")
-    best = best_heuristic_schedule(pipeline, backward=altered.problem.job.backward)
-    if best is None:
-        raise PipeplanError("no order that the job allows fits in memory then")
-    return best
+    def _in_own_orders(self, change: Move, problem: Problem, stages: Stages) -> Replayed | None:
+        """Return a simulation in the plan's orders; None if they are not possible then."""
+        if change.kind not in KEEPS_ORDERS:
+            return None
+        orders = changed_orders(self._orders, change)
+        if any(outside(problem.job.space, stages, orders, tuple(problem.graph.layers))):
+            return None
+        with suppress(DeadlockError):
+            return Replayed(simulate(place(problem, stages, self._plan.sync), orders), orders)
+        return None
 
 
 def moves(plan: Plan, timeline: Timeline | None = None) -> MovesFound:
     """Return the single changes of a plan, each with the time of the plan that it makes.
 
-    The same answer always, in a few seconds. Of a plan that fits in memory, changes that are proved
-    to be no faster are only counted.
+    The same answer always, in a few seconds.
 
     Args:
         plan: it need not fit in memory.
@@ -182,118 +204,110 @@ def moves(plan: Plan, timeline: Timeline | None = None) -> MovesFound:
     Raises:
         PipeplanError: if the plan cannot be simulated; see :func:`planner.prediction.replay`.
     """
-    return _MoveSearch(plan, timeline or replay(plan)).run()
+    timeline = timeline or replay(plan)
+    trials = _Trials(plan)
+    plan_s, fits = timeline.iteration_time_s, not timeline.overflow_bytes
+    rows, left_out = _judged(plan, trials)
+    rows.sort(key=lambda row: (row[3] is None, 0.0 if row[3] is None else row[3].seconds))
+    events = len(timeline.operations) + len(timeline.transfers)
+    found: list[TimedMove] = []
+    no_faster = 0
+    for number, (change, problem, stages, judged) in enumerate(rows):
+        if number * events > MOST_EVENTS and found:
+            is_slower = judged is not None and judged.seconds >= plan_s * (1 - LEAST_GAIN)
+            no_faster, left_out = no_faster + is_slower, left_out + (not is_slower)
+            continue
+        made = trials.best(change, problem, stages, judged)
+        if made is not None:
+            found.append(_timed(change, made.timeline, plan_s))
+    found.sort(key=lambda row: row.iteration_time_s)
+    return MovesFound(
+        plan_s=plan_s,
+        fits=fits,
+        fitting=tuple(row for row in found if not row.lacks_bytes),
+        overflowing=tuple(row for row in found if row.lacks_bytes and row.gain >= LEAST_GAIN),
+        no_faster=no_faster,
+        left_out=left_out,
+    )
 
 
-class _MoveSearch:
-    """The changes of one plan, screened by bounds, the most promising replayed."""
-
-    def __init__(self, plan: Plan, timeline: Timeline) -> None:
-        self._plan = plan
-        self._plan_s = timeline.iteration_time_s
-        self._fits = fits_memory(timeline)
-        self._events = len(timeline.operations) + len(timeline.transfers)
-        self._no_faster = self._left_out = 0
-
-    def run(self) -> MovesFound:
-        """Screen the changes, replay the most promising and sort them."""
-        found: list[TimedMove] = []
-        room = MOST_EVENTS
-        for change, altered in self._promising():
-            room -= self._events * (1 if _keeps_orders(altered) else SCHEDULE_EVENTS)
-            if room < 0 and found:
-                self._left_out += 1
-                continue
-            with suppress(PipeplanError, DeadlockError):
-                found.append(self._timed(change, altered))
-        found.sort(key=lambda row: row.iteration_time_s)
-        over = [row for row in found if row.lacks_bytes and row.gain >= LEAST_GAIN]
-        return MovesFound(
-            plan_s=self._plan_s,
-            fits=self._fits,
-            fitting=tuple(row for row in found if not row.lacks_bytes),
-            overflowing=tuple(over),
-            no_faster=self._no_faster,
-            left_out=self._left_out,
-        )
-
-    def _promising(self) -> list[tuple[PlanChange, Altered]]:
-        """Return the changes that may be faster, those with the least loads first."""
-        rows: list[tuple[list[float], int, PlanChange, Altered]] = []
-        start, room = unaltered(self._plan), MOST_PLACED
-        for number, change in enumerate(candidate_moves(self._plan)):
-            room -= len(self._plan.stages)
-            room -= self._events // EVENTS_PER_STAGE if isinstance(change, ReplicaChange) else 0
-            if room < 0 and rows:
-                self._left_out += 1
-                continue
-            try:
-                altered = _made(start, change)
-            except PipeplanError:
-                continue
-            bound_s = schedule_bound_s(altered.pipeline, split=self._plan.job.splits)
-            if self._fits and bound_s >= self._plan_s * (1 - ROUNDING):
-                self._no_faster += 1
-                continue
-            rows.append((_loads_s(altered.pipeline), number, change, altered))
-        rows.sort(key=lambda row: row[:2])
-        return [row[2:] for row in rows]
-
-    def _timed(self, change: PlanChange, altered: Altered) -> TimedMove:
-        timeline = _schedule(altered).timeline
-        time_s = timeline.iteration_time_s
-        gain = share_saved(time_s, self._plan_s)
-        return TimedMove(change, time_s, gain, timeline.overflow_bytes, altered.assumes)
+def _judged(
+    plan: Plan, trials: _Trials
+) -> tuple[list[tuple[Move, Problem, Stages, Candidate | None]], int]:
+    """Return the possible changes with their list schedules, and how many there was no room for."""
+    rows, left_out = [], 0
+    judge = trials.judge(trials.problem)
+    for change in candidate_moves(plan):
+        if judge.tasks_done > MOST_TASKS:
+            left_out += 1
+            continue
+        with suppress(PipeplanError):
+            rows.append((change, *trials.judged(change)))
+    return rows, left_out
 
 
-def _loads_s(pipeline: PlacedPipeline) -> list[float]:
-    """Return the work of each device if replicas share it evenly, the largest first."""
-    loads = dict.fromkeys(pipeline.devices, 0.0)
-    for stage in pipeline.stages:
-        count = pipeline.microbatches / len(stage.spec.devices)
-        for device, times in stage.times.items():
-            loads[device] += count * (times.forward_s + times.backward_s)
-    return sorted(loads.values(), reverse=True)
+def _timed(change: Move, timeline: Timeline, plan_s: float) -> TimedMove:
+    time_s = timeline.iteration_time_s
+    assumes = IN_PROPORTION if change.kind in ("more", "fewer") else None
+    gain = share_saved(time_s, plan_s)
+    return TimedMove(change, time_s, gain, timeline.overflow_bytes, assumes)
 
 
 # --- the changes there are ------------------------------------------------------------------------
 
 
-def candidate_moves(plan: Plan) -> Iterator[PlanChange]:
+def candidate_moves(plan: Plan) -> Iterator[Move]:
     """Yield single changes of a plan, each of those that are alike once; some may be impossible."""
-    yield from _boundary_changes(plan)
+    stages = range(len(plan.stages))
+    yield move("reschedule")
+    yield from _boundary_moves(plan)
     if plan.tensor_parallel is None:  # Layers are split over groups at one size of microbatches.
-        yield from (MicrobatchChange(factor) for factor in (Fraction(2), Fraction(1, 2)))
+        yield from (move("more", number=2), move("fewer", number=2))
     devices = _Devices(plan)
     if plan.job.replication:
-        yield from devices.replica_changes()
+        yield from devices.replica_moves()
     yield from devices.exchanges()
+    yield from (move("merge", source=a, target=b) for a, b in pairwise(stages))
+    for number in stages:
+        layers = plan.problem.graph.in_order(plan.stages[number].layers)
+        middle = len(layers) // 2
+        for cut in sorted(_cuts(plan, layers, is_tail=False), key=lambda n: abs(n - middle))[:2]:
+            yield from devices.splits(number, layers[cut])
 
 
-def _boundary_changes(plan: Plan) -> Iterator[PlanChange]:
+def _boundary_moves(plan: Plan) -> Iterator[Move]:
     graph = plan.problem.graph
     rows = [graph.in_order(stage.layers) for stage in plan.stages]
     for left, (before, after) in enumerate(pairwise(rows)):
-        for cut in _cuts(plan, before[::-1], is_tail=True):
-            yield BoundaryChange(before[-cut], before[-1], left, left + 1)
-        for cut in _cuts(plan, after, is_tail=False):
-            yield BoundaryChange(after[0], after[cut - 1], left + 1, left)
+        for cut in _few(_cuts(plan, before[::-1], is_tail=True), before[::-1]):
+            yield _boundary(before[-cut], before[-1], left, left + 1)
+        for cut in _few(_cuts(plan, after, is_tail=False), after):
+            yield _boundary(after[0], after[cut - 1], left + 1, left)
+
+
+def _boundary(first: str, last: str, source: int, target: int) -> Move:
+    if first == last:
+        return move("layer", first=first, source=source, target=target)
+    return move("layers", first=first, last=last, source=source, target=target)
 
 
 def _cuts(plan: Plan, layers: Sequence[str], *, is_tail: bool) -> list[int]:
-    """Return how many layers may cross a boundary: a few cuts, and the nearest two blocks' ends.
+    """Return how many layers may be cut off a stage.
 
     Args:
         plan: whose job may limit the cuts.
-        layers: of the stage that gives, the nearest to the boundary first.
+        layers: of the stage, the nearest to the boundary first.
         is_tail: whether the boundary is after them, so that the last that crosses begins a stage.
     """
     allowed = None if plan.job.cuts is None else set(plan.job.cuts)
     begins = [layers[n - 1 if is_tail else n] for n in range(1, len(layers))]
-    cuts = [n for n, name in enumerate(begins, 1) if allowed is None or name in allowed]
+    return [n for n, name in enumerate(begins, 1) if allowed is None or name in allowed]
+
+
+def _few(cuts: Sequence[int], layers: Sequence[str]) -> list[int]:
+    """Return the nearest cuts, and those at the nearest two blocks' ends."""
     ends = [n for n in cuts if block_name(layers[n - 1]) != block_name(layers[n])]
-    few = [cuts[step - 1] for step in STEPS if step <= len(cuts)]
-    return sorted({*few, *ends[:2]})
+    return sorted({*(cuts[step - 1] for step in CUTS if step <= len(cuts)), *ends[:2]})
 
 
 class _Devices:
@@ -301,21 +315,19 @@ class _Devices:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        cluster = plan.cluster
-        group_of = Interchange(cluster).group_of
-        self._held = {
-            device: tuple(n for n, stage in enumerate(plan.stages) if device in stage.devices)
-            for device in cluster.device_names
-        }
-        self._class_of = {
-            device: (group_of.get(device, (device,)), held) for device, held in self._held.items()
-        }
-        first: dict[tuple[tuple[str, ...], tuple[int, ...]], str] = {}
+        cluster = plan.problem.cluster
+        held: dict[str, list[int]] = {device: [] for device in cluster.device_names}
+        for number, stage in enumerate(plan.on_groups.stages):
+            for device in stage.devices:
+                held[device].append(number)
+        self._held = {device: tuple(rows) for device, rows in held.items()}
+        self._class_of = {d: (cluster.type_of(d), cluster.attachment(d)) for d in held}
+        first: dict[object, str] = {}
         for device, its_class in self._class_of.items():
-            first.setdefault(its_class, device)
+            first.setdefault((its_class, self._held[device]), device)
         self._representatives = list(first.values())
 
-    def replica_changes(self) -> Iterator[PlanChange]:
+    def replica_moves(self) -> Iterator[Move]:
         """Yield a device of each class that joins a stage, leaves one or both.
 
         None comes to hold more stages than the device that holds most now.
@@ -323,16 +335,26 @@ class _Devices:
         most, stages = max(map(len, self._held.values())), range(len(self._plan.stages))
         for device in self._representatives:
             held = self._held[device]
+            others = [number for number in stages if number not in held]
             if len(held) < most:
-                yield from (ReplicaChange(device, None, n) for n in stages if n not in held)
+                yield from (move("add", device=device, target=number) for number in others)
             for source in held:
                 if len(self._plan.stages[source].devices) > 1:
-                    others = (n for n in stages if n not in held)
-                    yield from (ReplicaChange(device, source, n) for n in (None, *others))
+                    yield move("remove", device=device, source=source)
+                    for target in others:
+                        yield move("move", device=device, source=source, target=target)
 
-    def exchanges(self) -> Iterator[PlanChange]:
+    def exchanges(self) -> Iterator[Move]:
         """Yield two devices of each two classes that are not alike and hold other stages."""
         for one, other in combinations(self._representatives, 2):
-            is_alike = self._class_of[one][0] == self._class_of[other][0]
+            is_alike = self._class_of[one] == self._class_of[other]
             if not is_alike and self._held[one] != self._held[other]:
-                yield DeviceExchange(one, other)
+                yield move("exchange", one=one, other=other)
+
+    def splits(self, number: int, first: str) -> Iterator[Move]:
+        """Yield a stage cut in two: its devices divided, or an unused one for the second part."""
+        if len(self._plan.stages[number].devices) > 1:
+            yield move("split", source=number, first=first)
+        for device in self._representatives:
+            if not self._held[device]:
+                yield move("split onto", source=number, first=first, device=device)

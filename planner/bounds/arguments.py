@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.bounds.budget import Budget
 from planner.bounds.classes import MARGIN, ClassProgram
-from planner.bounds.columns import DeviceTable, Loads, Pairs
+from planner.bounds.columns import DeviceTable, Pairs
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FloatArray
 from planner.bounds.prices import DIGITS, LayerMaster
@@ -20,12 +20,8 @@ MOST_ROUNDS = 60
 """Rounds of new columns for one time."""
 SAME = 1e-9
 """A column is new if it earns that much more."""
-MOST_PAIR_CELLS, MOST_LOAD_CELLS = 4e6, 2e7
-"""States that are gone through to price the columns of all kinds of devices once."""
-MOST_STEPS, LEAST_STEPS = 4000, 400
-"""Steps of the grid of loads; with fewer a grid proves next to nothing."""
-AT_ONCE = 16
-"""Cells of a grid that take as long as a state of the other programs."""
+MOST_STAGES, MOST_PAIR_CELLS = 2, 4e6
+"""Stages of a device, and states that are gone through to price the columns of all kinds once."""
 SPREAD = 1.1
 """By this factor the price of a type is raised or lowered to see whether that proves more."""
 
@@ -117,41 +113,32 @@ class OfPrices:
 
 
 class OfColumns:
-    """Devices with any stages that they may hold earn less than all layers pay.
+    """Devices with up to two stages earn less than all layers pay.
 
     Args:
-        intervals: of the problem's layers.
-        pairs: whether all pairs of stages are looked at, or else loads on a grid.
+        table: of the devices.
     """
 
-    def __init__(self, intervals: IntervalTable, *, pairs: bool) -> None:
-        self._table = DeviceTable(intervals)
-        self._steps = None if pairs else _grid_steps(self._table)
-        self._count = intervals.layers.count
-        self._cells = (
-            _pair_cells(self._table)
-            if self._steps is None
-            else float(_grid_rows(self._table) * self._steps) / AT_ONCE
-        )
+    def __init__(self, table: DeviceTable) -> None:
+        self._table, self._count = table, table.intervals.layers.count
         self.looked_at = 0.0
 
     def refute(self, time_s: float) -> Argument | None:
         """Return prices of layers by which no plan keeps a time, if there are any."""
         arrays, kinds = self._table.arrays, range(len(self._table.arrays.counts))
         limit_s = time_s * MARGIN
-        held = Pairs(self._table, limit_s) if self._steps is None else None
-        columns = held or Loads(self._table, limit_s, self._steps or MOST_STEPS)
+        columns = Pairs(self._table, limit_s)
         master = LayerMaster(arrays.counts, self._count, arrays.microbatches)
         for _ in range(MOST_ROUNDS):
             prices = master.prices()
             if prices is None:
                 return None
-            self.looked_at += self._cells
+            self.looked_at += _pair_cells(self._table)
             found = [columns.best(kind, prices) for kind in kinds]
             most = [max((c.value for c in row), default=0.0) for row in found]
             earned = sum(int(n) * value for n, value in zip(arrays.counts, most, strict=True))
             if arrays.microbatches * float(prices.sum()) > earned * MARGIN:
-                return LayerPrices(prices=tuple(map(float, prices)), steps=self._steps)
+                return LayerPrices(prices=tuple(map(float, prices)))
             known = [master.earned(kind) + SAME for kind in kinds]
             new = [[c for c in row if c.value > known[kind]] for kind, row in enumerate(found)]
             if not any(new):
@@ -167,23 +154,8 @@ def _pair_cells(table: DeviceTable) -> float:
     return layers**4 / 24 * numbers * len(d.counts)
 
 
-def _grid_rows(table: DeviceTable) -> int:
-    d, layers = table.arrays, table.intervals.layers.count
-    numbers = d.microbatches if d.replication else 1
-    return len(d.counts) * numbers * layers * (2 * d.stages + 1)
-
-
-def _grid_steps(table: DeviceTable) -> int:
-    return int(min(MOST_STEPS, MOST_LOAD_CELLS / _grid_rows(table)))
-
-
 def column_arguments(intervals: IntervalTable) -> Iterator[OfColumns]:
-    """Yield the arguments on columns that are not too large to look at."""
+    """Yield the argument on pairs of stages, where there are not too many to look at."""
     table = DeviceTable(intervals)
-    few = _pair_cells(table) <= MOST_PAIR_CELLS
-    if few and table.arrays.replication and table.arrays.stages == 2:
-        yield OfColumns(intervals, pairs=True)
-    elif _grid_steps(table) >= LEAST_STEPS:
-        yield OfColumns(intervals, pairs=False)
-    if few and table.arrays.stages == 2 and not table.arrays.replication:
-        yield OfColumns(intervals, pairs=True)
+    if table.arrays.stages == MOST_STAGES and _pair_cells(table) <= MOST_PAIR_CELLS:
+        yield OfColumns(table)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.bounds.class_tables import ClassArrays
-from planner.bounds.layers import BoolArray, FloatArray, IntArray
+from planner.bounds.layers import FAR, BoolArray, FloatArray, IntArray
 from planner.program.compiled import compiled, entry
 
 NUMBERS = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64])
@@ -418,6 +418,61 @@ def stage_spent_s(
     return spent
 
 
+class Apart(NamedTuple):
+    """Since the last stage on one of two classes alone.
+
+    Attributes:
+        value_s: what passed before the next stage's first forward and after its last gradient.
+        sent, returned: bytes of an activation and of a gradient, the least of all cuts since.
+    """
+
+    value_s: float
+    sent: float
+    returned: float
+
+
+@compiled
+def apart_at(d: ClassArrays, cut: int, before: int, value_s: float, since: Apart) -> Apart:
+    """Return the same at a cut.
+
+    Args:
+        d: of the problem.
+        cut: behind the stage before.
+        before: that stage's pair.
+        value_s: of that stage.
+        since: of that stage, if it is on two classes.
+    """
+    if not d.is_mixed[before]:
+        return Apart(value_s, d.sent_bytes[cut], d.returned_bytes[cut])
+    sent, returned = min(since.sent, d.sent_bytes[cut]), min(since.returned, d.returned_bytes[cut])
+    return Apart(since.value_s, sent, returned)
+
+
+@compiled
+def crossed_s(d: ClassArrays, cut: int, source: int, target: int, since: Apart) -> float:
+    """Return what it takes that all microbatches change the class, with what passed around it.
+
+    The last one that changes goes on to the end, and its gradient changes back.
+
+    Args:
+        d: of the problem.
+        cut: the last one at which they may change.
+        source: the class that they come from.
+        target: the class that they go to.
+        since: they were on the first class.
+    """
+    sent, returned = since.sent, since.returned
+    there, back = 0.0, 0.0
+    if sent > 0:
+        there = d.crossing[1, source, target] + sent * d.crossing[2, source, target]
+    if returned > 0:
+        back = d.crossing[1, target, source] + returned * d.crossing[2, target, source]
+    all_there = d.microbatches * sent * d.crossing[0, source, target]
+    all_back = d.microbatches * returned * d.crossing[0, target, source]
+    most = max(all_there + back, all_back + there)
+    return float(since.value_s + min(most + d.way_s[cut], FAR))
+
+
 @entry
 def refutes(
     d: ClassArrays,
@@ -438,19 +493,22 @@ def refutes(
         both_ways: whether a pass counts forwards and gradients with the way home of the last one,
             or else all work of each stage and no way home.
     """
-    cuts, pairs = d.there_s.shape
+    cuts, pairs = len(d.there_s), len(d.used)
     ways = 1 if both_ways else 0
     table = np.full((cuts, pairs), np.inf)
     past = np.full((cuts, pairs, columns), np.inf)
     home = np.full((cuts, pairs, columns), np.inf)
+    # Of a stage on two classes, the fields of Apart.
+    since = np.full((3, cuts, pairs), np.inf)
     work = room_to_work(d.held.shape[1], columns)
     come, follow = work.come, work.follow
     looked = 0
     for cut in range(cuts - 1):
         for pair in range(pairs):
             u, o = d.used[pair], d.option[pair]
-            if (u == 0) != (cut == 0):
+            if d.begins[pair] != (cut == 0):
                 continue
+            apart = Apart(np.inf, np.inf, np.inf)
             arrival, left = np.inf, np.inf
             come[:] = np.inf
             follow[:] = np.inf if both_ways else 0.0
@@ -463,6 +521,16 @@ def refutes(
                 value = table[cut, before]
                 if value + d.busy_s[cut, between] > limit_s:
                     continue
+                known = Apart(since[0, cut, before], since[1, cut, before], since[2, cut, before])
+                known = apart_at(d, cut, before, value, known)
+                sides = d.side[before], d.side[pair]
+                if d.way_crosses[way] and crossed_s(d, cut, *sides, known) > limit_s:
+                    continue
+                apart = Apart(
+                    min(apart.value_s, known.value_s),
+                    min(apart.sent, known.sent),
+                    min(apart.returned, known.returned),
+                )
                 there, back = d.there_s[cut, between], d.back_s[cut, between]
                 arrival = min(arrival, value + there + ways * back)
                 left = min(left, value)
@@ -490,6 +558,8 @@ def refutes(
                 if value > limit_s:
                     continue
                 table[end, pair] = min(table[end, pair], value)
+                for n, least in enumerate(apart):
+                    since[n, end, pair] = min(since[n, end, pair], least)
                 replicas = d.held[o].sum()
                 number_passed(work.come, forward, replicas, work.passed)
                 for place in range(columns):

@@ -24,7 +24,12 @@ class ClassArrays(NamedTuple):
 
     Attributes:
         microbatches: of an iteration.
-        used, option, after, way_begin, way_before, way_between: of :class:`DeviceVectors`.
+        used, option, after, way_begin, way_before, way_between, side, is_mixed, begins,
+            way_crosses: of :class:`DeviceVectors`.
+        sent_bytes, returned_bytes: (N + 1) of a microbatch at each cut.
+        way_s: (N + 1) least time from a cut to the end and back.
+        crossing: (3, 2, 2) from one of two classes to the other: seconds a byte of everything,
+            latency and seconds a byte of one message.
         held: (O, C) devices of each class.
         kind: (C) type of each class.
         has_type: (O, K) whether a type is held.
@@ -54,6 +59,14 @@ class ClassArrays(NamedTuple):
     way_begin: IntArray
     way_before: IntArray
     way_between: IntArray
+    side: IntArray
+    is_mixed: BoolArray
+    begins: BoolArray
+    way_crosses: BoolArray
+    sent_bytes: FloatArray
+    returned_bytes: FloatArray
+    way_s: FloatArray
+    crossing: FloatArray
     held: IntArray
     kind: IntArray
     has_type: BoolArray
@@ -129,6 +142,14 @@ class ClassTables:
             vectors.way_begin,
             vectors.way_before,
             vectors.way_between,
+            vectors.side,
+            vectors.is_mixed,
+            vectors.begins,
+            vectors.way_crosses,
+            layers.sent_bytes,
+            layers.returned_bytes,
+            way_s,
+            self._crossings(),
             self.held,
             np.array(self.kinds),
             self.has_type,
@@ -226,11 +247,11 @@ class ClassTables:
 
     def _pair_rows(self) -> tuple[IntArray, IntArray]:
         rows = self.vectors.rows
-        return rows[self.vectors.used], self.held[self.vectors.option]
+        return rows[self.vectors.pair_used], self.held[self.vectors.pair_option]
 
     def _messages_s(self) -> tuple[FloatArray, FloatArray]:
         """Return messages there and back at each cut, for every pair of sets."""
-        count, pairs = self.intervals.cuts, len(self.vectors.used)
+        count, pairs = self.intervals.cuts, len(self.vectors.pair_used)
         there, back = np.zeros((2, count, pairs))
         first, second = (rows > 0 for rows in self._pair_rows())
         for cut in range(1, count - 1):
@@ -251,9 +272,19 @@ class ClassTables:
             ways.append(np.where(single, np.maximum(moved, count * message), moved))
         return np.asarray(np.maximum(ways[0] + back, ways[1] + there))
 
+    def _crossings(self) -> FloatArray:
+        """Return from one of two classes to the other: seconds a byte of all, and of a message."""
+        found = np.zeros((3, 2, 2))
+        if len(self.links.sizes) == 2:
+            first, second = np.diag(self.links.sizes)
+            found[0, 0, 1] = self.links.flow_s_per_byte(first, second)
+            found[0, 1, 0] = self.links.flow_s_per_byte(second, first)
+            found[1:] = self.links.latency_s, self.links.s_per_byte
+        return found
+
     def _flows(self) -> tuple[FloatArray, FloatArray, BoolArray]:
         """Return seconds a byte there and back for pairs of sets, and which are of two devices."""
-        there, back = np.zeros((2, len(self.vectors.used)))
+        there, back = np.zeros((2, len(self.vectors.pair_used)))
         first, second = self._pair_rows()
         single = (first.sum(axis=1) == 1) & (second.sum(axis=1) == 1)
         for n in np.flatnonzero(first.any(axis=1)):

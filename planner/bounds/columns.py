@@ -17,9 +17,6 @@ from planner.bounds.layers import FAR, BoolArray, FloatArray, IntArray, LayerTab
 from planner.bounds.links import ClassLinks, reduced_s
 from planner.program.compiled import compiled, entry
 
-NOTHING = -1e30
-"""Earned where nothing is possible."""
-
 
 class DeviceArrays(NamedTuple):
     """Figures of devices of H kinds: of one type and joined to the others alike; N layers.
@@ -213,7 +210,7 @@ class DeviceTable:
 
 
 class Column(NamedTuple):
-    """What a device holds: up to two intervals or any number, each with its microbatches.
+    """What a device holds: one interval or two, each with its microbatches.
 
     Attributes:
         value: what the device earns.
@@ -222,9 +219,6 @@ class Column(NamedTuple):
 
     value: float
     taken: FloatArray
-
-
-# --- all pairs of stages --------------------------------------------------------------------------
 
 
 def most_single(
@@ -442,153 +436,3 @@ def _most_beside(
         # With fewer of the first than of the second, each one more may save a message.
         return min(most, n - 1.0 if room - (n - 1) * each >= 0 else -1.0)
     return min(most, n - 1.0, times_within(room, each))
-
-
-# --- loads on a grid ------------------------------------------------------------------------------
-
-
-class Loads:
-    """Devices with any number of stages within a time, by loads on a grid, rounded down.
-
-    Args:
-        table: of the devices.
-        limit_s: to keep.
-        steps: of the grid, for the whole limit.
-    """
-
-    def __init__(self, table: DeviceTable, limit_s: float, steps: int) -> None:
-        self._table, self._limit_s, self._step_s = table, limit_s, limit_s / steps
-        self._passed_s, self._left_s = table.ways_s(limit_s)
-
-    def best(self, kind: int, prices: FloatArray) -> list[Column]:
-        """Return what a device of a kind earns most with, by its first layer.
-
-        That is the lesser of what two loads allow: all forwards and gradients on their
-        way, with the way home of the last one; and all work with the optimizer step.
-        """
-        d = self._table.arrays
-        head = self._first_s(self._passed_s + d.into_s[kind])[:-1]
-        home = self._first_s(self._left_s + d.out_s[kind])[:-1]
-        forward, none = np.diff(d.forward_s[kind]), np.zeros(len(prices))
-        way, work = forward + np.diff(d.gradient_s[kind]), forward + np.diff(d.backward_s[kind])
-        ways = self._earned(kind, self._limit_s - head - home, way, none, prices)
-        works = self._earned(kind, self._limit_s - head, work, np.diff(d.step_s[kind]), prices)
-        rows = []
-        for first in range(len(prices)):
-            value, taken = min(
-                ((e[first], t[first]) for e, t in (ways, works)), key=lambda row: float(row[0])
-            )
-            rows.append(Column(float(value), taken))
-        return rows
-
-    def _first_s(self, seconds: FloatArray) -> FloatArray:
-        """Return the least time at each cut; with replicas at any later cut as well.
-
-        A microbatch may come to a later stage of the device without having been at the first one.
-        """
-        if not self._table.arrays.replication:
-            return seconds
-        return np.asarray(np.minimum.accumulate(seconds[::-1])[::-1])
-
-    def _earned(
-        self,
-        kind: int,
-        room_s: FloatArray,
-        each_s: FloatArray,
-        once_s: FloatArray,
-        prices: FloatArray,
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return what a device earns at most, and with what, by its first layer."""
-        d, margin = self._table.arrays, 1 + 2e-9
-        steps = np.floor(np.maximum(room_s, -self._step_s) * margin / self._step_s + 1e-9)
-        room = steps.astype(np.int64)
-        width = int(max(room.max(initial=-1), 0)) + 1
-        least = 1 if d.replication else d.microbatches
-        numbers = np.arange(least, d.microbatches + 1)
-        seconds = numbers[:, None] * each_s[None, :] + once_s[None, :]
-        loads = np.minimum(np.floor(seconds / (self._step_s * margin)), width).astype(np.int64)
-        layers = np.arange(len(prices))
-        loads[:, ~d.fits[kind][layers, layers + 1]] = width
-        return _most_loaded(numbers, loads, prices, room, self._messages(kind), width)
-
-    def _messages(self, kind: int) -> IntArray:
-        """Return at how many cuts a device may exchange messages, by its first layer.
-
-        Without replicas all microbatches' messages pass its port at each of them.
-        """
-        d, layers = self._table.arrays, np.arange(len(self._passed_s) - 1)
-        at_most = 2 * d.stages - (layers == 0)
-        least_s = d.port_s[kind, 1:-1].min(initial=np.inf) * d.microbatches
-        if d.replication or not 0 < least_s < np.inf:
-            return np.asarray(at_most, dtype=np.int64)
-        window_s = self._limit_s - self._passed_s[:-1] - self._left_s[:-1]
-        carried = np.floor(np.maximum(window_s, 0.0) * (1 + 2e-9) / least_s + 1e-9)
-        return np.asarray(np.minimum(at_most, carried), dtype=np.int64)
-
-
-@entry
-def _most_loaded(
-    numbers: IntArray,
-    loads: IntArray,
-    prices: FloatArray,
-    room: IntArray,
-    messages: IntArray,
-    width: int,
-) -> tuple[FloatArray, FloatArray]:
-    """Return what is earned most by a device's first layer, and the microbatches of each layer.
-
-    From the last layer to the first: the most from a layer on, by how many more messages the device
-    may take part in and how much of its time is left.
-
-    Args:
-        numbers: of microbatches that a stage may take.
-        loads: of each number and layer; the width where none is possible.
-        prices: of layers.
-        room: steps of time by first layer; negative: none.
-        messages: cuts with messages by first layer.
-        width: of the grid.
-    """
-    count, rows, depth = len(prices), len(numbers), messages.max() + 1
-    outside = np.zeros((count + 1, depth, width))
-    inside = np.full((count + 1, rows, depth, width), NOTHING)
-    began = np.full((count, depth, width), NOTHING)
-    which = np.zeros((count, depth, width), dtype=np.int64)
-    for layer in range(count - 1, -1, -1):
-        for m in range(depth):
-            for row in range(rows):
-                load = loads[row, layer]
-                for w in range(load, width):
-                    after = inside[layer + 1, row, m, w - load]
-                    if layer == count - 1:
-                        after = 0.0
-                    elif m:
-                        after = max(after, outside[layer + 1, m - 1, w - load])
-                    earned = after + numbers[row] * prices[layer]
-                    inside[layer, row, m, w] = earned
-                    if earned > began[layer, m, w]:
-                        began[layer, m, w] = earned
-                        which[layer, m, w] = row
-            for w in range(width):
-                outside[layer, m, w] = outside[layer + 1, m, w]
-                if m:
-                    outside[layer, m, w] = max(outside[layer, m, w], began[layer, m - 1, w])
-    most, taken = np.zeros(count), np.zeros((count, count))
-    for first in range(count):
-        m, w = messages[first] - (1 if first else 0), room[first]
-        if w < 0 or m < 0 or began[first, m, w] <= 0:
-            continue
-        most[first] = began[first, m, w]
-        layer, row, is_inside = first, which[first, m, w], True
-        while layer < count:
-            if is_inside:
-                taken[first, layer] = numbers[row]
-                w -= loads[row, layer]
-                layer += 1
-                if layer < count and m and outside[layer, m - 1, w] > inside[layer, row, m, w]:
-                    is_inside, m = False, m - 1
-            elif m and began[layer, m - 1, w] >= outside[layer, m, w] > outside[layer + 1, m, w]:
-                is_inside, m = True, m - 1
-                row = which[layer, m, w]
-            else:
-                layer += 1
-    return most, taken

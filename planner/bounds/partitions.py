@@ -11,7 +11,10 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.bounds.class_pass import (
+    Apart,
     StageWork,
+    apart_at,
+    crossed_s,
     fastest,
     number_passed,
     room_to_work,
@@ -19,7 +22,7 @@ from planner.bounds.class_pass import (
 )
 from planner.bounds.class_tables import ClassArrays
 from planner.bounds.classes import MARGIN, ClassProgram
-from planner.bounds.devices import DeviceVectors
+from planner.bounds.devices import NO_SIDE, DeviceVectors
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FloatArray, IntArray, LayerTable
 from planner.bounds.proving import classes_of
@@ -142,7 +145,7 @@ def _steps(vectors: DeviceVectors) -> _Steps:
     pair = np.repeat(np.arange(pairs), np.diff(vectors.way_begin))
     order = np.argsort(vectors.way_before, kind="stable")
     begin = np.searchsorted(vectors.way_before[order], np.arange(pairs + 1))
-    first = np.flatnonzero(vectors.used == 0)
+    first = np.flatnonzero(vectors.begins)
     return _Steps(first, begin, pair[order], vectors.way_between[order])
 
 
@@ -154,19 +157,21 @@ class _Labels(NamedTuple):
         work_s: before the next stage's first forward.
         past_s: when the first microbatches have passed, by place in NUMBERS.
         home_s: what follows before the last gradients begin.
+        apart: (.., 3) of a stage on two classes, the fields of :class:`Apart`.
     """
 
     way_s: FloatArray
     work_s: FloatArray
     past_s: FloatArray
     home_s: FloatArray
+    apart: FloatArray
 
 
 @compiled
 def _labels(stages: int, columns: int) -> _Labels:
     table = np.zeros((2, stages + 1))
     each = np.zeros((2, stages + 1, columns))
-    return _Labels(table[0], table[1], each[0], each[1])
+    return _Labels(table[0], table[1], each[0], each[1], np.zeros((stages + 1, 3)))
 
 
 @compiled
@@ -178,6 +183,7 @@ def _keeps(
     cut: int,
     end: int,
     pair: int,
+    before: int,
     between: int,
     limit_s: float,
     splits: bool,
@@ -192,6 +198,7 @@ def _keeps(
         cut: before the stage.
         end: the cut behind it.
         pair: what is used before the stage, and its devices.
+        before: the pair of the stage before.
         between: its devices and those of the stage before; negative: there is none.
         limit_s: to keep.
         splits: whether backwards may be split.
@@ -205,6 +212,15 @@ def _keeps(
     way, forwards = labels.way_s[depth], labels.work_s[depth]
     if max(way, forwards) + busy > limit_s:
         return False
+    if between >= 0:
+        row = labels.apart[depth]
+        apart = apart_at(d, cut, before, way, Apart(row[0], row[1], row[2]))
+        for n, figure in enumerate(apart):
+            labels.apart[depth + 1, n] = figure
+        sides = d.side[before], d.side[pair]
+        crosses = sides[0] != sides[1] and max(sides) < NO_SIDE
+        if crosses and crossed_s(d, cut, *sides, apart) > limit_s:
+            return False
     work.come[:] = labels.past_s[depth] + there
     work.follow[:] = labels.home_s[depth] + back
     forward, gradient = fastest(d, o, cut, end)
@@ -263,16 +279,17 @@ def _search(
         if way[depth] >= until[depth] or cut + 1 >= cuts:
             depth -= 1
             continue
-        pair, between = steps.first[0], -1
+        pair, before, between = steps.first[0], -1, -1
         if depth:
             pair, between = steps.pair[way[depth]], steps.between[way[depth]]
+            before = path[depth - 1, 0]
         else:
             pair = steps.first[way[depth]]
         nodes += 1
         if nodes > most_nodes:
             return found[:number], lengths[:number], False
         stop = end[depth]
-        if not _keeps(d, work, labels, depth, cut, stop, pair, between, limit_s, splits):
+        if not _keeps(d, work, labels, depth, cut, stop, pair, before, between, limit_s, splits):
             continue
         path[depth, 0], path[depth, 1] = pair, stop
         if stop == cuts - 1:
@@ -315,7 +332,9 @@ def _bounds(
                         if steps.pair[way] == pair:
                             between = steps.between[way]
                 limit_s = middle * MARGIN
-                keeps = _keeps(d, work, labels, depth, cut, end, pair, between, limit_s, splits)
+                keeps = _keeps(
+                    d, work, labels, depth, cut, end, pair, before, between, limit_s, splits
+                )
                 if not keeps:
                     break
                 cut, before = end, pair

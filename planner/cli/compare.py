@@ -52,14 +52,6 @@ def compare(
     ] = 30.0,
     seed: SeedOption = 0,
     deterministic: DeterministicOption = False,
-    independent: Annotated[
-        bool,
-        typer.Option(
-            "--independent",
-            help="keep the baselines' stages out of Pipeplan's own search, which otherwise starts "
-            "from them and so is never slower",
-        ),
-    ] = False,
     runtime: RuntimeOption = None,
     tensor_parallel: TensorParallelOption = None,
     sequence_parallel: SequenceParallelOption = False,
@@ -81,7 +73,7 @@ def compare(
         from planner.analysis.comparison import compare as compare_planners
         from planner.analysis.comparison import find_planners
         from planner.records.document import require_file_path
-        from planner.search.solve import check_settings
+        from planner.search.settings import check_settings
 
         # What can be wrong is found before the model is traced, which may take a while.
         names = None if planners is None else [name.strip() for name in planners.split(",")]
@@ -111,7 +103,6 @@ def compare(
             time_limit_s=time_limit,
             seed=seed,
             deterministic=deterministic,
-            independent=independent,
         )
         rows = _compared(search, time_limit)
         _report(rows, output, as_json)

@@ -22,8 +22,10 @@ MoveOption = Annotated[
         metavar="MOVE",
         help="what to change: 'move layer h.12 from stage 3 to stage 2', 'move layers h.11 to h.12 "
         "from stage 3 to stage 2', 'exchange devices n0/gpu0 and n1/gpu0', 'add replica n1/gpu0 to "
-        "stage 2', 'remove replica …', 'move replica …', 'microbatches x2', 'microbatches /2', "
-        "'recompute h.3', 'offload h.3', 'keep h.3'; may be repeated, one after the other",
+        "stage 2', 'remove replica …', 'move replica …', 'merge stages 1 and 2', 'split stage 1 "
+        "before h.9', 'split stage 1 before h.9 onto n1/gpu0', 'microbatches x2', 'microbatches "
+        "/2', 'recompute h.3', 'offload h.3', 'keep h.3', 'reschedule all stages'; may be "
+        "repeated, one after the other",
     ),
 ]
 
@@ -36,10 +38,10 @@ def edit(
 ) -> None:
     """Change a plan's stages, devices, replicas or microbatch size, and predict it again."""
     with user_errors(as_json):
+        from planner.analysis.changes import parse_move
         from planner.analysis.moves import apply_move
         from planner.prediction import load_plan
         from planner.records.document import require_file_path
-        from planner.variants.changes import parse_move
         from planner.verification import save_valid
 
         moves = [parse_move(text) for text in move]
@@ -59,8 +61,8 @@ def _report(plans: Sequence[Plan], moves: Sequence[str], output: Path, *, as_jso
         steps = [{"move": text, "iteration_time_s": time_s} for text, time_s in rows]
         print_json({"plan": str(output), "before_s": times[0], "moves": steps})
         return
-    from planner.analysis.what_if.values import share_saved
-    from planner.report.what_if import signed_change
+    from planner.analysis.moves import share_saved
+    from planner.report.moves import signed_change
 
     show_plan(plans[-1])
     for text, before_s, after_s in zip(moves, times[:-1], times[1:], strict=True):

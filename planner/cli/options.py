@@ -110,6 +110,10 @@ MemoryMarginOption = Annotated[
         "reserved in the plan's cluster",
     ),
 ]
+LogOption = Annotated[
+    bool,
+    typer.Option("--log", help="show what each step of the search took and brought"),
+]
 NoCheckOption = Annotated[
     bool,
     typer.Option("--no-check", help="do not compare two small steps with eager autograd first"),

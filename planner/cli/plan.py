@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,6 +20,7 @@ from planner.cli.options import (
     ExpertParallelOption,
     JobOption,
     JsonOption,
+    LogOption,
     MemoryMarginOption,
     ModelArgument,
     NoCheckOption,
@@ -32,14 +34,14 @@ from planner.cli.options import (
 from planner.cli.output import print_json, say, show_plan, show_runtime, user_errors
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.plan.problem import Problem
-    from planner.search.result import HistoryRow, Result
-    from planner.search.solve import Preference
+    from planner.search.result import HistoryRow, Result, StepRow
+    from planner.search.settings import Preference
 
 
 def show_result(
@@ -117,6 +119,7 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
         "simplicity": None if result.simplicity is None else asdict(result.simplicity),
         "length_choice": None if result.lengths is None else asdict(result.lengths),
         "history": [row._asdict() for row in result.history],
+        "steps": [row._asdict() for row in result.steps],
     }
 
 
@@ -172,6 +175,17 @@ def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
     return show
 
 
+def step_lines(steps: Sequence[StepRow]) -> list[str]:
+    """Return a table of what each step of a search took and brought."""
+    lines = [f"{'step':<24}  {'took':>8}  {'layouts':>9}  {'iteration':>12}  {'bound':>12}"]
+    for row in steps:
+        time, bound = format_seconds(row.iteration_time_s), format_seconds(row.lower_bound_s)
+        time = time if math.isfinite(row.iteration_time_s) else "-"
+        took = f"{row.seconds:.1f}s"
+        lines.append(f"{row.name:<24}  {took:>8}  {row.layouts:>9,}  {time:>12}  {bound:>12}")
+    return lines
+
+
 @dataclass(frozen=True)
 class PlanRequest:
     """What to plan for; None where an option was not given.
@@ -182,6 +196,7 @@ class PlanRequest:
         robust: whether the plan should keep its time under noise.
         prefer, prefer_within: see :func:`planner.search.solve.solve`.
         sync: strategy of synchronisation with its options, or ``choose``.
+        log: whether to show what each step of the search took and brought.
     """
 
     problem: ProblemRequest
@@ -190,6 +205,7 @@ class PlanRequest:
     prefer: Preference
     prefer_within: float
     sync: str | None
+    log: bool = False
 
     @property
     def chooses(self) -> bool:
@@ -237,6 +253,9 @@ def make_plan(
         say("note: interrupted before plans near the fastest were compared", err=True)
     found, has_margin = replace(found, plan=plan), request.problem.memory_margin is not None
     show_result(found, output, loaded.text_problem, as_json=as_json, has_margin=has_margin)
+    if request.log and not as_json:
+        for line in step_lines(found.steps):
+            say(line)
     if loaded.compared is not None:
         say(loaded.compared, err=True)
     if reason and not as_json:
@@ -249,7 +268,7 @@ def make_plan(
 def _require_possible(request: PlanRequest, settings: SearchSettings, output: Path) -> None:
     """Refuse wrong settings before the model is traced, which may take long."""
     from planner.records.document import require_file_path
-    from planner.search.solve import check_preference, check_settings
+    from planner.search.settings import check_preference, check_settings
 
     check_settings(settings.time_limit_s, settings.gap_limit, settings.seed, settings.workers)
     check_preference(request.prefer, request.prefer_within, is_robust=request.robust)
@@ -322,13 +341,12 @@ def _is_same_file(path: Path, other: Path) -> bool:
 
 def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
     """Print which warm starts cannot be used."""
-    from planner.search.partition.chain import Chain
+    from planner.search.finish import starts_of
 
     if problem.job.tensor_parallel != 1:
         return  # A plan may fit one size of groups and not another.
-    chain = Chain(problem)
     for path, earlier in plans.items():
-        if chain.partition([(stage.layers, stage.devices) for stage in earlier.stages]) is None:
+        if not any(starts_of(problem, [earlier])):
             say(
                 f"note: {path} is ignored: its stages are not consecutive layers of this model, or "
                 f"one of them has no device in this cluster",
@@ -462,6 +480,7 @@ def plan(
     memory_margin: MemoryMarginOption = None,
     epoch_samples: EpochOption = None,
     no_check: NoCheckOption = False,
+    log: LogOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest plan and prove a lower bound on the iteration time."""
@@ -487,6 +506,7 @@ def plan(
         prefer=cast("Preference", prefer),  # Checked before it is used.
         prefer_within=prefer_within,
         sync=sync,
+        log=log,
     )
     settings = SearchSettings(time_limit, gap, seed, workers, deterministic)
     with user_errors(as_json):

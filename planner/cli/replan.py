@@ -15,11 +15,9 @@ from planner.cli.options import (
     PlanOutputOption,
     RunByOption,
     SeedOption,
-    WorkersOption,
 )
 from planner.cli.output import print_json, print_rich, say, show_plan, user_errors
 from planner.errors import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.replanning.replan import Replanned
@@ -89,10 +87,9 @@ def replan(
     added: AddedOption = None,
     cluster: ClusterOption = None,
     slack: SlackOption = 0.05,
-    time_limit: TimeLimitOption = 2.5,
+    time_limit: TimeLimitOption = 1.0,
     moves: MovesOption = None,
     seed: SeedOption = 0,
-    workers: WorkersOption = DEFAULT_WORKERS,
     deterministic: DeterministicOption = False,
     runtime: RunByOption = None,
     as_json: JsonOption = False,
@@ -103,13 +100,11 @@ def replan(
         from planner.prediction import load_plan
         from planner.replanning.replan import replan as replan_plan
         from planner.variants.machine_changes import parse_added, parse_slow
-        from planner.verification import require_valid
 
         additions = [parse_added(text) for text in added or ()]
         files = [addition for addition in additions if isinstance(addition, Path)]
         _require_outputs(output, moves, [path, cluster, *files])
         old = load_plan(path, runtime)
-        require_valid(old, str(path))
         found = replan_plan(
             old,
             lost=lost or (),
@@ -119,7 +114,6 @@ def replan(
             slack=slack,
             time_limit_s=time_limit,
             seed=seed,
-            workers=workers,
             deterministic=deterministic,
         )
         found.plan.save(output)

@@ -7,31 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from planner.cli.explain import (
-    ChangeOption,
-    SeedOption,
-    TimeLimitOption,
-    ValueRequest,
-    WhatIfOption,
-    WorkersOption,
-    value_request,
-    values_of,
-)
 from planner.cli.models import with_epoch
 from planner.cli.options import (
     AgainstOption,
-    DeterministicOption,
     EpochOption,
     JsonOption,
     PlanArgument,
 )
 from planner.cli.output import console, named, print_written, user_errors
 from planner.errors import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
 
 if TYPE_CHECKING:
     from planner.analysis.comparison import PlannerComparison
-    from planner.analysis.what_if.values import WhatIf
     from planner.measured.timeline import MeasuredTimeline
     from planner.plan.plan import Plan
 
@@ -47,20 +34,13 @@ def report(
     output: OutputOption = Path("plan.html"),
     against: AgainstOption = None,
     compare: CompareOption = False,
-    what_if: WhatIfOption = False,
-    change: ChangeOption = None,
-    time_limit: TimeLimitOption = None,
-    seed: SeedOption = 0,
-    workers: WorkersOption = DEFAULT_WORKERS,
-    deterministic: DeterministicOption = False,
     epoch_samples: EpochOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write an HTML report of a plan: timeline, memory, limits and possible improvements."""
     with user_errors(as_json):
-        request = value_request(what_if, change, time_limit, seed, workers, deterministic)
         _check_output(output, path, against)
-        _report(path, output, against, compare, request, epoch_samples)
+        _report(path, output, against, compare, epoch_samples)
         print_written([path], output, as_json=as_json)
 
 
@@ -69,28 +49,17 @@ def _report(
     output: Path,
     against: Path | None,
     compare: bool,
-    request: ValueRequest,
     epoch_samples: int | None,
 ) -> None:
-    """Evaluate and compare as requested, and write the page."""
+    """Compare as requested, and write the page."""
     from planner.prediction import load_plan
     from planner.report.html.page import save_report
 
     plan = load_plan(path)
     plan = plan.model_copy(update={"job": with_epoch(plan.job, epoch_samples)})
     measured = None if against is None else _measured(plan, against)
-    values = _values(plan, request) if request.is_asked_for else None
     rows = _compared(plan) if compare else None
-    save_report(plan, output, measured=measured, comparison=rows, values=values, plan_path=path)
-
-
-def _values(plan: Plan, request: ValueRequest) -> WhatIf:
-    """Evaluate the requested changes."""
-    from planner.analysis.explain import explain
-    from planner.prediction import replay
-
-    timeline = replay(plan)
-    return values_of(plan, timeline, explain(timeline), request)
+    save_report(plan, output, measured=measured, comparison=rows, plan_path=path)
 
 
 def _check_output(output: Path, *inputs: Path | None) -> None:

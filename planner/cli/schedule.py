@@ -16,12 +16,12 @@ from planner.cli.options import (
     WorkersOption,
 )
 from planner.cli.output import print_json, say, show_plan, user_errors
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 from planner.units import format_seconds
 
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
-    from planner.search.schedule.heuristic import Schedule
+    from planner.search.orders.search import Schedule
 
 
 SplitOption = Annotated[
@@ -51,8 +51,8 @@ def schedule(
     with user_errors(as_json):
         from planner.prediction import load_plan
         from planner.records.document import require_file_path
-        from planner.search.schedule.search import search_schedule
-        from planner.search.solve import check_settings
+        from planner.search.orders.search import search_schedule
+        from planner.search.settings import check_settings
         from planner.verification import save_valid
 
         check_settings(time_limit, 0.0, seed, workers)

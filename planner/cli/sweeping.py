@@ -278,7 +278,7 @@ def _require_possible(request: SweepRequest, clusters: Mapping[str, Cluster], jo
     from planner.analysis.sweep.rows import currency_of, require_bill
     from planner.records.document import require_file_path
     from planner.report.figures import require_format
-    from planner.search.solve import check_settings
+    from planner.search.settings import check_settings
 
     workers = 1 if request.workers is None else request.workers
     check_settings(request.time_limit_s, request.gap_limit, request.seed, workers)

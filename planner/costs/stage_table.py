@@ -23,11 +23,12 @@ from numpy.typing import NDArray
 from planner.costs.gradients import gradient_bytes
 from planner.costs.optimizer import static_bytes, step_traffic_bytes
 from planner.costs.roofline import layer_times, loaded_times
+from planner.costs.sharding import divided_bytes
 from planner.model.blocks import block_name
 from planner.model.graph_record import Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
-from planner.program.compiled import compiled, entry
+from planner.program.compiled import Block, block, compiled, entry, header, items, pointer
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -37,8 +38,27 @@ NEVER = 1 << 40
 """The rank of layers that are not recomputed, or not offloaded."""
 
 
+_LONG, _REAL = np.dtype(np.int64), np.dtype(np.float64)
+_NAMES = """seconds again_s may_run stash weight_stash peak saved_input host_stash rerun_rank
+    offload_rank block divided_weights divided_gradients tensor_bytes producer last_user saver
+    made_start made kept_start kept user_start user held_start held held_before static traffic
+    summed gradient users crossing crossing_gradient sent returned gathered
+    returned_gathered""".split()
+(
+    TABLE, SECONDS, AGAIN_S, MAY_RUN, STASH, WEIGHT_STASH, PEAK, SAVED_INPUT, HOST_STASH,
+    RERUN_RANK, OFFLOAD_RANK, BLOCK, DIVIDED_WEIGHTS, DIVIDED_GRADIENTS, TENSOR_BYTES, PRODUCER,
+    LAST_USER, SAVER, MADE_START, MADE, KEPT_START, KEPT, USER_START, USER, HELD_START, HELD,
+    HELD_BEFORE, STATIC, TRAFFIC, SUMMED, GRADIENT, USERS, CROSSING, CROSSING_GRADIENT, SENT,
+    RETURNED, GATHERED, RETURNED_GATHERED,
+) = block(
+    "types layers tensors parameters holders in_blocks",
+    reals="",
+    **{name: _REAL if name in ("seconds", "again_s", "traffic") else _LONG for name in _NAMES},
+)  # fmt: skip
+
+
 class TableArrays(NamedTuple):
-    """The arrays that compiled code reads. K types, N layers, B tensors, P parameters.
+    """The arrays that compiled code has in a block. K types, N layers, B tensors, P parameters.
 
     Attributes:
         seconds: K x N x 4; of each operation, without recomputation.
@@ -48,7 +68,8 @@ class TableArrays(NamedTuple):
         host_stash: K x N; bytes of a stash that an offload takes to the host.
         rerun_rank, offload_rank: N; see the module.
         block: N; number of the numbered block that a layer is in, -1: none.
-        in_blocks: whether the first limit counts blocks.
+        divided_weights, divided_gradients: N; bytes of weights that are put together around a layer
+            where several devices divide them, and of their gradients.
         tensor_bytes: K x B.
         producer: B; layer that makes a tensor.
         last_user: B; last layer that uses it.
@@ -81,7 +102,8 @@ class TableArrays(NamedTuple):
     rerun_rank: Ints
     offload_rank: Ints
     block: Ints
-    in_blocks: bool
+    divided_weights: Ints
+    divided_gradients: Ints
     tensor_bytes: Ints
     producer: Ints
     last_user: Ints
@@ -127,148 +149,149 @@ group sums before it; ``gradient_bytes`` that replicas of the stage reduce, thos
 that later or earlier layers use as well included; ``may_run``, whether the type may run it."""
 
 
-@entry
+@compiled
 def stage_figures(
-    t: TableArrays,
-    kind: int,
-    first: int,
-    last: int,
-    rerun: int,
-    offload: int,
-    holders: int,
-    out: Any,
-    at: int,
+    t: Any, kind: int, first: int, last: int, rerun: int, offload: int, holders: int, out: Any
 ) -> None:
     """Write the figures of the layers [first, last) on a type.
 
     Args:
-        t: the :class:`TableArrays`.
+        t: pointer to the table.
         kind: number of the type.
         first: the first layer.
         last: the one after the last.
         rerun: the limit on recomputed layers.
         offload: the limit on offloaded ones.
-        holders: devices that share the optimizer's state; those beyond the arrays' count as the
-            most there.
-        out: an array of :data:`FIGURES`.
-        at: the row to write.
+        holders: devices that share the optimizer's state, and divide what is divided; those beyond
+            the table's count as the most there.
+        out: a record of :data:`FIGURES`.
     """
+    h = header(t, TABLE)
     whole_s = forward_s = input_s = weight_s = traffic = 0.0
     static = stash = weight_stash = host = summed = gradient = 0
-    workspace = split = 0
-    may_run = 1
-    share = min(holders, t.static.shape[1]) - 1
+    workspace, split, may_run, share = 0, 0, 1, min(holders, h.holders) - 1
     for layer in range(first, last):
-        again = _is_again(t, first, layer, rerun)
-        moves = not again and t.offload_rank[layer] < offload
-        seconds = t.seconds[kind, layer]
-        again_s = t.again_s[kind, layer] if again else 0.0
-        whole_s += seconds[0] + again_s
-        forward_s += seconds[1]
-        input_s += seconds[2] + again_s
-        weight_s += seconds[3]
-        if not t.may_run[kind, layer]:
-            may_run = 0
-        kept = t.saved_input[kind, layer] if again else t.stash[kind, layer]
-        late = t.weight_stash[kind, layer]
-        peak = t.peak[kind, layer]
+        at, again = kind * h.layers + layer, is_again(t, first, layer, rerun)
+        again_s = items(t, AGAIN_S)[at] if again else 0.0
+        whole_s += items(t, SECONDS)[4 * at] + again_s
+        forward_s += items(t, SECONDS)[4 * at + 1]
+        input_s += items(t, SECONDS)[4 * at + 2] + again_s
+        weight_s += items(t, SECONDS)[4 * at + 3]
+        may_run = min(may_run, items(t, MAY_RUN)[at])
+        kept = items(t, SAVED_INPUT)[at] if again else items(t, STASH)[at]
+        late, peak = items(t, WEIGHT_STASH)[at], items(t, PEAK)[at]
+        if holders > 1:
+            peak += items(t, DIVIDED_WEIGHTS)[layer] + items(t, DIVIDED_GRADIENTS)[layer]
         workspace = max(workspace, peak) - kept
         split = max(split + late - kept, peak - kept + max(late - kept, 0))
         weight_stash += late
         if not again:
             stash += kept
-        if moves:
-            host += t.host_stash[kind, layer]
-        for i in range(t.kept_start[layer], t.kept_start[layer + 1]):
-            tensor = t.kept[i]
-            if not again and t.producer[tensor] < first <= t.last_user[tensor]:
-                stash -= t.tensor_bytes[kind, tensor]
-                weight_stash -= t.tensor_bytes[kind, tensor]
-            if moves and _is_shared(t, tensor, first, last, rerun, offload):
-                host -= t.tensor_bytes[kind, tensor]
-        for i in range(t.made_start[layer], t.made_start[layer + 1]):
-            if _is_kept_for_rerun(t, t.made[i], first, last, rerun):
-                stash += t.tensor_bytes[kind, t.made[i]]
-        for i in range(t.held_start[layer], t.held_start[layer + 1]):
-            if t.held_before[i] >= first:
+            received = _received_bytes(t, kind, first, layer)
+            stash -= received
+            weight_stash -= received
+        if _moves(t, first, layer, rerun, offload):
+            host += items(t, HOST_STASH)[at]
+            host -= _shared_bytes(t, kind, first, layer, last, rerun, offload)
+        stash += _bytes_for_rerun(t, kind, first, layer, last, rerun)
+        for i in range(items(t, HELD_START)[layer], items(t, HELD_START)[layer + 1]):
+            if items(t, HELD_BEFORE)[i] >= first:
                 continue
-            parameter = t.held[i]
-            static += t.static[kind, share, parameter]
-            traffic += t.traffic[kind, parameter] / (share + 1)
-            summed += t.summed[kind, parameter]
-            gradient += t.gradient[kind, parameter]
-    received = t.crossing[kind, first]
-    row = out[at]
-    row.B_s = whole_s
-    row.F_s = forward_s
-    row.I_s = input_s
-    row.W_s = weight_s
-    row.step_traffic = traffic
-    row.static_bytes = static
-    row.workspace_bytes = max(workspace, 0)
-    row.split_workspace_bytes = max(workspace, split, 0)
-    row.stash_bytes = stash + received
-    row.weight_stash_bytes = weight_stash + received
-    row.offload_bytes = max(host, 0)
-    row.summed_bytes = summed
-    row.gradient_bytes = gradient
-    row.may_run = may_run
+            of_type = kind * h.parameters + items(t, HELD)[i]
+            shared = (kind * h.holders + share) * h.parameters + items(t, HELD)[i]
+            static += items(t, STATIC)[shared]
+            traffic += items(t, TRAFFIC)[of_type] / (share + 1)
+            summed += items(t, SUMMED)[of_type]
+            gradient += items(t, GRADIENT)[of_type]
+    received = items(t, CROSSING)[kind * (h.layers + 1) + first]
+    out.B_s, out.F_s, out.I_s, out.W_s = whole_s, forward_s, input_s, weight_s
+    out.step_traffic, out.static_bytes = traffic, static
+    out.workspace_bytes, out.split_workspace_bytes = max(workspace, 0), max(workspace, split, 0)
+    out.stash_bytes, out.weight_stash_bytes = stash + received, weight_stash + received
+    out.offload_bytes, out.summed_bytes = max(host, 0), summed
+    out.gradient_bytes, out.may_run = gradient, may_run
 
 
 @compiled
-def _is_again(t: TableArrays, first: int, layer: int, rerun: int) -> bool:
+def is_again(t: Any, first: int, layer: int, rerun: int) -> bool:
     """Return whether a stage that begins at a layer recomputes another."""
-    if not t.in_blocks:
-        return bool(t.rerun_rank[layer] < rerun)
-    if t.block[layer] < 0:
+    if not header(t, TABLE).in_blocks:
+        return bool(items(t, RERUN_RANK)[layer] < rerun)
+    block_of, begin = items(t, BLOCK), first
+    if block_of[layer] < 0:
         return False
-    begin = first
-    while t.block[begin] < 0:
+    while block_of[begin] < 0:
         begin += 1
-    return bool(t.block[layer] - t.block[begin] < rerun)
+    return bool(block_of[layer] - block_of[begin] < rerun)
 
 
 @compiled
-def _is_shared(
-    t: TableArrays, tensor: int, first: int, last: int, rerun: int, offload: int
-) -> bool:
-    """Return whether something else than offloaded layers of a stage holds a tensor too."""
-    maker = t.producer[tensor]
-    if maker < first or not _moves(t, first, maker, rerun, offload):
-        return True
-    for at in range(t.user_start[tensor], t.user_start[tensor + 1]):
-        user = t.user[at]
-        if user < last and not _moves(t, first, user, rerun, offload):
-            return True
-    return False
+def _moves(t: Any, first: int, layer: int, rerun: int, offload: int) -> bool:
+    return bool(items(t, OFFLOAD_RANK)[layer] < offload) and not is_again(t, first, layer, rerun)
 
 
 @compiled
-def _moves(t: TableArrays, first: int, layer: int, rerun: int, offload: int) -> bool:
-    return t.offload_rank[layer] < offload and not _is_again(t, first, layer, rerun)
+def _received_bytes(t: Any, kind: int, first: int, layer: int) -> int:
+    """Return the bytes of what a layer saves that the stage has received, and counts there."""
+    bytes_ = 0
+    for i in range(items(t, KEPT_START)[layer], items(t, KEPT_START)[layer + 1]):
+        tensor = items(t, KEPT)[i]
+        if items(t, PRODUCER)[tensor] < first <= items(t, LAST_USER)[tensor]:
+            bytes_ += items(t, TENSOR_BYTES)[kind * header(t, TABLE).tensors + tensor]
+    return bytes_
 
 
 @compiled
-def _is_kept_for_rerun(t: TableArrays, tensor: int, first: int, last: int, rerun: int) -> bool:
-    """Return whether a tensor of a stage is kept only because a recomputed layer reads it."""
-    saver = t.saver[tensor]
-    if first <= saver < last and not _is_again(t, first, saver, rerun):
-        return False
-    for at in range(t.user_start[tensor], t.user_start[tensor + 1]):
-        user = t.user[at]
-        if user < last and _is_again(t, first, user, rerun):
-            return True
-    return False
+def _shared_bytes(
+    t: Any, kind: int, first: int, layer: int, last: int, rerun: int, offload: int
+) -> int:
+    """Return the bytes of what an offloaded layer saves that others than such layers hold too."""
+    bytes_ = 0
+    for i in range(items(t, KEPT_START)[layer], items(t, KEPT_START)[layer + 1]):
+        tensor = items(t, KEPT)[i]
+        maker = items(t, PRODUCER)[tensor]
+        is_shared = maker < first or not _moves(t, first, maker, rerun, offload)
+        for at in range(items(t, USER_START)[tensor], items(t, USER_START)[tensor + 1]):
+            user = items(t, USER)[at]
+            is_shared = is_shared or (user < last and not _moves(t, first, user, rerun, offload))
+        if is_shared:
+            bytes_ += items(t, TENSOR_BYTES)[kind * header(t, TABLE).tensors + tensor]
+    return bytes_
+
+
+@compiled
+def _bytes_for_rerun(t: Any, kind: int, first: int, layer: int, last: int, rerun: int) -> int:
+    """Return the bytes of what a layer makes that is kept only as a recomputed layer reads it."""
+    bytes_ = 0
+    for i in range(items(t, MADE_START)[layer], items(t, MADE_START)[layer + 1]):
+        tensor = items(t, MADE)[i]
+        saver = items(t, SAVER)[tensor]
+        if first <= saver < last and not is_again(t, first, saver, rerun):
+            continue
+        for at in range(items(t, USER_START)[tensor], items(t, USER_START)[tensor + 1]):
+            user = items(t, USER)[at]
+            if user < last and is_again(t, first, user, rerun):
+                bytes_ += items(t, TENSOR_BYTES)[kind * header(t, TABLE).tensors + tensor]
+                break
+    return bytes_
 
 
 @entry
-def fill_intervals(t: TableArrays, rerun: int, offload: int, holders: int, out: Any) -> None:
+def fill_figures(
+    table: Any, kind: int, first: int, last: int, rerun: int, offload: int, holders: int, out: Any
+) -> None:
+    """Write the figures of a stage: an array with one record of :data:`FIGURES`."""
+    stage_figures(pointer(table), kind, first, last, rerun, offload, holders, out[0])
+
+
+@entry
+def fill_intervals(table: Any, rerun: int, offload: int, holders: int, out: Any) -> None:
     """Write the figures of all stages: an array of :data:`FIGURES`, K x N x (N + 1)."""
-    kinds, layers = t.stash.shape
-    for kind in range(kinds):
-        for first in range(layers):
-            for last in range(first + 1, layers + 1):
-                stage_figures(t, kind, first, last, rerun, offload, holders, out[kind, first], last)
+    for kind in range(out.shape[0]):
+        for first in range(out.shape[1]):
+            for last in range(first + 1, out.shape[2]):
+                place = out[kind, first, last]
+                stage_figures(pointer(table), kind, first, last, rerun, offload, holders, place)
 
 
 @dataclass(frozen=True)
@@ -296,6 +319,21 @@ class StageTable:
         """What compiled code reads."""
         return _arrays(self.problem)
 
+    @cached_property
+    def block(self) -> Block:
+        """The arrays in a block."""
+        arrays = self.arrays
+        rows = {SECONDS + n: np.ravel(getattr(arrays, name)) for n, name in enumerate(_NAMES)}
+        found = Block(TABLE, {number: len(row) for number, row in rows.items()})
+        for number, row in rows.items():
+            found[number][:] = row
+        numbers = found.numbers
+        numbers["types"], numbers["layers"] = arrays.again_s.shape
+        numbers["tensors"] = len(arrays.producer)
+        numbers["holders"], numbers["parameters"] = arrays.static.shape[1:]
+        numbers["in_blocks"] = self.problem.job.recompute == "blocks"
+        return found
+
     def figures(
         self,
         type_name: str,
@@ -307,11 +345,9 @@ class StageTable:
         holders: int = 1,
     ) -> np.record:
         """Return the figures of a stage as a record of :data:`FIGURES`; see the module."""
-        rows = np.zeros(1, FIGURES)
-        stage_figures(
-            self.arrays, self.types.index(type_name), first, last, rerun, offload, holders, rows, 0
-        )
-        found: np.record = rows.view(np.recarray)[0]
+        rows, kind = np.zeros(1, FIGURES).view(np.recarray), self.types.index(type_name)
+        fill_figures(self.block.header, kind, first, last, rerun, offload, holders, rows)
+        found: np.record = rows[0]
         return found
 
     def all_figures(
@@ -319,19 +355,30 @@ class StageTable:
     ) -> NDArray[np.void]:
         """Return the figures of all stages: K x N x (N + 1), by type, first layer and end."""
         kinds, layers = self.arrays.stash.shape
-        rows = np.zeros((kinds, layers, layers + 1), FIGURES)
-        fill_intervals(self.arrays, rerun, offload, holders, rows)
+        rows = np.zeros((kinds, layers, layers + 1), FIGURES).view(np.recarray)
+        fill_intervals(self.block.header, rerun, offload, holders, rows)
         return rows
 
     def recomputed(self, first: int, last: int, rerun: int) -> tuple[str, ...]:
         """Return the names of the layers that a stage recomputes."""
-        found = (n for n in range(first, last) if _is_again(self.arrays, first, n, rerun))
-        return tuple(self.layers[n] for n in found)
+        is_again = self._is_again(first, last, rerun)
+        return tuple(np.array(self.layers, dtype=object)[first:last][is_again])
 
     def offloaded(self, first: int, last: int, rerun: int, offload: int) -> tuple[str, ...]:
         """Return the names of the layers whose stash a stage takes to the host."""
-        found = (n for n in range(first, last) if _moves(self.arrays, first, n, rerun, offload))
-        return tuple(self.layers[n] for n in found)
+        moves = (self.arrays.offload_rank[first:last] < offload) & ~self._is_again(
+            first, last, rerun
+        )
+        return tuple(np.array(self.layers, dtype=object)[first:last][moves])
+
+    def _is_again(self, first: int, last: int, rerun: int) -> NDArray[np.bool_]:
+        """Return which layers of a stage it recomputes, as :func:`is_again` has it."""
+        if self.problem.job.recompute != "blocks":
+            found: NDArray[np.bool_] = self.arrays.rerun_rank[first:last] < rerun
+            return found
+        number = self.arrays.block[first:last]
+        begin = int(number[number >= 0][:1].sum())
+        return np.logical_and(number >= 0, number - begin < rerun)
 
 
 def _arrays(problem: Problem) -> TableArrays:
@@ -345,7 +392,7 @@ def _arrays(problem: Problem) -> TableArrays:
     freed = (stash - saved_input).mean(axis=0)
     tensors = _Tensors.of(problem.graph)
     parameters = _Parameters.of(problem, graphs)
-    cuts = [_Cuts.of(graph) for graph in graphs]
+    cuts, divided = [_Cuts.of(graph) for graph in graphs], _divided(problem)
     return TableArrays(
         seconds=times.seconds,
         again_s=times.again_s,
@@ -360,7 +407,8 @@ def _arrays(problem: Problem) -> TableArrays:
         rerun_rank=_ranks(freed, times.again_s.mean(axis=0)),
         offload_rank=_ranks(host_stash.mean(axis=0), times.seconds[:, :, 0].mean(axis=0)),
         block=_blocks(problem.graph),
-        in_blocks=problem.job.recompute == "blocks",
+        divided_weights=divided[:, 0],
+        divided_gradients=divided[:, 1],
         tensor_bytes=np.array([[b.bytes for b in g.record.boundaries] for g in graphs]).reshape(
             len(graphs), -1
         ),
@@ -368,6 +416,12 @@ def _arrays(problem: Problem) -> TableArrays:
         **parameters._asdict(),
         **{field: np.array([getattr(row, field) for row in cuts]) for field in _Cuts._fields},
     )
+
+
+def _divided(problem: Problem) -> Ints:
+    """Return the bytes of each layer's weights that replicas divide, and of their gradients."""
+    rows = divided_bytes(problem, list(problem.graph.layers), 2)
+    return np.array([rows.get(name, (0, 0)) for name in problem.graph.layers], np.int64)
 
 
 def _by_type(layers: Sequence[Sequence[Layer]], figure: Callable[[Layer], int]) -> Ints:

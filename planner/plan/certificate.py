@@ -68,18 +68,15 @@ class TypePrices(Record):
 
 
 class LayerPrices(Record):
-    """No devices, each with any stages that it may hold, earn as much as all layers pay.
+    """No devices, each with up to two stages, earn as much as all layers pay.
 
     Attributes:
         kind: ``columns``.
         prices: That each layer pays for a microbatch, in the order of the layer graph, in any unit.
-        steps: Steps of the grid to which loads are rounded down; null: all pairs of stages are
-            looked at instead, with exact loads, for up to two stages a device.
     """
 
     kind: Literal["columns"] = "columns"
     prices: Annotated[tuple[Price, ...], Field(min_length=1, max_length=MOST_PRICES)]
-    steps: Annotated[int, Field(ge=1, le=MOST_PRICES)] | None = None
 
 
 Argument = Annotated[

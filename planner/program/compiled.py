@@ -31,9 +31,17 @@ from numba import config, njit, types
 from numba.core import event
 from numba.extending import intrinsic
 
+from planner.program.parts import PartCompiler
+
 F = TypeVar("F", bound=Callable[..., Any])
 LOG = logging.getLogger(__name__)
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+_OF_PARTS: dict[str, Any] = {
+    **_OPTIONS,
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": PartCompiler,
+}
 
 
 # --- compiling, and what was compiled before ------------------------------------------------------
@@ -41,12 +49,12 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy", "boundscheck"
 
 def compiled(function: F) -> F:
     """Compile a function that other compiled functions call."""
-    return _compiled_once(njit(**_OPTIONS)(function))
+    return _compiled_once(njit(**_OF_PARTS)(function))
 
 
 def inlined(function: F) -> F:
     """Compile a short function into those that call it."""
-    return _compiled_once(njit(forceinline=True, **_OPTIONS)(function))
+    return _compiled_once(njit(forceinline=True, **_OF_PARTS)(function))
 
 
 def _compiled_once(function: Any) -> Any:
@@ -85,7 +93,7 @@ def cache_folder() -> Path:
     """
     digest = hashlib.sha256(numba.__version__.encode())
     planner = Path(__file__).parent.parent
-    for folder in ("program", "costs", "bounds", "search/walk"):
+    for folder in ("program", "costs", "bounds", "search/walk", "search/orders"):
         for path in sorted((planner / folder).rglob("*.py")):
             digest.update(str(path.relative_to(planner)).encode() + path.read_bytes())
     if sys.platform == "win32":
@@ -123,7 +131,7 @@ class _Compiling(event.Listener):  # type: ignore[misc]
         module = event.data["dispatcher"].py_func.__module__
         if not self._is_known and module.startswith("planner."):
             self._is_known = True
-            LOG.warning("Compiling the planner's core; this takes about 15 s, once a version.")
+            LOG.warning("Compiling the planner's core; this takes about 20 s, once a version.")
 
     def on_end(self, event: Any) -> None:
         """Do nothing: only the start is told."""

@@ -7,122 +7,95 @@ computation alone: a schedule decides what the result is worth.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
-from planner.replanning.state import BoolArray, State
-from planner.search.partition.chain import Chain, FloatArray, IntArray, Partition, StageChoice
+from planner.replanning.state import IntArray, State
+from planner.search.walk.starts import Needs, Start
 
-Groups = tuple[tuple[str, ...], ...]
-LOAD_FACTORS = (1.0, 1.02, 1.05, 1.1, 1.2)
+Groups = tuple[tuple[int, ...], ...]
+"""The devices of each stage, by number."""
+LOAD_FACTORS = (1.2, 1.1, 1.05, 1.02, 1.0)
 """Limits on the load of a group, as multiples of the least that cuts can reach."""
 ROUNDING = 1 + 1e-9
+Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
 class Recut:
     """The cuts of one problem that may be chosen.
 
-    Attributes:
-        chain: the layers.
+    Args:
+        needs: seconds of all intervals of layers; infinite where they do not fit.
+        may_cut: N + 1; whether a stage may begin or end there.
         state: what devices hold.
-        cuts: positions in the chain, ascending, from 0 to its length.
+        microbatches: of an iteration.
     """
 
-    chain: Chain
-    state: State
-    cuts: IntArray
+    def __init__(
+        self, needs: Needs, may_cut: NDArray[np.bool_], state: State, microbatches: int
+    ) -> None:
+        self._needs, self._state, self._microbatches = needs, state, microbatches
+        self._cuts: IntArray = np.flatnonzero(may_cut)
+        # What layers share counts for each of them.
+        uses = np.diff(state.used, axis=0)
+        self._lacking = (uses * state.bytes) @ ~state.held.T
+        self._load = cache(self._load_of)
+        self._moved = cache(self._moved_by)
 
-    def partitions(self, groups: Groups) -> Iterator[Partition]:
-        """Yield the partition that moves fewest bytes, then those within lower and lower limits."""
-        if len(groups) >= len(self.cuts):
+    def starts(self, groups: Groups) -> Iterator[tuple[float, Start]]:
+        """Yield stages that move few bytes, within lower and lower limits, each with its load."""
+        if len(groups) >= len(self._cuts):
             return
-        loads = [self._known(self._known_loads, self._loads, group) for group in groups]
-        moved = [self._known(self._known_moved, self._moved, group) for group in groups]
+        types = [tuple(sorted(self._needs.type_of[list(group)].tolist())) for group in groups]
+        loads = [self._load(row, len(groups) - s) for s, row in enumerate(types)]
+        moved = [self._moved(group) for group in groups]
         least_s = _least_limit(loads)
         if not np.isfinite(least_s):
             return
-        known: set[Partition] = set()
-        limits_s = (least_s * factor * ROUNDING for factor in reversed(LOAD_FACTORS))
-        for limit_s in (np.finfo(float).max, *limits_s):
+        known: set[tuple[int, ...]] = set()
+        for limit_s in (np.finfo(float).max, *(least_s * f * ROUNDING for f in LOAD_FACTORS)):
             ends = _fewest_bytes(loads, moved, limit_s)
-            partition = self._partition(groups, ends)
-            if partition not in known:
-                known.add(partition)
-                yield partition
+            if ends not in known:
+                known.add(ends)
+                begins = (0, *ends[:-1])
+                longest = max(x[a, b] for x, a, b in zip(loads, begins, ends, strict=True))
+                yield float(longest), Start(tuple(self._cuts[[*ends]].tolist()), groups)
 
-    def _known(
-        self,
-        table: dict[tuple[str, ...], FloatArray],
-        work_out: Callable[[tuple[str, ...]], FloatArray],
-        group: tuple[str, ...],
-    ) -> FloatArray:
-        if group not in table:
-            table[group] = work_out(group)
-        return table[group]
+    def _load_of(self, types: tuple[int, ...], after: int) -> Floats:
+        """Return seconds an iteration of the busiest replica; infinite where it does not fit.
 
-    @cached_property
-    def _known_loads(self) -> dict[tuple[str, ...], FloatArray]:
-        return {}
+        Args:
+            types: of the devices of a group.
+            after: number of stages from this one to the last, its microbatches in flight.
+        """
+        of_position = self._needs.seconds[min(after, len(self._needs.seconds)) - 1]
+        spans = of_position[:, self._cuts][:, :, self._cuts]
+        return _shared(spans, np.bincount(types, minlength=len(spans)), self._microbatches)
 
-    @cached_property
-    def _known_moved(self) -> dict[tuple[str, ...], FloatArray]:
-        return {}
-
-    @cached_property
-    def _needs(self) -> list[BoolArray]:
-        """The parameters of each layer."""
-        return [self.state.of_layers([name]) for name in self.chain.names]
-
-    def _partition(self, groups: Groups, ends: Sequence[int]) -> Partition:
-        begins = (0, *ends[:-1])
-        return tuple(
-            StageChoice(int(self.cuts[begin]), int(self.cuts[end]), group)
-            for group, begin, end in zip(groups, begins, ends, strict=True)
-        )
-
-    def _loads(self, group: tuple[str, ...]) -> FloatArray:
-        """Return seconds an iteration of the busiest replica for [i, j); infinite if impossible."""
-        chain, cluster = self.chain, self.chain.problem.cluster
-        kinds = [cluster.type_of(device) for device in group]
-        counts = {kind: kinds.count(kind) for kind in kinds}
-        spans = {kind: self._span(chain.work_s[chain.types.index(kind)]) for kind in counts}
-        load = _shared(spans, counts, chain.problem.job.microbatches)
-        room = min(cluster.device_type(device).capacity_bytes for device in group)
-        least = chain.least_bytes[self.cuts]
-        load[(least[None, :] - least[:, None]) > room] = np.inf
-        for kind in counts:
-            load[self._span(chain.foreign_layers(kind)) > 0] = np.inf
-        load[np.tril_indices(len(load))] = np.inf
-        return load
-
-    def _span(self, values: FloatArray) -> FloatArray:
-        """Return sums over the layers of [i, j), 0 where there are none."""
-        sums = np.concatenate([[0.0], np.cumsum(values)])[self.cuts]
-        return np.asarray(np.maximum(sums[None, :] - sums[:, None], 0.0))
-
-    def _moved(self, group: tuple[str, ...]) -> FloatArray:
-        """Return bytes that a group lacks for [i, j); what layers share counts for each."""
-        lacking = self.state.missing_bytes(self._needs, group).sum(axis=1)
-        return self._span(lacking.astype(float))
+    def _moved_by(self, group: tuple[int, ...]) -> Floats:
+        """Return bytes that a group lacks for each interval."""
+        each = self._lacking[:, list(group)].sum(axis=1)
+        sums = np.concatenate([[0.0], np.cumsum(each.astype(float))])[self._cuts]
+        return np.asarray(sums[None, :] - sums[:, None])
 
 
-def _shared(spans: dict[str, FloatArray], counts: dict[str, int], microbatches: int) -> FloatArray:
+def _shared(spans: Floats, counts: IntArray, microbatches: int) -> Floats:
     """Return seconds of the busiest replica: whole microbatches on equal ones.
 
     Replicas of several types divide the microbatches by their speed.
     """
-    if len(counts) == 1:
-        ((kind, count),) = counts.items()
-        return spans[kind] * -(-microbatches // count)
-    per_second = sum(count / np.maximum(spans[kind], 1e-15) for kind, count in counts.items())
-    return np.asarray(microbatches / per_second)
+    used = np.flatnonzero(counts)
+    if len(used) == 1:
+        return np.asarray(spans[used[0]] * -(-microbatches // counts[used[0]]))
+    speed = (counts[used][:, None, None] / np.maximum(spans[used], 1e-15)).sum(axis=0)
+    misfit = np.isinf(spans[used]).any(axis=0)
+    return np.where(misfit, np.inf, microbatches / np.maximum(speed, 1e-15))
 
 
-def _least_limit(loads: Sequence[FloatArray]) -> float:
+def _least_limit(loads: Sequence[Floats]) -> float:
     """Return the least largest load."""
     best = np.full(len(loads[0]), np.inf)
     best[0] = 0.0
@@ -132,17 +105,17 @@ def _least_limit(loads: Sequence[FloatArray]) -> float:
 
 
 def _fewest_bytes(
-    loads: Sequence[FloatArray], moved: Sequence[FloatArray], limit_s: float
-) -> list[int]:
-    """Return the cut after each group, by its number, that moves the fewest bytes."""
+    loads: Sequence[Floats], moved: Sequence[Floats], limit_s: float
+) -> tuple[int, ...]:
+    """Return the end of each group that moves the fewest bytes within a limit on loads."""
     best = np.full(len(loads[0]), np.inf)
     best[0] = 0.0
-    chosen: list[IntArray] = []
+    choices = []
     for load, bytes_ in zip(loads, moved, strict=True):
-        total = np.where(load <= limit_s, best[:, None] + bytes_, np.inf)
-        chosen.append(total.argmin(axis=0))
-        best = total.min(axis=0)
+        costs = np.where(load <= limit_s, best[:, None] + bytes_, np.inf)
+        choices.append(costs.argmin(axis=0))
+        best = costs.min(axis=0)
     ends = [len(best) - 1]
-    for begins in reversed(chosen[1:]):
-        ends.append(int(begins[ends[-1]]))
-    return ends[::-1]
+    for choice in reversed(choices[1:]):
+        ends.append(int(choice[ends[-1]]))
+    return tuple(reversed(ends))

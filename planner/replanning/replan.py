@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from planner.assembly import assemble_plan, version
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
+from planner.plan.certificate import Proof
 from planner.plan.moves import Moves
-from planner.plan.operations import compress_devices
-from planner.plan.plan import Plan
+from planner.plan.operations import compress_devices, numbered_by_losses
+from planner.plan.plan import COST_MODEL, Plan, Provenance
+from planner.plan.runtimes import LOSSES_IN_ORDER
 from planner.plan.unsupported import require_without
 from planner.prediction import with_strategy
 from planner.replanning.choice import Alternative, choose
-from planner.replanning.repair import repair
+from planner.replanning.search import Progress, ReplanSearch
 from planner.replanning.state import State, moves_between
-from planner.search.budget import DEFAULT_WORKERS, Clock, Settings, TimeShare, TimeSlice
-from planner.search.finished import ended_by, limit_text, plan_of
 from planner.search.result import Ended, unjoined_devices
-from planner.search.solve import STEPS, SearchStep, best_of, check_settings, run_until_stopped
-from planner.search.state import Progress, Search, SearchTask
-from planner.search.steps import relax_cluster
+from planner.search.settings import check_settings
+from planner.simulation.simulator import simulate
+from planner.space import BoundCovers
 from planner.sync.strategies import SYNCHRONOUS, options_of
 from planner.variants.machine_changes import (
     MachineChanges,
@@ -37,11 +38,8 @@ from planner.verification.form import stage_problems
 
 SLACK = 0.05
 """Share by which a plan may be slower than the fastest found if it moves fewer bytes."""
-TIME_LIMIT_S = 1.5
-"""Limit of the search; the command then takes about 4 s of a core for 64 GPUs, all in all."""
-GAP_LIMIT = 1e-4
-STEPS_AFTER = tuple(step for step in STEPS if step.run is not relax_cluster)
-"""Steps after the repairs. Relaxations take seconds for their first bound; certificates do not."""
+TIME_LIMIT_S = 1.0
+"""Limit of the search; the command then takes about 2 s of a core for 64 GPUs, all in all."""
 
 
 @dataclass(frozen=True)
@@ -84,16 +82,14 @@ def replan(
     slack: float = SLACK,
     time_limit_s: float = TIME_LIMIT_S,
     seed: int = 0,
-    workers: int = DEFAULT_WORKERS,
     deterministic: bool = False,
     progress: Progress | None = None,
 ) -> Replanned:
     """Find a plan of the same training for the machines that are left or came.
 
     Model and job stay, so an iteration is the same samples and the same mathematics; of a plan of
-    tensor-parallel groups their size stays too. Of the plans
-    found that are at most ``slack`` slower than the fastest found, the one is taken whose devices
-    lack the fewest bytes of parameters and optimizer state.
+    tensor-parallel groups their size stays too. Of the plans found that are at most ``slack``
+    slower than the fastest found, that one is taken whose devices lack the fewest bytes.
 
     Args:
         plan: that training ran by.
@@ -102,33 +98,36 @@ def replan(
         added: cluster files of devices and links that came, or ``NAME=LIKE`` for a device or node
             with the type and links of another.
         cluster: all machines there are now, in place of ``lost`` and ``added``; a device of the
-            plan, by name, is taken to hold what it held.
+            plan, by name, holds what it held.
         slack: a share of at least 0.
-        time_limit_s: of the search; seconds of CP-SAT's deterministic time in deterministic mode.
-            Making the first plan takes what it takes.
-        seed: of the solver's searches.
-        workers: threads of the solver.
+        time_limit_s: of the search; seconds of counted work in deterministic mode. Making the first
+            plan takes what it takes.
+        seed: of random numbers.
         deterministic: the same plan on every machine.
-        progress: called with every new incumbent or bound.
+        progress: called with every plan that is faster than all before.
 
     Raises:
         InfeasibleError: if no plan fits what is left; the message says which constraint binds.
         PipeplanError: naming an unknown device, a clash of names or a wrong setting.
         KeyboardInterrupt: on Ctrl-C before any plan was found.
     """
-    check_settings(time_limit_s, GAP_LIMIT, seed, workers)
+    check_settings(time_limit_s, 0.0, seed, 1)
     require_without(
         plan.job, "replan", ("shard_optimizer", "shard_parameters", "offload", "lengths")
     )
     _require_slack(slack)
     _require_stages(plan)
     machines = new_machines(plan, _changes(cluster, lost, slow, added))
-    state = State(plan.on_groups, machines.survivors)
-    task = SearchTask(machines.problem, Settings(seed, workers, deterministic), GAP_LIMIT)
-    search = Search(task, Clock(time_limit_s, deterministic), progress)
-    run_until_stopped(search, (_repairs(plan, machines, state), *STEPS_AFTER))
-    limit = limit_text(time_limit_s, deterministic)
-    return _replanned(search, plan, machines, state, slack, limit)
+    problem = machines.problem
+    state = State(plan.on_groups, machines.survivors, problem.cluster.device_names)
+    tell = progress or (lambda row: None)
+    search = ReplanSearch(problem, state, time_limit_s, seed, deterministic, tell)
+    search.run(plan.on_groups, machines)
+    if not search.found:
+        if search.is_interrupted:
+            raise KeyboardInterrupt("before any plan was found")
+        search.solve()
+    return _replanned(search, plan, machines, slack)
 
 
 def _changes(
@@ -139,48 +138,37 @@ def _changes(
 ) -> MachineChanges:
     """Return the changes of the machines, those given as text parsed."""
     came = tuple(x if isinstance(x, Twin) else parse_added(x) for x in added)
-    return MachineChanges(cluster, tuple(lost), came, _slow(slow))
+    if isinstance(slow, Mapping):
+        slow = [parse_slow(f"{name}:{float(factor)!r}") for name, factor in slow.items()]
+    return MachineChanges(cluster, tuple(lost), came, tuple(slow))
 
 
-def _replanned(
-    search: Search, plan: Plan, machines: NewMachines, state: State, slack: float, limit: str
-) -> Replanned:
+def _replanned(search: ReplanSearch, plan: Plan, machines: NewMachines, slack: float) -> Replanned:
     """Return the choice among the plans of a search that is over."""
-    best_of(search)
-    found = choose(search, state, slack)
-    made = _plan(search, plan, machines, found[0], limit)
+    found = choose(search.found, search.state, search.problem.cluster, slack)
+    made = _plan(search, plan, machines, found[0])
+    lone = compress_devices(unjoined_devices(made))
     return Replanned(
         plan=made,
-        moves=moves_between(plan, made, state),
+        moves=moves_between(plan, made, search.state),
         alternatives=found,
         slack=slack,
         old_iteration_time_s=plan.predicted.iteration_time_s,
-        ended=ended_by(search),
-        search_s=search.clock.elapsed_s,
-        notes=tuple(_lone(made)),
+        ended=search.ended,
+        search_s=search.elapsed_s,
+        notes=(
+            f"no path of links and switches joins {lone} to a device in use; if they came "
+            "anew, their links may be missing in what was added",
+        )
+        if lone
+        else (),
     )
-
-
-def _repairs(plan: Plan, machines: NewMachines, state: State) -> SearchStep:
-    """Return the step that comes first: all later steps start from the repaired plans."""
-
-    def run(search: Search, time: TimeSlice) -> None:
-        repair(search, plan.on_groups, machines, state, time)
-
-    return SearchStep("repairs of the old plan", run, TimeShare(0.7, "whole"))
-
-
-def _slow(slow: Mapping[str, float] | Sequence[SlowedDevice]) -> tuple[SlowedDevice, ...]:
-    if not isinstance(slow, Mapping):
-        return tuple(slow)
-    return tuple(parse_slow(f"{name}:{float(factor)!r}") for name, factor in slow.items())
 
 
 def _require_slack(slack: float) -> None:
     if not 0 <= slack < float("inf"):
         raise PipeplanError(
-            f"slack: {slack} is not a share of at least 0; write 0.05 for 5 % slower than the "
-            "fastest plan found"
+            f"slack: {slack} is not a share of at least 0; write 0.05 for at most 5 % slower"
         )
 
 
@@ -198,25 +186,33 @@ def _require_stages(plan: Plan) -> None:
         )
 
 
-def _plan(
-    search: Search, old: Plan, machines: NewMachines, choice: Alternative, limit: str
-) -> Plan:
+def _plan(search: ReplanSearch, old: Plan, machines: NewMachines, choice: Alternative) -> Plan:
     """Return the verified plan of the choice, with the old plan's synchronisation."""
-    solver = f"replanned, schedule by {choice.schedule.method}"
-    verified = made = plan_of(search, choice.schedule, limit, solver)
+    timeline, orders = choice.replayed
+    problem = machines.problem
+    if problem.job.runtime in LOSSES_IN_ORDER:
+        orders = numbered_by_losses(orders, len(timeline.pipeline.stages) - 1)
+        timeline = simulate(timeline.pipeline, orders)
+    proof = None
+    if search.proved is not None:
+        proof = Proof(certificate=search.proved.certificate(problem), unchecked=None)
+    made = assemble_plan(timeline, orders, search.bound_s, _provenance(search), proof)
     if made.sync != old.sync:
         made = with_strategy(made, old.sync)
     if machines.parallel is not None:
         made = made.of_problem(machines.single, machines.parallel)
-    if made is not verified:
-        require_valid(made)
+    require_valid(made)
     return made
 
 
-def _lone(made: Plan) -> Iterator[str]:
-    devices = unjoined_devices(made)
-    if devices:
-        yield (
-            f"no path of links and switches joins {compress_devices(devices)} to a device in use; "
-            "if they came anew, their links may be missing in what was added"
-        )
+def _provenance(search: ReplanSearch) -> Provenance:
+    return Provenance(
+        pipeplan=version("pipeplan"),
+        ortools=version("ortools"),
+        seed=search.seed,
+        workers=1,
+        limit=f"{'deterministic' if search.deterministic else 'wall'} {search.limit_s:g} s",
+        solver="replanned",
+        bound_covers=BoundCovers(space=search.problem.job.space, own_constraints=False),
+        cost_model=COST_MODEL,
+    )

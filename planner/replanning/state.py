@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +13,10 @@ from planner.errors import PipeplanError
 from planner.model.layer_graph import LayerGraph
 from planner.plan.moves import Move, Moves
 from planner.plan.plan import Plan
-from planner.search.partition.chain import Chain, IntArray, Partition
+from planner.search.walk.starts import Start
 
 BoolArray = NDArray[np.bool_]
+IntArray = NDArray[np.int64]
 MOST_BYTES = 2**62
 """The most bytes of all state: each sum over it fits 64 bits."""
 
@@ -24,77 +25,74 @@ class State:
     """Parameters with their optimizer state, and which devices hold which of them.
 
     A parameter's state is its weights and, if it is trained, the optimizer's moments with the
-    float32 master of a low-precision weight; gradients are made in each iteration.
+    float32 master of a low-precision weight; gradients are made in each iteration. N layers, P
+    parameters, D devices.
 
     Args:
         plan: that training ran by; if it has tensor-parallel groups, with these as devices.
-        survivors: its devices that are still there.
+        survivors: its devices that are left.
+        devices: all devices there are now; None: those of the plan.
 
     Attributes:
         names: FQNs of the parameters.
-        bytes: of each parameter's state.
-        holders: by surviving device in use, which parameters it holds.
+        bytes: P; of each parameter's state.
+        devices: names of the devices.
+        held: D x P; which parameters each device holds.
+        used: N + 1 x P; how many of the first n layers use each parameter.
     """
 
-    def __init__(self, plan: Plan, survivors: Collection[str]) -> None:
+    def __init__(
+        self, plan: Plan, survivors: Collection[str], devices: Sequence[str] | None = None
+    ) -> None:
         graph = LayerGraph.from_record(plan.model.graph)
-        per_element = plan.job.optimizer_bytes_per_element
         rows = list(graph.parameters.values())
-        self._graph = graph
         self.names = tuple(parameter.name for parameter in rows)
-        self._place = {name: place for place, name in enumerate(self.names)}
-        sizes = [p.bytes + (per_element * p.elements if p.trainable else 0) for p in rows]
-        if sum(sizes) >= MOST_BYTES:
-            raise PipeplanError(
-                f"model.graph.parameters: their state is {sum(sizes)} bytes, and more than "
-                f"{MOST_BYTES} cannot be; correct their bytes and elements"
-            )
-        self.bytes: IntArray = np.array(sizes, dtype=np.int64)
-        self.holders: dict[str, BoolArray] = {}
+        self.bytes = _state_bytes(graph, plan.job.optimizer_bytes_per_element)
+        place = {name: number for number, name in enumerate(self.names)}
+        uses = np.zeros((len(graph.layers) + 1, len(rows)), dtype=np.int64)
+        self._layer_of = {name: number for number, name in enumerate(graph.layers)}
+        for name, number in self._layer_of.items():
+            uses[number + 1, [place[p.name] for p in graph.parameters_of([name])]] = 1
+        self.used: IntArray = uses.cumsum(axis=0)
+        self.devices = plan.cluster.device_names if devices is None else tuple(devices)
+        self.held: BoolArray = np.zeros((len(self.devices), len(rows)), dtype=bool)
+        number_of = {name: number for number, name in enumerate(self.devices)}
         for stage in plan.stages:
-            held = self.of_layers(stage.layers)
-            for device in set(stage.devices).intersection(survivors):
-                self.holders[device] = self.held(device) | held
+            for device in set(stage.devices).intersection(survivors).intersection(self.devices):
+                self.held[number_of[device]] |= self.of_layers(stage.layers)
 
     def of_layers(self, layers: Iterable[str]) -> BoolArray:
         """Return which parameters some layers use."""
-        used = np.zeros(len(self.names), dtype=bool)
-        used[[self._place[p.name] for p in self._graph.parameters_of(list(layers))]] = True
-        return used
-
-    def held(self, device: str) -> BoolArray:
-        """Return which parameters a device holds: none if it is new."""
-        found = self.holders.get(device)
-        return np.zeros(len(self.names), dtype=bool) if found is None else found
+        numbers = [self._layer_of[name] for name in layers]
+        return np.asarray(np.diff(self.used, axis=0)[numbers].any(axis=0))
 
     def size(self, parameters: BoolArray) -> int:
         """Return the bytes of the state of some parameters."""
         return int(self.bytes[parameters].sum())
 
-    def missing_bytes(self, contents: Sequence[BoolArray], devices: Sequence[str]) -> IntArray:
-        """Return what each content lacks on each device: a row a content, a column a device."""
-        if not contents or not devices:
-            return np.zeros((len(contents), len(devices)), dtype=np.int64)
-        wanted = np.array(contents) * self.bytes
-        lacking = ~np.array([self.held(device) for device in devices])
-        return np.asarray(wanted @ lacking.T.astype(np.int64))
-
-    def lacking_bytes(self, wanted: Mapping[str, BoolArray]) -> int:
-        """Return the bytes that devices do not hold yet of what each needs."""
-        return sum(self.size(needed & ~self.held(device)) for device, needed in wanted.items())
-
-    def wanted(self, chain: Chain, partition: Partition) -> dict[str, BoolArray]:
-        """Return which parameters each device of a partition needs."""
-        found: dict[str, BoolArray] = {}
-        for stage in partition:
-            needed = self.of_layers(chain.names[stage.begin : stage.end])
-            for device in stage.devices:
-                found[device] = found[device] | needed if device in found else needed
+    def needed(self, start: Start) -> BoolArray:
+        """Return which parameters each device needs for stages: D x P."""
+        found = np.zeros_like(self.held)
+        begin = 0
+        for end, devices in zip(start.ends, start.devices, strict=True):
+            found[list(devices)] |= self.used[end] > self.used[begin]
+            begin = end
         return found
 
-    def moved_bytes(self, chain: Chain, partition: Partition) -> int:
-        """Return the bytes that the devices of a partition do not hold yet."""
-        return self.lacking_bytes(self.wanted(chain, partition))
+    def lacking_bytes(self, needed: BoolArray) -> int:
+        """Return the bytes that devices do not hold yet of what each needs: D x P."""
+        return int(((needed & ~self.held) @ self.bytes).sum())
+
+
+def _state_bytes(graph: LayerGraph, per_element: float) -> IntArray:
+    rows = graph.parameters.values()
+    sizes = [int(p.bytes + (per_element * p.elements if p.trainable else 0)) for p in rows]
+    if sum(sizes) >= MOST_BYTES:
+        raise PipeplanError(
+            f"model.graph.parameters: their state is {sum(sizes)} bytes, and more than "
+            f"{MOST_BYTES} cannot be; correct their bytes and elements"
+        )
+    return np.array(sizes, dtype=np.int64)
 
 
 def moves_between(old: Plan, new: Plan, state: State) -> Moves:
@@ -108,9 +106,8 @@ def moves_between(old: Plan, new: Plan, state: State) -> Moves:
         state: what the devices that are left hold under the old one.
     """
     placed = new.on_groups
-    rows = list(_Moving(placed, state).rows())
-    wanted = _wanted(placed, state)
-    seconds = _together_s(placed.cluster, rows)
+    moving = _Moving(placed, state)
+    rows = list(moving.rows())
     from_devices = sum(row.bytes for row in rows if row.source is not None)
     return Moves(
         old_plan=old.execution_digest,
@@ -118,35 +115,33 @@ def moves_between(old: Plan, new: Plan, state: State) -> Moves:
         moves=tuple(rows),
         bytes_between_devices=from_devices,
         bytes_from_checkpoint=sum(row.bytes for row in rows) - from_devices,
-        seconds=seconds,
-        resume_bytes=sum(map(state.size, wanted.values())),
+        seconds=_together_s(placed.cluster, rows),
+        resume_bytes=sum(map(state.size, moving.wanted.values())),
     )
 
 
-def _wanted(plan: Plan, state: State) -> dict[str, BoolArray]:
-    """Return the parameters that each device of a plan needs, by rank."""
-    found = {device: np.zeros(len(state.names), dtype=bool) for device in plan.ranks}
-    for stage in plan.stages:
-        needed = state.of_layers(stage.layers)
-        for device in stage.devices:
-            found[device] = found[device] | needed
-    return found
-
-
 class _Moving:
-    """Chooses sources: the quickest path, then the device that has sent least."""
+    """Chooses sources: the quickest path, then the device that has sent least.
+
+    Attributes:
+        wanted: the parameters that each device needs, by rank.
+    """
 
     def __init__(self, plan: Plan, state: State) -> None:
-        self._plan = plan
-        self._state = state
+        self._cluster, self._state = plan.cluster, state
         self._sent: Counter[str] = Counter()
-        self._layers = {device: _layers_on(plan, device) for device in plan.ranks}
         self._users = {layer.name: set(layer.parameters) for layer in plan.model.graph.layers}
+        self._layers: dict[str, list[str]] = {device: [] for device in plan.ranks}
+        for stage in plan.stages:
+            for device in stage.devices:
+                self._layers[device] += stage.layers
+        self.wanted = {name: state.of_layers(rows) for name, rows in self._layers.items()}
 
     def rows(self) -> Iterator[Move]:
         """Return the moves by target in the order of ranks, each source once."""
-        for device, needed in _wanted(self._plan, self._state).items():
-            lacking = needed & ~self._state.held(device)
+        held = dict(zip(self._state.devices, self._state.held, strict=True))
+        for device, needed in self.wanted.items():
+            lacking = needed & ~held[device]
             parts: dict[str | None, BoolArray] = {}
             for holders, part in self._by_holders(lacking):
                 source = self._source(device, holders, self._state.size(part))
@@ -156,28 +151,21 @@ class _Moving:
 
     def _by_holders(self, lacking: BoolArray) -> Iterator[tuple[tuple[str, ...], BoolArray]]:
         """Group parameters by the devices that hold them."""
-        devices = list(self._state.holders)
-        table = np.array([self._state.held(device) for device in devices]).reshape(
-            len(devices), len(lacking)
-        )
-        groups: dict[tuple[str, ...], list[int]] = {}
+        groups: dict[tuple[int, ...], BoolArray] = {}
         for place in np.flatnonzero(lacking).tolist():
-            holders = tuple(d for d, has in zip(devices, table[:, place], strict=True) if has)
-            groups.setdefault(holders, []).append(place)
-        for holders, places in groups.items():
-            part = np.zeros_like(lacking)
-            part[places] = True
-            yield holders, part
+            holders = tuple(np.flatnonzero(self._state.held[:, place]).tolist())
+            groups.setdefault(holders, np.zeros_like(lacking))[place] = True
+        for holders, part in groups.items():
+            yield tuple(self._state.devices[number] for number in holders), part
 
     def _source(self, device: str, holders: Sequence[str], bytes_: int) -> str | None:
         """Return the soonest sender; None where no path leads from any holder."""
-        number = self._plan.cluster.numbers
+        number = self._cluster.numbers
         found = []
         for holder in holders:
-            route = self._plan.cluster.route(holder, device)
+            route = self._cluster.route(holder, device)
             if route is not None:
-                seconds = route.seconds(bytes_)
-                found.append((seconds, self._sent[holder], number[holder], holder))
+                found.append((route.seconds(bytes_), self._sent[holder], number[holder], holder))
         if not found:
             return None
         source = min(found)[-1]
@@ -187,7 +175,7 @@ class _Moving:
     def _move(self, source: str | None, device: str, part: BoolArray) -> Move:
         names = [self._state.names[place] for place in np.flatnonzero(part).tolist()]
         moved, bytes_ = set(names), self._state.size(part)
-        route = None if source is None else self._plan.cluster.route(source, device)
+        route = None if source is None else self._cluster.route(source, device)
         return Move(
             source=source,
             target=device,
@@ -198,23 +186,12 @@ class _Moving:
         )
 
 
-def _layers_on(plan: Plan, device: str) -> list[str]:
-    return [name for stage in plan.stages if device in stage.devices for name in stage.layers]
-
-
 def _together_s(cluster: Cluster, moves: Sequence[Move]) -> float:
     """Estimate all moves at once: the most loaded link, or the longest single move."""
     loads: Counter[tuple[int, int]] = Counter()
-    longest_s = 0.0
     for move in moves:
         route = None if move.source is None else cluster.route(move.source, move.target)
-        if route is not None:
-            longest_s = max(longest_s, route.seconds(move.bytes))
-            for link in route.links:
-                loads[link] += move.bytes
-    return max([longest_s, *_link_seconds(cluster, loads)])
-
-
-def _link_seconds(cluster: Cluster, loads: Mapping[tuple[int, int], int]) -> Iterator[float]:
-    for (index, _), bytes_ in loads.items():
-        yield bytes_ / (cluster.links[index].bandwidth_gb_per_s * 1e9)
+        loads.update(dict.fromkeys(() if route is None else route.links, move.bytes))
+    gb_per_s = {link: cluster.links[link[0]].bandwidth_gb_per_s for link in loads}
+    alone_s = (move.seconds or 0.0 for move in moves)
+    return max([0.0, *alone_s, *(bytes_ / (gb_per_s[x] * 1e9) for x, bytes_ in loads.items())])

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from planner.analysis.moves import MovesFound, TimedMove
-from planner.analysis.what_if.values import LEAST_GAIN
+from planner.analysis.moves import LEAST_GAIN, MovesFound, TimedMove
 from planner.plan.plan import Plan
 from planner.report.tables import new_table, plain
-from planner.report.what_if import signed_change
 from planner.units import format_bytes, format_seconds, plural
-from planner.variants.changes import MicrobatchChange
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 MOST_ROWS = 5
 """Changes in the table."""
+LEAST_SHARE = 0.0005
+"""A smaller one would be shown as 0.0%."""
+
+
+def signed_change(gain: float) -> str:
+    """Return by how much a time changes, such as ``-1.8%``, from the share that is saved."""
+    return f"{-gain:+.1%}" if abs(gain) >= LEAST_SHARE else "0"
 
 
 def moves_table(found: MovesFound) -> Table:
@@ -43,7 +47,7 @@ def moves_lines(plan: Plan, found: MovesFound, source: str) -> list[str]:
     if found.fits and found.overflowing:
         lines.append(_overflow_line(found.overflowing[0]))
     if found.no_faster:
-        lines.append(f"{plural(found.no_faster, 'other change')} proved to be no faster")
+        lines.append(f"{plural(found.no_faster, 'other change')} tried, and no faster")
     if found.left_out:
         lines.append(f"{plural(found.left_out, 'other change')} skipped to save time")
     return lines
@@ -64,7 +68,7 @@ def _why_not_taken(plan: Plan, best: TimedMove) -> str:
             f"it was not searched for ({provenance.solver}); `pipeplan plan --warm-start` searches "
             "for a better one from here"
         )
-    if isinstance(best.move, MicrobatchChange):
+    if best.move.kind in ("more", "fewer"):
         return "a search keeps the job's microbatch size; `pipeplan sweep` compares several"
     left = "without a bound" if gap is None else f"at a gap of {gap:.2%}"
     return (
@@ -80,9 +84,11 @@ def _no_gain_lines(plan: Plan, found: MovesFound) -> list[str]:
     elif found.fitting:
         best = found.fitting[0]
         slower = signed_change(best.gain) if abs(best.gain) >= LEAST_GAIN else "as long"
-        lines.append(f"no single change helps: with the best, {best.move}, it takes {slower}")
+        lines.append(
+            f"no single change that was tried helps: with the best, {best.move}, it takes {slower}"
+        )
     else:
-        lines.append("no single change helps: none that fits in memory may be faster")
+        lines.append("no single change that was tried fits in memory")
     gap = plan.predicted.gap
     if gap is not None:
         covers = plan.provenance.bound_covers
@@ -93,8 +99,8 @@ def _no_gain_lines(plan: Plan, found: MovesFound) -> list[str]:
 def _overflow_line(row: TimedMove) -> str:
     device, lacks_bytes = max(row.lacks_bytes.items(), key=lambda item: item[1])
     return (
-        f"faster, but beyond memory: {row.move} ({signed_change(row.gain)}): {device} lacks "
-        f"{format_bytes(lacks_bytes)}"
+        f"faster, but beyond memory in the orders tried: {row.move} ({signed_change(row.gain)}): "
+        f"{device} lacks {format_bytes(lacks_bytes)}"
     )
 
 

@@ -31,8 +31,8 @@ def alternatives_table(found: Replanned) -> Table:
             format_seconds(row.iteration_time_s),
             f"{row.iteration_time_s / fastest_s - 1:+.1%}",
             format_bytes(row.moved_bytes),
-            str(len(row.schedule.timeline.pipeline.stages)),
-            str(found.plan.degree * len(row.schedule.timeline.pipeline.devices)),
+            str(len(row.replayed.timeline.pipeline.stages)),
+            str(found.plan.degree * len(row.replayed.timeline.pipeline.devices)),
         )
     return table
 
@@ -126,8 +126,8 @@ def replanned_data(found: Replanned) -> dict[str, Any]:
                 "role": row.role,
                 "iteration_time_s": row.iteration_time_s,
                 "moved_bytes": row.moved_bytes,
-                "stages": len(row.schedule.timeline.pipeline.stages),
-                "devices": plan.degree * len(row.schedule.timeline.pipeline.devices),
+                "stages": len(row.replayed.timeline.pipeline.stages),
+                "devices": plan.degree * len(row.replayed.timeline.pipeline.devices),
             }
             for row in found.alternatives
         ],

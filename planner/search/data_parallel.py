@@ -12,8 +12,7 @@ from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.unsupported import require_without
-from planner.search.budget import DEFAULT_WORKERS, Clock
-from planner.search.finished import OPTIMALITY_TOLERANCE
+from planner.search.clock import Clock
 from planner.search.groupings import (
     Grouping,
     description_of,
@@ -22,9 +21,10 @@ from planner.search.groupings import (
     problem_of_one,
     require_possible,
 )
+from planner.search.incumbent import Progress
 from planner.search.result import Ended, HistoryRow, Result, Status
-from planner.search.solve import check_settings, solve
-from planner.search.state import Progress
+from planner.search.settings import DEFAULT_WORKERS, OPTIMALITY_TOLERANCE, check_settings
+from planner.search.solve import solve
 from planner.simulation.simulator import simulate_plan
 from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS, pipeline_replicas_of
 
@@ -76,7 +76,7 @@ def solve_data_parallel(
     settings = {"seed": seed, "workers": workers, "deterministic": deterministic}
     search = _Search(
         problem,
-        Clock(time_limit_s, deterministic),
+        Clock(time_limit_s, deterministic=deterministic),
         {"gap_limit": gap_limit, **settings},
         progress or (lambda row: None),
     )
@@ -130,7 +130,7 @@ class _Search:
             return
         self._take_if_faster(plan, description_of(grouping))
         if alone.ended == "interrupted":
-            self.clock.stop()
+            self.clock.is_stopped = True
 
     def _take_if_faster(self, plan: Plan, words: str) -> None:
         if self.best is None or _time_s(plan) < _time_s(self.best):
@@ -147,7 +147,7 @@ class _Search:
         begun_s = self.clock.elapsed_s
         whole = self._solve(
             self.problem,
-            self.clock.left_s,
+            self.clock.left_s(),
             progress=self._bounds_of(_time_s(best), begun_s),
             warm_starts=[*warm_starts, best],
         )

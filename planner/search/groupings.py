@@ -8,12 +8,12 @@ from dataclasses import replace
 from planner.assembly import assemble_plan
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import is_connected, place
+from planner.costs.stage_table import StageTable
 from planner.errors import DeadlockError, InfeasibleError, PipeplanError
 from planner.plan.operations import Orders
 from planner.plan.plan import Plan, Provenance
 from planner.plan.problem import Problem
-from planner.search.partition.chain import Chain
-from planner.search.schedule.pipeline_groups import spread_orders
+from planner.schedules.pipelines import spread_orders
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
@@ -99,8 +99,9 @@ def _of_one_speed(problem: Problem, number: int) -> Grouping:
 
 def _by_speed(problem: Problem) -> list[list[str]]:
     """Return the devices of each type, the fastest type first."""
-    chain, cluster = Chain(problem), problem.cluster
-    kinds = sorted(chain.types, key=chain.model_s.__getitem__)
+    table, cluster = StageTable(problem), problem.cluster
+    model_s = table.arrays.seconds[:, :, :2].sum(axis=(1, 2))
+    kinds = [table.types[number] for number in model_s.argsort(kind="stable")]
     return [
         [name for name in cluster.device_names if cluster.type_of(name) == kind] for kind in kinds
     ]

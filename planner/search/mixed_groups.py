@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from planner.cluster.group_packing import alike_nodes, packed_in_turn
 from planner.cluster.tensor_groups import TensorGroup
+from planner.costs.stage_table import StageTable
 from planner.errors import PipeplanError
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
-from planner.search.partition.chain import Chain
 from planner.variants.problems import restricted_to, with_job
 
 MOST_PACKINGS = 3
@@ -91,24 +91,25 @@ def _ranked(problem: Problem, names: Sequence[str], degrees: Sequence[int]) -> l
             on_groups = alone if degree == 1 else grouped_problem(alone, parallel)
         except PipeplanError:
             continue  # Such as a layer that these devices cannot run.
-        found.append((_estimate(Chain(on_groups)), degree))
+        found.append((_estimate(on_groups), degree))
     return [degree for _, degree in sorted(found)]
 
 
-def _estimate(chain: Chain) -> tuple[float, float]:
+def _estimate(problem: Problem) -> tuple[float, float]:
     """Return how much memory is missing, and the seconds of the best even layout in 1F1B.
 
     All devices are in equal pipelines of equal stages: with r pipelines of p stages and m
     microbatches a device runs m/r microbatches of 1/p of the model, and waits for p - 1 more.
     """
-    problem = chain.problem
+    table = StageTable(problem)
+    whole = [table.figures(name, 0, len(table.layers)) for name in table.types]
     devices, microbatches = len(problem.cluster.devices), problem.job.microbatches
-    model_s = max(chain.model_s.values())
-    kinds = (problem.cluster.device_types[name] for name in chain.types)
+    model_s = max(row.F_s + row.B_s for row in whole)
+    kinds = (problem.cluster.device_types[name] for name in table.types)
     capacity_bytes = min(kind.capacity_bytes for kind in kinds)
-    static, stash = float(chain.static_bytes.sum()), float(chain.stash_bytes.sum())
+    static, stash = max(row.static_bytes for row in whole), max(row.stash_bytes for row in whole)
     least = math.inf, math.inf
-    for stages in range(1, min(devices, len(chain.cuts) - 1) + 1):
+    for stages in range(1, min(devices, len(table.layers)) + 1):
         if devices % stages:
             continue
         each = -(-microbatches * stages // devices)

@@ -11,8 +11,8 @@ from planner.records.document import ShownInNotebooks
 from planner.simulation.noise import Noise, NoisyTimes
 from planner.units import format_seconds, plural
 
-FEW_PARTITIONS, SMALL_GAP, BUSY = 10, 0.01, 0.7
-"""Fewer partitions, larger gaps and smaller shares of a core tell of a search that was short."""
+FEW_LAYOUTS, SMALL_GAP, BUSY = 1000, 0.01, 0.7
+"""Fewer layouts, larger gaps and smaller shares of a core tell of a search that was short."""
 Status = Literal["optimal", "feasible", "interrupted"]
 Ended = Literal["proved", "gap limit", "time limit", "nothing left to try", "interrupted"]
 
@@ -31,6 +31,24 @@ class HistoryRow(NamedTuple):
         return gap(self.iteration_time_s, self.lower_bound_s)
 
 
+class StepRow(NamedTuple):
+    """What a step of a search took and brought.
+
+    Attributes:
+        name: of the step; with the size of groups where there are several.
+        seconds: that it took, in those of the limit.
+        layouts: that were judged in it.
+        iteration_time_s: of the best plan after it; infinite before the first.
+        lower_bound_s: after it.
+    """
+
+    name: str
+    seconds: float
+    layouts: int
+    iteration_time_s: float
+    lower_bound_s: float
+
+
 @dataclass(frozen=True)
 class Robustness:
     """Why a plan was chosen for keeping its time.
@@ -46,6 +64,11 @@ class Robustness:
     times: NoisyTimes
     fastest: NoisyTimes
     compared: int
+
+    @property
+    def provenance(self) -> str:
+        """The words of a plan's provenance."""
+        return f"chosen for robustness under noise ({self.noise})"
 
     @property
     def is_fastest(self) -> bool:
@@ -85,6 +108,11 @@ class LengthChoice:
     time_s: float
     fastest_s: float
     compared: int
+
+    @property
+    def provenance(self) -> str:
+        """The words of a plan's provenance."""
+        return f"chosen over lengths, microbatches {self.order.replace('_', ' ')}"
 
     def summary(self) -> str:
         """Return a line that sums it up."""
@@ -165,6 +193,11 @@ class Simplicity:
     compared: int
 
     @property
+    def provenance(self) -> str:
+        """The words of a plan's provenance."""
+        return f"chosen as the simplest within {self.within:.2%} of the fastest"
+
+    @property
     def is_fastest(self) -> bool:
         """Whether no plan is known that is faster."""
         return self.iteration_time_s <= self.fastest_s
@@ -179,6 +212,10 @@ class Simplicity:
             f"simple: {why}; takes {self.iteration_time_s / self.fastest_s - 1:.2%} longer than "
             f"the fastest of {compared}, {format_seconds(self.fastest_s)}"
         )
+
+
+Reason = Robustness | Simplicity | LengthChoice
+"""Why a plan was chosen that need not be the fastest."""
 
 
 def unjoined_devices(plan: Plan) -> tuple[str, ...]:
@@ -199,7 +236,7 @@ class Result(ShownInNotebooks):
         lower_bound_s: no plan of the problem's space is faster; ``plan.provenance.bound_covers``
             says which space that is.
         history: every new incumbent and bound.
-        tried: number of partitions that were scheduled.
+        tried: number of layouts (stages, devices, memory) that were judged by whole schedules.
         ended: why the search ended; ``nothing left to try`` where all its steps were through
             before the limit and a gap is left that none of them could close.
         search_s: how long it took, in the seconds of the limit.
@@ -208,8 +245,9 @@ class Result(ShownInNotebooks):
             fastest one found; status, gap and bound are about its time without noise.
         simplicity: of a plan that was chosen for being simple, which may take longer than the
             fastest one found; status and gap are about its own time.
-        processor_share: seconds of a core that the process had in each second of the search; None
+        processor_share: seconds of a core that each thread had in each second of the search; None
             in deterministic mode.
+        steps: what each step took and brought, in order.
         lengths: of a plan for microbatches of several lengths; status, gap and bound are about its
             mean iteration.
     """
@@ -226,6 +264,7 @@ class Result(ShownInNotebooks):
     simplicity: Simplicity | None = None
     lengths: LengthChoice | None = None
     processor_share: float | None = None
+    steps: tuple[StepRow, ...] = ()
 
     @property
     def iteration_time_s(self) -> float:
@@ -245,20 +284,20 @@ class Result(ShownInNotebooks):
     def shortcoming(self) -> str | None:
         """Return what the search lacked, with the remedy; None if it lacked nothing.
 
-        It was short if it ended by its limit with a gap, and had scheduled few partitions or shared
-        its core with other programs.
+        It was short if it ended by its limit with a gap, and had judged few layouts or shared its
+        cores with other programs.
         """
         if self.ended != "time limit" or (self.gap is not None and self.gap <= SMALL_GAP):
             return None
         slow = self.processor_share is not None and self.processor_share < BUSY
-        if self.tried >= FEW_PARTITIONS and not slow:
+        if self.tried >= FEW_LAYOUTS and not slow:
             return None
         limit = f"--time-limit {3 * max(self.search_s, 1.0):.0f}"
-        why = f"only {plural(self.tried, 'partition')} could be scheduled in the time limit"
+        why = f"only {plural(self.tried, 'layout')} could be judged in the time limit"
         if slow:
             why = (
-                f"the machine was busy: the search had {self.processor_share:.0%} of a core and "
-                f"scheduled {plural(self.tried, 'partition')}"
+                f"the machine was busy: each thread had {self.processor_share:.0%} of a core, and "
+                f"{plural(self.tried, 'layout')} were judged"
             )
         return f"the search was short: {why}; a longer one ({limit}) may find a faster plan"
 
@@ -282,7 +321,7 @@ class Result(ShownInNotebooks):
         return (
             f"{self.status}: {format_seconds(self.iteration_time_s)} an iteration, {proved}; "
             f"{plural(len(self.plan.stages), 'stage')} on {used} of {plural(devices, 'device')}, "
-            f"{plural(self.tried, 'partition')} scheduled; "
+            f"{self.tried:,} layouts judged; "
             f"ended after {self.search_s:.1f} {seconds}: {self.ended}"
             + "".join(f"\n{reason.summary()}" for reason in reasons)
         )

@@ -1,381 +1,329 @@
-"""The steps of a search: first plans, CP-SAT on schedules and partitions, fewer replicas.
+"""The steps of a search for one problem, whose devices may be tensor-parallel groups.
 
-No more replicas are kept than a plan has use for: a search for the fastest plan has no reason to
-leave out devices, and replicas that another stage's load hides cost nothing. Their owner would
-rather have them for other work.
+Each step goes on until a share of the clock's limit is used, or until it has nothing left to try.
+What it finds goes to the incumbent.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+import logging
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from itertools import pairwise
+from typing import Any
 
-from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import is_connected, place
-from planner.search.baseline_schedules import chunked_partitions
-from planner.search.budget import SearchWork, TimeSlice
-from planner.search.feasibility import MOST_LAYERS
-from planner.search.local_search import FARTHEST
-from planner.search.partition.baselines import GRID, classic_partitions
-from planner.search.partition.bounds.partition import longest_plan_s, work_bound_s
-from planner.search.partition.candidates import simple_partitions, thorough_partitions
-from planner.search.partition.chain import Partition
-from planner.search.partition.memory.division import Division
-from planner.search.partition.optimiser import MAX_DEVICES_FOR_MODEL
-from planner.search.partition.relaxations.column_relaxation import ColumnRelaxation
-from planner.search.state import Candidate, Search
+import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from planner.search.partition.cp_sat.search import PartitionSearch
+from planner.bounds import Prover
+from planner.costs.network_table import NetworkTable
+from planner.costs.stage_table import StageTable
+from planner.model.blocks import block_name
+from planner.plan.membership import outside
+from planner.plan.plan import Plan
+from planner.plan.problem import Problem
+from planner.program.layout import Layout
+from planner.search.choices import Choice, chosen
+from planner.search.clock import STATES_PER_S, TASKS_PER_S, Clock, Part
+from planner.search.cp_sat.decide import METHOD, Limits, decide
+from planner.search.cp_sat.decisions import rule_constraints
+from planner.search.cp_sat.plan_model import Effort, PlanModels, Stages
+from planner.search.incumbent import Found, Incumbent, Replayed
+from planner.search.needs import Needs
+from planner.search.orders.search import ScheduleSearch
+from planner.search.settings import Settings
+from planner.search.walk.freedoms import freedoms_of
+from planner.search.walk.plans import timeline_of
+from planner.search.walk.search import Clock as WalkClock
+from planner.search.walk.search import Found as WalkFound
+from planner.search.walk.search import WalkSearch
+from planner.search.walk.starts import Start, needs_of, starts
+from planner.search.walk.walker import Candidate, Walker
+from planner.simulation.simulator import reduced_soonest, simulate_plan
+from planner.simulation.timeline import Timeline
+from planner.variants.problems import with_job
 
-PROMISING = 16
-"""Partitions of the optimiser that may be scheduled, besides one a stage count."""
-PROMISING_SHARE, ESTIMATE_SHARE = 0.4, 0.5
-"""Shares of a step's time: for these, and of it for their quick estimates."""
-
-
-def schedule_warm_starts(search: Search, partitions: Iterable[Partition]) -> None:
-    """Schedule the partitions the user brought, whatever time it takes."""
-    for partition in partitions:
-        search.optimiser.offer(partition)
-        search.consider(partition)
-
-
-def bound_by_work(search: Search, time: TimeSlice) -> None:
-    """Bound all plans by their total work."""
-    search.found.raise_bound(work_bound_s(search.chain), "total work")
-
-
-def try_simple_partitions(search: Search, time: TimeSlice) -> None:
-    """Score simple partitions and schedule the best."""
-    _offer(search, simple_partitions(search.chain, search.max_stages), time)
-    _schedule_best(search, search.optimiser.promising(1)[:1], time)
-
-
-def try_grid(search: Search, time: TimeSlice) -> None:
-    """Schedule the even layouts that people try by hand, the quickest by estimate first."""
-    partitions = GRID.partitions(search.chain)
-    chunked = (row for one in partitions for row in chunked_partitions(search.chain, one))
-    _schedule_best(search, [*partitions, *chunked], time)
-
-
-def try_baselines(search: Search, time: TimeSlice) -> None:
-    """Score the partitions of published planners and schedule the quickest by estimate."""
-    found = _offer(search, classic_partitions(search.chain, search.max_stages), time)
-    _schedule_best(search, found, time, most=1)
+LOG = logging.getLogger(__name__)
+RULE_STAGES = (2, 3, 4, 5, 6, 1, 8)
+"""Numbers of stages of which the plan model looks for stages that keep rules, in turn."""
+RULE_SHARE = 0.3
+"""Share of the walk's time for the plan model, where there are rules."""
+BEST_OF_MODEL = 3
+"""Solutions of the plan model, of each number of stages, that the walk is given."""
+SIMPLE_SHARE = 0.1
+"""Share of the time limit, beyond it, for simple plans to choose among."""
+PASS_S = 0.1
+"""Seconds that must be left for another pass of the bounds' programs to begin."""
+NEIGHBOURS, NEAR_S = 3, 0.3
+"""Neighbouring stages that CP-SAT changes at a time under the caller's constraints, and seconds."""
 
 
-def _offer(search: Search, partitions: Iterable[Partition], time: TimeSlice) -> Sequence[Partition]:
-    """Score partitions at the job's cuts while there is time or none of them can run; return these.
+@dataclass
+class Steps:
+    """The steps of a search, each until a share of the clock's limit is used.
 
-    Later ones are not even worked out: some planners take long.
+    Attributes:
+        problem: what is searched; nothing in its job is left open.
+        clock: of the search.
+        found: what it has found.
+        settings: of the search.
+        starts: stages to start from.
     """
-    found = []
-    for partition in filter(None, map(search.chain.at_cuts, partitions)):
-        found.append(partition)
-        search.optimiser.offer(partition)
-        if search.optimiser.best is not None and not time.has_time():
-            break
-    return found
 
+    problem: Problem
+    clock: Clock
+    found: Incumbent
+    settings: Settings
+    starts: list[Start] = field(default_factory=list)
 
-def try_orders(search: Search, time: TimeSlice) -> None:
-    """Find the best partitions along a few orders of the devices and schedule the best."""
-    search.optimiser.start(time.has_time)
-    if search.best is None or not search.optimiser.is_large:
-        _schedule_best(search, search.optimiser.promising(1)[:1], time)
+    @cached_property
+    def table(self) -> StageTable:
+        """What stages cost."""
+        return StageTable(self.problem)
 
+    @cached_property
+    def _network(self) -> NetworkTable:
+        return NetworkTable.of(self.problem.cluster)
 
-def relax_cluster(search: Search, time: TimeSlice) -> None:
-    """Bound all partitions by relaxations of the cluster."""
-    optimiser = search.optimiser
-    if search.clock.left_s > 0:
-        optimiser.relax(time.has_time)
-        search.raise_single_bound(optimiser.bound_s, "relaxations of the cluster")
+    @cached_property
+    def _prover(self) -> Prover:
+        return Prover(self.problem)
 
+    @cached_property
+    def _models(self) -> PlanModels:
+        rules = rule_constraints(self.problem.job.rules, self.problem.cluster)
+        own = [] if self.settings.constrain is None else [self.settings.constrain]
+        return PlanModels(self.table, self._network, (*rules.values(), *own))
 
-def bound_by_columns(search: Search, time: TimeSlice) -> None:
-    """Bound all plans by what each device may hold, with any number of stages."""
-    relaxation = ColumnRelaxation(search.chain, search.problem.cluster.link_table, search.clock)
-    if not relaxation.is_tractable:
-        return
-    longest_s = longest_plan_s(search.chain, search.chain.stage_limit)
-    bound_s = relaxation.bound_s(min(search.best_s, longest_s), may_go_on=time.has_time)
-    search.found.raise_bound(bound_s, "columns of devices")
+    @cached_property
+    def _walker(self) -> Walker:
+        freedoms = freedoms_of(self.problem)
+        return Walker(self.problem, self.table, self._network, freedoms, self.settings.seed)
 
-
-def certify(search: Search, time: TimeSlice) -> None:
-    """Look for a certificate of the bound that was proved so far, or of a higher one."""
-    clock = search.clock
-
-    def has_time() -> bool:
-        return clock.elapsed_s < time.end_s and not clock.is_stopped
-
-    # At the end a few passes more than there is time for, rather than a bound without one.
-    is_over = clock.left_s <= 0 and not clock.is_stopped
-    bound_s = min(search.found.bound_s, search.best_s)
-    best_s = bound_s if search.best is None else search.best_s
-    search.certifier.certify(best_s, has_time, tries_once=is_over)
-    search.found.raise_bound(search.certifier.bound_s, "certificate")
-    search.optimiser.bound_s = max(search.optimiser.bound_s, search.certifier.bound_s)
-
-
-def improve_partitions(search: Search, time: TimeSlice) -> None:
-    """Improve partitions by their bounds, then schedule the most promising."""
-    search_s = (1 - PROMISING_SHARE) * time.left_s
-    search.optimiser.search(time.first(search_s).has_time, search.task.gap_limit)
-    _schedule_best(search, search.optimiser.promising(PROMISING), time)
-
-
-def try_thorough_partitions(search: Search, time: TimeSlice) -> None:
-    """Schedule balanced partitions for every number of stages."""
-    found = []
-    for partition in thorough_partitions(search.chain, search.max_stages):
-        found.append(partition)
-        if not time.has_time() or search.is_done():
-            break
-    _schedule_best(search, found, time)
-
-
-class _Promising(NamedTuple):
-    """A partition that may be scheduled; no schedule of it is faster than ``promise_s``."""
-
-    promise_s: float
-    partition: Partition
-    pipeline: PlacedPipeline
-
-
-def _schedule_best(
-    search: Search, partitions: Sequence[Partition], time: TimeSlice, most: int | None = None
-) -> None:
-    """Schedule partitions in order of quick estimates, while one may beat the incumbent.
-
-    All quick schedules of one take many times as long as an estimate. One partition is scheduled
-    whatever time is left of the step.
-
-    Args:
-        search: the search.
-        partitions: at the job's cuts.
-        time: of the step.
-        most: so many are scheduled at most; None for all.
-    """
-    pool: list[_Promising] = []
-    for partition in dict.fromkeys(map(search.optimiser.representative, partitions)):
-        if not search.has_time:
-            break
-        promise_s, pipeline = _promise(search, partition)
-        if math.isfinite(promise_s):
-            pool.append(_Promising(promise_s, partition, pipeline))
-    for number, row in enumerate(_by_estimate(search, pool, time)[:most]):
-        if search.best is not None and search.is_done():
+    def offer_known(self, plan: Plan) -> None:
+        """Take a plan of this very problem as it is; the stages of others are starts alone."""
+        same = plan.on_groups
+        if same.problem.digest != self.problem.digest:
             return
-        if not search.has_time or (number > 0 and not time.has_time()):
+        timeline = simulate_plan(same)
+        if not timeline.overflow_bytes:
+            self.found.offer(Found.of(timeline, timeline.orders, "warm start"))
+
+    @property
+    def is_impossible(self) -> bool:
+        """Whether memory rules out all plans, by the least that stages need."""
+        if self.problem.job.max_stages_per_device > 1:
+            return False
+        try:
+            return Needs(self.problem).divide() is None
+        except OverflowError:
+            return False
+
+    # --- plans ------------------------------------------------------------------------------------
+
+    def walk(self, until: float) -> None:
+        """Walk over whole plans, from starts of its own and from those that keep the rules."""
+        if self.settings.constrain is not None:
+            self.clock.run(lambda: self._keep(until))
             return
-        if row.promise_s < search.best_s and row.partition not in search.candidates:
-            search.schedule(row.partition, row.pipeline)
+        if not self.problem.job.rules.is_empty:
+            self.starts += self._starts_by_model(RULE_SHARE * self.clock.left_s(until))
+        self._walk(until)
+        if self.found.best is None and not self.clock.is_stopped:
+            # Memory is tight: no start fits, of which the walk has only the likely ones.
+            self.starts = self._starts_by_model(RULE_SHARE * self.clock.left_s())
+            self._walk(max(until, 1 - RULE_SHARE))
 
+    def _walk(self, until: float) -> None:
+        limit = self._walk_clock(until)
+        search = WalkSearch(
+            self.problem,
+            self.table,
+            limit,
+            seed=self.settings.seed,
+            threads=self.settings.threads,
+            told=self._take_walk,
+        )
+        done = self.clock.run(lambda: search.run(self.starts))
+        self.clock.spend(done.tasks / TASKS_PER_S)
+        self.found.tried += done.layouts
+        if done.found:
+            best = done.found[0].layout
+            self.starts = [Start(best.ends, best.devices)]
 
-def _by_estimate(search: Search, pool: Sequence[_Promising], time: TimeSlice) -> list[_Promising]:
-    """Return partitions by quick estimates, those that there is no time to estimate last.
+    def _walk_clock(self, until: float) -> WalkClock:
+        left_s = self.clock.left_s(until)
+        return WalkClock(
+            None if self.clock.deterministic else left_s,
+            max(1, int(left_s * TASKS_PER_S)),
+            lambda: self.clock.is_stopped or self.found.is_enough,
+        )
 
-    Left out are those that may take much longer than the best known.
-    """
-    ranked = sorted(pool, key=lambda row: row.promise_s)
-    if len(ranked) < 2:
-        return ranked
-    estimating = time.first(ESTIMATE_SHARE * time.left_s)
-    estimated: list[tuple[float, _Promising]] = []
-    for row in ranked:
-        if estimated and not estimating.has_time():
-            break
-        estimated.append((_estimate_s(search, row), row))
-    near = [pair for pair in estimated if pair[0] <= FARTHEST * search.best_s]
-    near.sort(key=lambda pair: (pair[0], pair[1].promise_s))
-    return [*(row for _, row in near), *ranked[len(estimated) :]]
+    def _starts_by_model(self, limit_s: float) -> list[Start]:
+        effort = self._effort(limit_s / max(1, len(self._stage_counts)))
+        rows = self.clock.run(lambda: list(self._models.starts(effort, self._stage_counts)))
+        return [start_of(stages) for found in rows for stages in found[-BEST_OF_MODEL:]]
 
+    @cached_property
+    def _stage_counts(self) -> list[int]:
+        most = min(len(self.table.layers), len(self.problem.cluster.devices))
+        job = self.problem.job
+        most = most if job.max_stages is None else min(most, job.max_stages)
+        return [count for count in RULE_STAGES if job.min_stages <= count <= most]
 
-def _estimate_s(search: Search, row: _Promising) -> float:
-    """Return a quick estimate, the promise where memory is too small for that schedule."""
-    if row.promise_s >= search.best_s or row.partition in search.candidates:
-        return math.inf
-    found = search.estimate_s(row.partition, row.pipeline)
-    return row.promise_s if found is None else found
+    def _effort(self, seconds: float) -> Effort:
+        self.clock.spend(seconds)
+        return Effort(max(seconds, 1e-3), self.clock.deterministic, self.settings.seed)
 
+    def _take_walk(self, row: WalkFound) -> None:
+        self.found.offer(Found(row.seconds, "walk", partial(self._replayed, row.layout)))
 
-def _promise(search: Search, partition: Partition) -> tuple[float, PlacedPipeline]:
-    """Return an optimistic iteration time and the placed stages; infinity if they cannot run."""
-    pipeline = place(search.problem, search.chain.specs(partition))
-    search.clock.charge(SearchWork.PLACED_STAGE, len(partition))
-    if not search.allows(partition) or not is_connected(pipeline):
-        return math.inf, pipeline
-    if search.recomputed.fits_never(partition, pipeline):
-        return math.inf, pipeline
-    return search.recomputed.promise_s(partition, pipeline), pipeline
+    def _replayed(self, layout: Layout) -> Replayed:
+        timeline = reduced_soonest(timeline_of(layout, self.table))
+        return timeline, timeline.orders
 
+    def _plain(self, within: float) -> list[Found]:
+        """Return plans in 1F1B to choose among, some with stages cut at the ends of blocks.
 
-def find_any(search: Search, time: TimeSlice) -> None:
-    """Look for any division of the layers that fits, or any partition of the CP-SAT model."""
-    _divide(search)
-    if search.best is not None or search.found.is_infeasible or not model_applies(search):
-        return
-    model = partition_search(search, None, longest_plan_s(search.chain, search.max_stages))
-    while search.best is None and not search.is_done():
-        found = model.next(model.horizon_s, time.left_s)
-        for partition in found.partitions:
-            search.consider(partition)
-            model.exclude(partition, search.proved_s(partition))
-        if found.is_exhausted:
-            none_fits = all(math.isinf(bound_s) for bound_s in model.excluded.values())
-            search.found.is_infeasible = none_fits and search.has_single_stages
+        Args:
+            within: share by which they may take longer than the best plan.
+        """
+        narrow = with_job(self.problem, order="1f1b", backward="whole")
+        end_s = self.clock.elapsed_s + SIMPLE_SHARE * self.clock.limit_s
+        freedoms, most_s = freedoms_of(narrow), self.found.best_s * (1 + within)
+        whole = freedoms.may_cut & _between_blocks(self.table.layers)
+        found = []
+        for kept in (freedoms, freedoms._replace(may_cut=whole)):
+            walker = Walker(narrow, self.table, self._network, kept, self.settings.seed)
+            needs = needs_of(walker.memory, self.table, kept)
+            for start in (*self.starts, *starts(self._network, kept, needs)):
+                candidate = walker.start(start)
+                if candidate is not None and candidate.seconds <= most_s:
+                    seconds, layout = walker.layout(candidate)
+                    found.append(Found(seconds, "1F1B", partial(self._replayed, layout)))
+                if self.clock.is_stopped or self.clock.elapsed_s >= end_s:
+                    break
+        return found
+
+    def _offer_candidate(self, candidate: Candidate, method: str) -> None:
+        seconds, layout = self._walker.layout(candidate)
+        self.found.offer(Found(seconds, method, partial(self._replayed, layout)))
+
+    def chosen(self, choice: Choice) -> tuple[Found, dict[str, Any]]:
+        """Return the plan that is chosen among those near the best, and why.
+
+        Raises:
+            AssertionError: if none of the plans found fits memory when it is replayed.
+        """
+        more = []
+        if choice.most_slower is not None and not self.clock.is_stopped:
+            more = self._plain(choice.most_slower)
+        while self.found.best is not None:
+            taken, reason = chosen(self.found, more, choice)
+            if not taken.timeline.overflow_bytes:
+                return taken, reason
+            LOG.warning("a plan of %.6g s does not fit memory; it is left out", taken.seconds)
+            self.found.drop(taken)
+        raise AssertionError("no plan that the walk found fits memory when it is replayed")
+
+    # --- constraints of the caller ----------------------------------------------------------------
+
+    def _keep(self, until: float) -> None:
+        """Search stages under the caller's constraints, which CP-SAT alone can test."""
+        each_s = RULE_SHARE * self.clock.left_s(until) / max(1, len(self._stage_counts))
+        best: tuple[float, Stages] | None = None
+        for count in self._stage_counts:
+            for stages in self._models.model(count).solve(self._effort(each_s)):
+                best = self._better(best, stages)
+        draw = random.Random(self.settings.seed)
+        while best is not None and self.clock.left_s(until) > 0:
+            first = draw.randrange(len(best[1]))
+            free = range(first, min(len(best[1]), first + NEIGHBOURS))
+            for stages in self._models.near(best[1], free, self._effort(NEAR_S)):
+                best = self._better(best, stages)
+
+    def _better(
+        self, best: tuple[float, Stages] | None, stages: Stages
+    ) -> tuple[float, Stages] | None:
+        candidate = self._walker.start(start_of(stages))
+        self.found.tried += 1
+        if candidate is None or (best is not None and candidate.seconds >= best[0]):
+            return best
+        self._offer_candidate(candidate, "CP-SAT's plan model")
+        return candidate.seconds, stages
+
+    # --- schedules --------------------------------------------------------------------------------
+
+    def close(self, until: float) -> None:
+        """Improve the best schedule by annealing and CP-SAT, whose whole model may prove it."""
+        best, job = self.found.best, self.problem.job
+        if best is None or job.order == "1f1b" or job.lengths is not None:
             return
+        search = ScheduleSearch(
+            best.timeline.pipeline,
+            Part(self.clock, until, lambda: self.found.is_enough),
+            job.splits,
+            best=best.timeline,
+            seed=self.settings.seed,
+            workers=self.settings.threads,
+            told=self._offer_timeline,
+        )
+        self.clock.run(search.run)
 
+    def _offer_timeline(self, timeline: Timeline, method: str) -> None:
+        self.found.offer(Found.of(timeline, timeline.orders, method))
 
-def _divide(search: Search) -> None:
-    """Consider a division of the layers that fits memory, if there is one."""
-    if search.chain.length > MOST_LAYERS:
-        return
-    division = Division(search.chain)
-    partition = division.partition()
-    if partition is not None:
-        search.consider(partition)
-    else:
-        search.found.is_infeasible = division.is_exact and search.has_single_stages
-
-
-# --- CP-SAT ---------------------------------------------------------------------------------------
-
-MAX_LAYERS = 2000
-"""Layers beyond which the partition model is too large to help; other bounds stand."""
-IMPROVED = 3
-"""Candidates whose schedules CP-SAT improves: the fastest, then of other numbers of stages."""
-MODEL_SHARE, SCHEDULE_SHARE, GAP_SHARE = 0.4, 0.3, 0.6
-"""Shares of the time left: for the model's next partitions, for the schedule of the best of them,
-and for each schedule whose bound is the weakest at the end."""
-
-
-def model_applies(search: Search) -> bool:
-    """Return whether the cluster is small enough for the partition model."""
-    is_small = len(search.problem.cluster.devices) <= MAX_DEVICES_FOR_MODEL
-    return is_small and search.chain.length <= MAX_LAYERS
-
-
-def partition_search(search: Search, known: Partition | None, horizon_s: float) -> PartitionSearch:
-    """Return the partition model of a problem."""
-    from planner.search.partition.cp_sat.search import PartitionSearch
-
-    return PartitionSearch(
-        search.chain,
-        search.max_stages,
-        search.settings,
-        search.clock,
-        known,
-        horizon_s,
-        least_s=min(search.optimiser.bound_s, horizon_s),
-        constrain=search.task.constrain,
-    )
-
-
-def complete_schedules(search: Search, time: TimeSlice) -> None:
-    """Try all quick schedules of candidates near the best that got a few, the fastest first."""
-    for candidate in search.ranked():
-        is_near = search.is_near(candidate.schedule.iteration_time_s)
-        if not is_near or not time.has_time() or search.is_done():
+    def decide(self, until: float) -> None:
+        """Decide all partitions of a tiny cluster that may have a faster plan."""
+        if self.found.best is None:
             return
-        search.complete(candidate)
+        self.clock.run(lambda: self._decide(until))
+
+    def _decide(self, until: float) -> None:
+        limits = Limits(
+            lambda: self.clock.left_s(until),
+            self.clock.spend,
+            self.clock.deterministic,
+            self.settings.seed,
+        )
+        best_s, bound_s = self.found.best_s, self.found.bound_s
+        for row in decide(self.problem, self.table, best_s, bound_s, limits):
+            if row.better is not None and self._is_in_space(row.better):
+                self._offer_timeline(reduced_soonest(row.better), METHOD)
+            self.found.decide(row.bound_s)
+
+    def _is_in_space(self, timeline: Timeline) -> bool:
+        """Return whether the job allows a plan: what is decided is of a wider space."""
+        stages = [stage.spec for stage in timeline.pipeline.stages]
+        space = self.problem.job.space
+        return not any(outside(space, stages, timeline.orders, self.table.layers))
+
+    # --- bounds -----------------------------------------------------------------------------------
+
+    def prove(self, until: float) -> None:
+        """Raise the bound by certificates."""
+        self._prover.best_s = self.found.best_s
+        self.clock.run(lambda: self._prove(until))
+
+    def _prove(self, until: float) -> None:
+        looked_at = 0.0 if self.found.proved is None else self.found.proved.looked_at
+        for proved in self._prover.steps():
+            self.clock.spend(max(0.0, proved.looked_at - looked_at) / STATES_PER_S)
+            looked_at = max(looked_at, proved.looked_at)
+            self.found.prove(proved)
+            if self.clock.left_s(until) <= (0 if self.clock.deterministic else PASS_S):
+                return
 
 
-def improve_schedules(search: Search, time: TimeSlice) -> None:
-    """Improve the schedules of the fastest candidates: with shared devices, of each length."""
-    chosen = search.ranked()[:1]
-    others = (*search.fastest_with_shared_devices()[:1], *search.fastest_of_each_length())
-    chosen += [candidate for candidate in others if candidate not in chosen]
-    limit_s = max(time.left_s, 0) / IMPROVED
-    for candidate in chosen[:IMPROVED]:
-        if search.is_done():
-            return
-        search.improve(candidate, limit_s)
+def start_of(stages: Stages) -> Start:
+    """Return the plan model's stages as the walk takes them."""
+    return Start(tuple(row.last for row in stages), tuple(row.devices for row in stages))
 
 
-def search_partitions(search: Search, time: TimeSlice) -> None:
-    """Schedule partitions in order of their bound, which raises the bound on every plan."""
-    if search.best is None or search.is_done():
-        return
-    model = partition_search(search, search.best.partition, search.best_s)
-    for known in search.candidates.values():
-        if known.improved and not known.shares_devices:
-            model.exclude(known.partition, known.proved_s)
-    share = MODEL_SHARE
-    while time.has_time() and not search.is_done():
-        limit_s = max(share * time.left_s, min(1.0, time.left_s))
-        found = model.next(search.best_s, limit_s)
-        for partition in found.partitions:
-            search.consider(partition)
-        search.raise_single_bound(found.bound_s, "partition model", "solver")
-        if found.is_exhausted:
-            _close_gap(search, model)
-            return
-        if found.partitions:
-            _finish_partition(search, model, found.partitions[-1])
-        else:
-            share = 1.0  # Nothing better in this time: the rest goes into the bound.
-
-
-def _finish_partition(search: Search, model: PartitionSearch, partition: Partition) -> None:
-    """Schedule the model's best partition as well as time allows and exclude it."""
-    if partition in search.candidates:
-        search.improve(search.candidates[partition], SCHEDULE_SHARE * search.clock.left_s)
-    model.exclude(partition, search.proved_s(partition))
-    search.raise_single_bound(model.bound_s, "schedules of the best partitions", "solver")
-
-
-def _close_gap(search: Search, model: PartitionSearch) -> None:
-    """Prove more about the scheduled partition with the weakest bound, again and again."""
-    open_ = [search.candidates[p] for p in model.excluded if p in search.candidates]
-    while open_ and not search.is_done():
-        weakest = min(open_, key=lambda candidate: candidate.proved_s)
-        open_.remove(weakest)
-        limit_s = GAP_SHARE * search.clock.left_s
-        improved = search.improve(replace(weakest, improved=False), limit_s)
-        model.exclude(improved.partition, improved.proved_s)
-        search.raise_single_bound(model.bound_s, "schedules of the best partitions", "solver")
-        if improved.proved_s > weakest.proved_s:
-            open_.append(improved)
-
-
-# --- fewer replicas -------------------------------------------------------------------------------
-
-
-def prune_replicas(search: Search, time: TimeSlice) -> None:
-    """Drop replicas of the best plan's stages, the idlest first, while it takes no longer."""
-    if search.best is None or search.clock.is_stopped:
-        return
-    for number in range(len(search.best.partition)):
-        _prune_stage(search, number, time.end_s)
-
-
-def _prune_stage(search: Search, number: int, stop_s: float) -> None:
-    """Find by bisection how few replicas a stage needs."""
-    best = search.best
-    assert best is not None
-    least, most = 1, len(best.partition[number].devices)
-    while least < most and search.clock.elapsed_s + search.longest_s < stop_s:
-        middle = (least + most) // 2
-        partition = search.optimiser.representative(_with_busiest(best, number, middle))
-        search.consider(partition)
-        if search.best is not None and search.best.partition == partition:
-            most = middle
-        else:
-            least = middle + 1
-
-
-def _with_busiest(candidate: Candidate, number: int, count: int) -> Partition:
-    """Return the candidate's stages, one of them on its ``count`` busiest devices only."""
-    busy_s = candidate.schedule.timeline.busy_s
-    stage = candidate.partition[number]
-    busiest = sorted(stage.devices, key=lambda device: -busy_s[device])[:count]
-    kept = tuple(device for device in stage.devices if device in busiest)
-    changed = list(candidate.partition)
-    changed[number] = replace(stage, devices=kept)
-    return tuple(changed)
+def _between_blocks(layers: Sequence[str]) -> NDArray[np.bool_]:
+    """Return before which layers no numbered block is divided, and the end."""
+    blocks = [block_name(name) for name in layers]
+    divided = [one is not None and one == other for one, other in pairwise(blocks)]
+    return np.array([True, *(not row for row in divided), True])

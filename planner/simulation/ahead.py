@@ -21,6 +21,13 @@ def compile_ahead() -> None:
     Compiling takes seconds, once a version on a machine. A search whose limit includes these would
     have nothing left for plans.
     """
+    placed = place(two_layers(), [StageSpec(("a",), ("d0",)), StageSpec(("b",), ("d1",))])
+    orders = {f"d{stage}": [Operation(stage, "F", 0), Operation(stage, "B", 0)] for stage in (0, 1)}
+    simulate(placed, orders)
+
+
+def two_layers() -> Problem:
+    """Return a problem of two layers and two devices."""
     figures = {
         f"{phase}_{what}": 1
         for phase in ("forward", "input_gradient", "weight_gradient")
@@ -48,9 +55,4 @@ def compile_ahead() -> None:
             "links": [{"between": ["d0", "d1"], "bandwidth_gb_per_s": 1}],
         }
     )
-    placed = place(
-        Problem(graph, cluster, Job(microbatches=1)),
-        [StageSpec(("a",), ("d0",)), StageSpec(("b",), ("d1",))],
-    )
-    orders = {f"d{stage}": [Operation(stage, "F", 0), Operation(stage, "B", 0)] for stage in (0, 1)}
-    simulate(placed, orders)
+    return Problem(graph, cluster, Job(microbatches=1))

@@ -1,27 +1,10 @@
-"""What a free device runs next: in a given order, or as a policy decides."""
+"""What a free device runs next, in a given order."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Protocol
 
 from planner.plan.operations import Operation, Orders
-
-
-class Policy(Protocol):
-    """Decides what a free device runs next."""
-
-    def offer(self, device: str, operation: Operation) -> None:
-        """Announce an operation that can run on its device from now on; each is offered once.
-
-        Both a whole backward and its input gradient are offered, whichever the policy will run.
-        """
-
-    def choose(self, device: str, now_s: float) -> Operation | None:
-        """Return one of the waiting operations, or None to wait for another event."""
-
-    def unfinished(self) -> str:
-        """Describe what still waits, for a deadlock's message; empty if all is done."""
 
 
 class FixedOrder:

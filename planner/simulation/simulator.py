@@ -34,7 +34,7 @@ from planner.simulation.exchanges import Exchanges, Message, exchanges_of
 from planner.simulation.gathers import gathered
 from planner.simulation.gradients import GradientMoments, Made
 from planner.simulation.network import Flow, Key, Link, Network, Way, limiting_links
-from planner.simulation.policy import FixedOrder, Policy
+from planner.simulation.policy import FixedOrder
 from planner.simulation.progress import ComputeLoad, computed_together
 from planner.simulation.timeline import (
     OperationEvent,
@@ -101,23 +101,6 @@ def simulate_plan(plan: Plan) -> Timeline:
     return simulate(place_plan(plan), plan.parsed_orders())
 
 
-def run(pipeline: PlacedPipeline, owner: Mapping[tuple[int, int], str], policy: Policy) -> Timeline:
-    """Replay under any policy.
-
-    Args:
-        pipeline: stages with their times.
-        owner: the device of each (stage, microbatch).
-        policy: what each device runs next. As nobody knows that in advance, receives that block
-            count as overlapped, offloaded stashes stay on their devices, and replicas that
-            divide weights do not wait for each other.
-
-    Raises:
-        DeadlockError: if nothing can run although operations are left.
-    """
-    exchanges = exchanges_of(pipeline, owner, None)
-    return Replay(pipeline, owner, policy, exchanges, StashCopies(pipeline, None)).run()
-
-
 class Replay:
     """The event loop over ends of operations and arrivals of transfers, in order of time."""
 
@@ -125,7 +108,7 @@ class Replay:
         self,
         pipeline: PlacedPipeline,
         owner: Mapping[tuple[int, int], str],
-        policy: Policy,
+        policy: FixedOrder,
         exchanges: Exchanges,
         copies: StashCopies,
         by_microbatch: Sequence[PlacedPipeline] = (),

@@ -15,8 +15,8 @@ from planner.job import Job
 from planner.plan.operations import parse_order
 from planner.plan.problem import Problem
 from planner.prediction import replay
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import SPLIT, WHOLE
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import SPLIT, WHOLE
 
 
 def table(*rows: str) -> ScheduleTable:

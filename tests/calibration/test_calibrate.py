@@ -87,7 +87,9 @@ def test_bandwidths_that_are_all_off_by_a_factor_are_found(case: Scheduled, fact
         assert result.links == ()
         assert result.plan.cluster == plan.cluster
     # Links that no transfer used keep their bandwidth, and may now be the wider ones.
-    assume(not any("another route" in n or "cannot separate" in n for n in result.notes))
+    assume(not any("takes another route" in note for note in result.notes))
+    # What computing costs messages may count as their bandwidth then, which is told.
+    assume(not any("cannot separate latency from bandwidth" in note for note in result.notes))
     found = {(e.source, e.target, e.operation): e for e in simulate_plan(result.plan).transfers}
     for event in true.transfers:
         other = found[event.source, event.target, event.operation]

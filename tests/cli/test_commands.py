@@ -120,7 +120,7 @@ def test_an_interrupted_search_keeps_what_it_has_found(tmp_path: Path, after_s: 
         text=True,
     )
     assert process.stderr is not None
-    while "plan:" not in process.stderr.readline():
+    while "walk" not in process.stderr.readline():
         assert process.poll() is None
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)

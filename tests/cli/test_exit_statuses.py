@@ -9,7 +9,6 @@ import pytest
 from commands import CLUSTERS, ROOT, pipeplan
 
 from planner.cli import main
-from planner.search.state import Search
 
 JOB = """
 format = "pipeplan-job/1"
@@ -90,10 +89,10 @@ def test_130_an_interrupt_while_modules_load(
 def test_130_an_interrupt_before_there_is_a_plan(
     as_json: bool, tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(self: Search, *_: Any, **__: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt("before any plan")
 
-    monkeypatch.setattr("planner.search.solve.Search.__init__", interrupt)
+    monkeypatch.setattr("planner.search.solve.Steps", interrupt)
     made = pipeplan(
         *("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "single_node.toml"),
         *("--job", job, "-o", tmp_path / "plan.json", *(["--json"] if as_json else [])),

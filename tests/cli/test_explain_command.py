@@ -14,7 +14,7 @@ def test_explain_says_what_binds_and_what_would_help(plan_path: Path) -> None:
     lines = pipeplan("explain", plan_path).stdout.splitlines()
     for word in (
         *("iteration", "critical path: ", "highest lower bound: ", "memory ", "bubble "),
-        *("devices ", "Stages: ", "Effect of changes, "),
+        *("devices ", "Stages: "),
     ):
         assert any(line.startswith(word) for line in lines)
 
@@ -47,23 +47,14 @@ def test_the_bubble_in_json_is_that_of_the_plan(plan_path: Path) -> None:
         assert waited_s == pytest.approx(row["idle_s"])
 
 
-def test_values_in_json_are_of_the_plan_and_ranked(plan_path: Path) -> None:
+def test_changes_in_json_are_ranked(plan_path: Path) -> None:
     report = json.loads(pipeplan("explain", plan_path, "--json").stdout)
-    found = report["what_if"]
+    found = report["moves"]
     assert found["plan_s"] == report["iteration_time_s"]
-    assert not found["solved_anew"]
-    gains = [row["gain"] for row in found["values"] if row["gain"] is not None]
-    assert gains
-    assert gains == sorted(gains, reverse=True)
+    fitting = [row["iteration_time_s"] for row in found["moves"] if not row["lacks_bytes"]]
+    assert fitting
+    assert fitting == sorted(fitting)
     assert [row["stage"] for row in report["stages"]] == list(range(len(report["stages"])))
-
-
-def test_changes_of_ones_own_replace_the_usual_ones(plan_path: Path) -> None:
-    device = Plan.load(plan_path).ranks[0]
-    texts = [f"device {device} speed +50%", f"device {device} memory x2"]
-    result = pipeplan("explain", plan_path, "--json", "--change", texts[0], "--change", texts[1])
-    rows = json.loads(result.stdout)["what_if"]["values"]
-    assert {row["change"] for row in rows} == {f"device {device} speed x1.5", texts[1]}
 
 
 def test_the_best_single_change_is_made_by_edit(by_hand_path: Path, tmp_path: Path) -> None:
@@ -104,56 +95,11 @@ def test_edit_refuses_what_is_no_move_and_writes_nothing(
     path = tmp_path / "new.json"
     result = pipeplan("edit", by_hand_path, "--move", "faster", "-o", path)
     assert result.exit_code == 1
-    assert "is of no known form; write one of: move layer LAYER from stage I" in result.stderr
+    assert "is of no known form; write one of these" in result.stderr
     assert not path.exists()
 
 
-@pytest.mark.extensive
-def test_what_if_solves_anew_within_its_limit(plan_path: Path) -> None:
-    device = Plan.load(plan_path).ranks[0]
-    options = ("--what-if", "--time-limit", "0.5", "--deterministic", "--json")
-    result = pipeplan("explain", plan_path, "--change", f"another {device}", *options)
-    found = json.loads(result.stdout)["what_if"]
-    assert found["solved_anew"]
-    (row,) = found["values"]
-    assert row["lower_bound_s"] <= row["iteration_time_s"] <= row["replay_s"]
-    again = pipeplan("explain", plan_path, "--change", f"another {device}", *options)
-    assert json.loads(again.stdout)["what_if"] == found
-
-
-def test_progress_of_searches_goes_to_the_error_stream(by_hand_path: Path) -> None:
-    options = ("--what-if", "--time-limit", "0.2", "--deterministic")
-    device = Plan.load(by_hand_path).ranks[0]
-    result = pipeplan("explain", by_hand_path, "--change", f"device {device} speed x2", *options)
-    assert "solved" in result.stderr
-    assert "no change" in result.stderr
-    assert "no change" not in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--time-limit", 5), "--time-limit: only has an effect with --what-if"),
-        (("--what-if", "--time-limit", 0), "--time-limit: 0.0 is not a positive number"),
-        (("--change", "faster"), "change 'faster': is of no known form; write one of: device"),
-        (("--change", "device nowhere speed x2"), "the cluster has no such device; choose one"),
-        (("--change", "link big-old speed x2"), "'speed' is no figure of a link"),
-        (("--seed", -1), "seed: -1 is not a whole number"),
-    ],
-)
-def test_wrong_options_are_refused(plan_path: Path, options: tuple, said: str) -> None:
-    result = pipeplan("explain", plan_path, *options)
-    assert result.exit_code == 1
-    assert result.stderr.startswith("error: ")
-    assert said in result.stderr
-
-
-def test_what_is_wrong_is_told_before_anything_is_shown(plan_path: Path) -> None:
-    result = pipeplan("explain", plan_path, "--change", "device nowhere speed x2")
-    assert result.stdout == ""
-
-
-def test_a_plan_beyond_memory_is_explained_without_values(plan_data: dict, tmp_path: Path) -> None:
+def test_a_plan_beyond_memory_is_explained(plan_data: dict, tmp_path: Path) -> None:
     for kind in plan_data["cluster"]["device_types"].values():
         kind["memory_gib"], kind["reserved_gib"] = 0.001, 0
     path = tmp_path / "plan.json"
@@ -161,8 +107,4 @@ def test_a_plan_beyond_memory_is_explained_without_values(plan_data: dict, tmp_p
     result = pipeplan("explain", path)
     assert result.exit_code == 0
     assert "the plan exceeds memory: " in result.stdout
-    assert "Effect of changes" not in result.stdout
-    assert json.loads(pipeplan("explain", path, "--json").stdout)["what_if"] is None
-    refused = pipeplan("explain", path, "--what-if")
-    assert refused.exit_code == 1
-    assert "overflows memory" in refused.stderr
+    assert "no single change that was tried makes the plan fit" in result.stdout

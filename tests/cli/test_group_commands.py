@@ -17,7 +17,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import ModelSource
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.report.summary import group_lines
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
 from planner.verification.verify import save_valid
 
 GRAPH = ROOT / "tests" / "data" / "formats" / "graph-2.json"
@@ -73,7 +73,7 @@ def of_two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     parts = zip((layers[:2], layers[2:4], layers[4:]), ("first", "alone", "last"), strict=True)
     stages = [StageSpec(tuple(names), (on,)) for names, on in parts]
     pipeline = place(grouped_problem(problem, parallel), stages)
-    schedule = best_heuristic_schedule(pipeline)
+    schedule = best_schedule(pipeline, backward="whole")
     assert schedule is not None
     plan = plan_by_hand(pipeline, schedule.orders).of_problem(problem, parallel)
     assert group_lines(plan) == [

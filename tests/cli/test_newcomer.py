@@ -14,8 +14,8 @@ from planner.cli.commands import app
 from planner.cli.plan import LITTLE, memory_lines
 from planner.cluster.memory_margin import with_memory_margin
 from planner.cluster.presets import DEVICES
-from planner.search.feasibility import explain_infeasible
-from planner.search.partition.chain import Chain
+from planner.search.infeasible import explain
+from planner.search.solve import quickly
 
 
 def test_plan_never_overwrites_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +141,7 @@ def test_a_layer_that_fits_elsewhere_is_not_blamed() -> None:
     sizes = [parameter(f"p{name}", 10**9) for name in "ab"]
     model = graph(rows, [boundary("a", "b", bytes_=8)], sizes)
     job = Job(microbatches=1, optimizer="sgd_momentum", replication=False)
-    message = str(explain_infeasible(Chain(Problem(model, machines, job)), is_proved=True))
+    message = str(explain(Problem(model, machines, job), quickly))
     assert "in all, 2 devices have 2" in message
     assert "which fits on a device of type 'large', is left for a smaller one" in message
     assert "alone" not in message
@@ -205,10 +205,10 @@ def test_plans_are_explained_and_shown_from_python(problem: Problem, tmp_path: P
     [
         ({"ended": "nothing left to try"}, None),
         ({"lower_bound_s": 1e9}, None),
-        ({"tried": 3}, "only 3 partitions could be scheduled .*--time-limit 15"),
-        ({"tried": 99}, None),
-        ({"tried": 99, "processor_share": 0.4}, "the machine was busy: .* 40% of a core"),
-        ({"tried": 99, "processor_share": 0.9}, None),
+        ({"tried": 3}, "only 3 layouts could be judged .*--time-limit 15"),
+        ({"tried": 9_999}, None),
+        ({"tried": 9_999, "processor_share": 0.4}, "the machine was busy: .* 40% of a core"),
+        ({"tried": 9_999, "processor_share": 0.9}, None),
     ],
 )
 def test_a_search_that_was_short_says_so_last(

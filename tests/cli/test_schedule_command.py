@@ -11,7 +11,7 @@ from commands import pipeplan
 from planner import Plan, verify
 from planner.assembly import plan_by_hand
 from planner.costs.placement import place_plan
-from planner.search.schedule.search import search_schedule
+from planner.search.orders.search import search_schedule
 from planner.simulation.simulator import simulate
 
 
@@ -66,7 +66,7 @@ def test_old_orders_stay_if_nothing_faster_is_found(
     found = search_schedule(slow.problem, slow.stages, time_limit_s=0.1, deterministic=True)
     one_by_one = simulate(place_plan(slow), slow.parsed_orders())
     found = replace(found, timeline=one_by_one)
-    monkeypatch.setattr("planner.search.schedule.search.search_schedule", lambda *_, **__: found)
+    monkeypatch.setattr("planner.search.orders.search.search_schedule", lambda *_, **__: found)
     result = pipeplan("schedule", path, "-o", again)
     assert result.exit_code == 0, result.output
     assert Plan.load(again).orders == good.orders

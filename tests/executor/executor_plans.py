@@ -19,7 +19,7 @@ from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
 from planner.tracing.sharding.record import record_of
 from planner.tracing.sharding.routing import routing_of
 from planner.tracing.trace import trace, trace_step
@@ -146,7 +146,7 @@ def on_groups(
 
 def scheduled(pipeline: PlacedPipeline) -> Plan:
     """With the best of the usual schedules."""
-    schedule = best_heuristic_schedule(pipeline)
+    schedule = best_schedule(pipeline, backward="whole")
     assert schedule is not None
     return plan_by_hand(pipeline, schedule.orders)
 

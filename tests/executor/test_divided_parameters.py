@@ -22,7 +22,7 @@ from models import ZOO
 from planner.assembly import plan_by_hand
 from planner.plan.plan import Plan
 from planner.prediction import refresh
-from planner.search.schedule.equal_pipelines import pipelines_of
+from planner.schedules.pipelines import pipelines_of
 from planner.space import WITH_SHARDED_PARAMETERS
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
@@ -51,7 +51,7 @@ def pipelines(
     placed = pipeline_of(graph, ZOO[name], rows, **fields)
     groups = pipelines_of(placed)
     assert groups is not None
-    one, rng = groups.first_of(placed), random.Random(seed)
+    one, rng = groups.first, random.Random(seed)
     return plan_by_hand(placed, groups.spread(random_orders(one, random_owners(one, rng), rng)))
 
 

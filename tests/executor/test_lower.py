@@ -25,8 +25,8 @@ from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.programs import Action, Compute, Message, Reduce
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import one_forward_one_backward
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.whole import one_forward_one_backward
 
 
 def chain(places: Sequence[Sequence[str]], times: Sequence[int], count: int) -> PlacedPipeline:

@@ -67,11 +67,14 @@ def own_graph(name: str, loss: str):
 
 def chain(precision: str = "float32") -> Plan:
     """Three stages, without replicas and tied weights: sums have plain torch's order and type."""
-    layers = list((graph := traced("llama_tiny", precision)).layers)
+    graph = traced("llama_tiny", precision)
+    layers = list(graph.layers)
     stages = [(layers[:2], ["d0"]), (layers[2:4], ["d1"]), (layers[4:], ["d2"])]
-    sums = {"gradient_precision": "weights"} if precision.endswith("16") else {}
-    job = {"microbatches": 4, "precision": precision, **sums}
-    return scheduled(pipeline_of(graph, ZOO["llama_tiny"], stages, **job))
+    fields: dict[str, object] = {"microbatches": 4, "precision": precision}
+    if precision.endswith("16"):
+        fields["gradient_precision"] = "weights"
+    pipeline = pipeline_of(graph, ZOO["llama_tiny"], stages, **fields)
+    return scheduled(pipeline)
 
 
 CASES = {

@@ -18,8 +18,8 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.search.schedule.assignment import Assignment
-from planner.search.schedule.classics import one_by_one
+from planner.schedules.assignment import Assignment
+from planner.schedules.whole import one_by_one
 
 PEAKS = {"float32": 1, "float64": 1}
 NAMES = ("tok_embeddings", *(f"layers.{i}" for i in range(5)), "norm", "lm_head", "loss")

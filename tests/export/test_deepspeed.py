@@ -28,7 +28,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.search.schedule.classics import one_forward_one_backward
+from planner.schedules.whole import one_forward_one_backward
 from planner.simulation.simulator import simulate
 
 HERE = Path(__file__).parent

@@ -29,8 +29,8 @@ from planner.plan.plan import Sync
 from planner.plan.problem import Problem
 from planner.plan.runtimes import for_runtime
 from planner.prediction import refresh
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import one_by_one
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.whole import one_by_one
 
 
 @pytest.mark.extensive

@@ -53,7 +53,7 @@ def test_as_placed(data: st.DataObject, tied: str, sync: Sync) -> None:
     bucket = overlapped_bucket_bytes(problem.job, sync, placed.behaviour)
     expected, wires = stage_rows(placed, network), wires_of(network)
     gradients = gradient_tables(table, bucket, len(specs))
-    rows = gradient_rows(gradients, wires, len(specs), len(expected[REPLICA]), 1)
+    rows = gradient_rows(table, gradients, wires, len(specs), len(expected[REPLICA]), 1)
     for number in (STAGE, REPLICA, DEVICE):
         rows[number][: len(expected[number])] = expected[number]
     for name in ("stages", "replicas", "devices"):

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import DeadlockError
+from planner.program.compiled import entry
 from planner.program.events import twelve_digits
 from planner.program.program import (
     COMPUTE,
@@ -94,9 +95,20 @@ def test_memory_that_is_too_small_is_refused() -> None:
         replay(program, Work(small))
 
 
+@entry
+def rounded(x: float) -> float:
+    return twelve_digits(x)
+
+
+def test_parts_say_that_python_cannot_call_them() -> None:
+    rounded(1.0)
+    with pytest.raises(KeyError, match="twelve_digits is called by compiled functions alone"):
+        twelve_digits(1.0)
+
+
 @given(st.floats(1e-9, 1e9) | st.integers(0, 10**6).map(lambda n: (2 * n + 1) / 2**20))
 def test_moments_are_rounded_as_text_of_twelve_digits_is(x: float) -> None:
-    assert twelve_digits(x) == float(f"{x:.12g}")
+    assert rounded(x) == float(f"{x:.12g}")
 
 
 PROGRAM = """

@@ -1,21 +1,30 @@
 """Which groups of devices are tried for the stages of a plan whose machines changed."""
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from trained import model, nodes, plan_of
+from trained import nodes
 
-from planner.replanning.recut import Groups
 from planner.replanning.repair import OldStage, Repairs
-from planner.search.partition.chain import Chain
+from planner.variants.clusters import without
 
-CHAIN = Chain(plan_of(model(), nodes(4, 4), [(6, "n0/gpu0")]).problem)
-NAMES = CHAIN.problem.cluster.device_names
+Named = tuple[tuple[str, ...], ...]
+MACHINES = nodes(4, 4)
+NAMES = MACHINES.device_names
 
 
-def repaired(*stages: str, spares: str = "", slowed: str = "", most: int = 6) -> list[Groups]:
-    old = tuple(OldStage(tuple(devices.split()), 1.0) for devices in stages)
-    return list(Repairs(CHAIN, old, tuple(spares.split()), slowed.split(), most).groups())
+def repaired(*stages: str, spares: str = "", slowed: str = "", most: int = 6) -> list[Named]:
+    """Repairs on the devices of the stages and the spares alone, by name."""
+    used = " ".join([*stages, spares]).split()
+    the_cluster = without(MACHINES, set(NAMES).difference(used))
+    number = the_cluster.numbers
+    old = tuple(OldStage(tuple(number[d] for d in devices.split()), 1.0) for devices in stages)
+    slow = [number[name] for name in slowed.split() if name in number]
+    repairs = Repairs(old, len(number), slow, the_cluster.link_table, most, 1, True)
+    names = the_cluster.device_names
+    return [
+        tuple(tuple(names[device] for device in group) for group in groups)
+        for groups in repairs.groups()
+    ]
 
 
 def test_stages_that_lost_nothing_stay_first_of_all() -> None:
@@ -28,10 +37,9 @@ def test_a_stage_without_devices_gets_the_nearest_spare() -> None:
     assert found[0] == (("n0/gpu0",), ("n0/gpu3",), ("n0/gpu1",))
 
 
-def test_without_spares_the_largest_stage_gives_one_or_all_become_alike() -> None:
+def test_without_spares_a_stage_is_dropped_or_another_one_divided() -> None:
     found = repaired("n0/gpu0 n0/gpu1 n0/gpu2 n0/gpu3", "", "n1/gpu0", most=3)
-    sizes = [tuple(map(len, groups)) for groups in found]
-    assert sizes[:3] == [(3, 1, 1), (2, 2, 1), (4, 1)]
+    assert [tuple(map(len, groups)) for groups in found] == [(4, 1), (2, 2, 1)]
 
 
 def test_replicas_may_become_two_stages_that_follow_each_other() -> None:
@@ -61,7 +69,7 @@ def test_every_choice_uses_devices_that_are_there_once_each(
 ) -> None:
     left, stages = list(order), []
     for size in sizes:
-        stages.append(" ".join(left[:size]))
+        stages.append(" ".join(sorted(left[:size])))
         left = left[size:]
     slowed = " ".join(data.draw(st.sets(st.sampled_from(NAMES), max_size=2)))
     most = data.draw(st.integers(1, 5))
@@ -75,6 +83,5 @@ def test_every_choice_uses_devices_that_are_there_once_each(
         assert set(used) <= set(order)
 
 
-@pytest.mark.parametrize("spares", ["", "n1/gpu0"])
-def test_what_has_no_devices_at_all_needs_spares(spares: str) -> None:
-    assert bool(repaired("", spares=spares)) == bool(spares)
+def test_what_has_no_devices_at_all_takes_spares() -> None:
+    assert repaired("", spares="n1/gpu0") == [(("n1/gpu0",),)]

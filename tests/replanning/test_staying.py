@@ -12,10 +12,10 @@ from trained import STATE_BYTES, model, nodes, plan_of, two_nodes
 
 from planner.plan.moves import Moves
 from planner.plan.plan import Plan
-from planner.replanning.choice import exchanges_for
-from planner.replanning.recut import LOAD_FACTORS, Recut
+from planner.replanning.choice import Exchanges, Images
+from planner.replanning.recut import LOAD_FACTORS, Groups, Recut
 from planner.replanning.state import State, moves_between
-from planner.search.partition.chain import Chain, Partition, StageChoice
+from planner.search.walk.starts import Needs, Start
 
 pytestmark = pytest.mark.extensive
 
@@ -27,20 +27,16 @@ def lacking(old: Plan, survivors: set[str], device: str, layers: list[str]) -> s
     return set().union(*(uses[name] for name in layers)) - set().union(*(uses[n] for n in has))
 
 
-def all_cuts(chain: Chain, groups: tuple[tuple[str, ...], ...]) -> Iterator[Partition]:
-    for inner in combinations(range(1, chain.length), len(groups) - 1):
-        bounds = [0, *inner, chain.length]
-        yield tuple(
-            StageChoice(a, b, group) for (a, b), group in zip(pairwise(bounds), groups, strict=True)
-        )
+def all_cuts(layers: int, groups: Groups) -> Iterator[Start]:
+    for inner in combinations(range(1, layers), len(groups) - 1):
+        yield Start((*inner, layers), groups)
 
 
-def load_s(chain: Chain, partition: Partition) -> float:
+def load_s(plan: Plan, start: Start) -> float:
     """Of equal replicas: whole microbatches each."""
-    count = chain.problem.job.microbatches
-    return max(
-        3.0 * (stage.end - stage.begin) * -(-count // len(stage.devices)) for stage in partition
-    )
+    sizes = [b - a for a, b in pairwise((0, *start.ends))]
+    pairs = zip(sizes, start.devices, strict=True)
+    return max(3.0 * size * -(-plan.microbatches // len(group)) for size, group in pairs)
 
 
 @given(st.data())
@@ -50,28 +46,43 @@ def test_no_cuts_within_the_limit_move_fewer_bytes(data: st.DataObject) -> None:
     sizes = [b - a for a, b in pairwise([0, *old_cuts, layers])]
     names = ["n0/gpu0 n0/gpu1", "n1/gpu0", "n1/gpu1 n1/gpu2"][: len(sizes)]
     plan = plan_of(model(layers), nodes(3, 3), list(zip(sizes, names, strict=True)))
-    devices = data.draw(st.permutations(plan.cluster.device_names))
+    devices = data.draw(st.permutations(range(6)))
     count = data.draw(st.integers(1, min(3, layers)))
     groups = tuple(tuple(devices[k::count]) for k in range(count))
-    survivors = set(devices[: data.draw(st.integers(0, 6))])
-    chain, state = Chain(plan.problem), State(plan, survivors)
-    found = list(Recut(chain, state, np.arange(layers + 1)).partitions(groups))
-    known = list(all_cuts(chain, groups))
-    least_s = min(load_s(chain, partition) for partition in known)
+    all_names = plan.cluster.device_names
+    survivors = {all_names[d] for d in devices[: data.draw(st.integers(0, 6))]}
+    state, starts = State(plan, survivors), list(all_cuts(layers, groups))
+    seconds = np.full((6, 1, layers + 1, layers + 1), np.inf)
+    for begin, end in combinations(range(layers + 1), 2):
+        seconds[:, :, begin, end] = 3.0 * (end - begin)
+    needs = Needs(seconds, np.zeros(seconds.shape, np.int64), np.zeros(6, np.int32), np.ones(1))
+    recut = Recut(needs, np.ones(layers + 1, bool), state, plan.microbatches)
+    found = list(recut.starts(groups))
+    least_s = min(load_s(plan, start) for start in starts)
 
-    def moved(partition: Partition) -> int:
+    def moved(start: Start) -> int:
+        rows = zip(pairwise((0, *start.ends)), start.devices, strict=True)
+        names = list(plan.problem.graph.layers)
         return sum(
-            STATE_BYTES * len(lacking(plan, survivors, device, list(chain.names[s.begin : s.end])))
-            for s in partition
-            for device in s.devices
+            STATE_BYTES * len(lacking(plan, survivors, all_names[device], names[begin:end]))
+            for (begin, end), group in rows
+            for device in group
         )
 
-    assert all(state.moved_bytes(chain, partition) == moved(partition) for partition in found)
-    assert moved(found[0]) == min(map(moved, known))
+    for longest_s, start in found:
+        assert longest_s == pytest.approx(load_s(plan, start))
+        assert state.lacking_bytes(state.needed(start)) == moved(start)
+    assert moved(found[0][1]) == min(map(moved, starts))
     for factor in LOAD_FACTORS:
         limit_s = factor * least_s * (1 + 1e-9)
-        best = min(moved(partition) for partition in known if load_s(chain, partition) <= limit_s)
-        assert best in [moved(p) for p in found if load_s(chain, p) <= limit_s]
+        best = min(moved(start) for start in starts if load_s(plan, start) <= limit_s)
+        assert best in [moved(start) for _, start in found if load_s(plan, start) <= limit_s]
+
+
+def least_moved(exchanges: Exchanges, start: Start) -> tuple[int, Images]:
+    needed = exchanges.state.needed(start)
+    rows = [(exchanges.moved_bytes(needed, images), images) for images in exchanges.of(needed)]
+    return min(rows, key=lambda row: row[0])
 
 
 @given(st.permutations(range(6)), st.permutations(range(6)), st.integers(0, 6))
@@ -82,30 +93,23 @@ def test_devices_that_may_be_exchanged_get_what_they_hold(
     names = nodes(6).device_names
     rows = [(2, " ".join(names[i] for i in sorted(before[k : k + 2]))) for k in (0, 2, 4)]
     plan = plan_of(model(), nodes(6), rows)
-    state, chain = State(plan, names[:left]), Chain(plan.problem)
-    partition = tuple(
-        StageChoice(2 * k, 2 * k + 2, tuple(names[i] for i in sorted(after[2 * k : 2 * k + 2])))
-        for k in range(3)
-    )
-    wanted = state.wanted(chain, partition)
-    best = min(
-        state.lacking_bytes(dict(zip(order, wanted.values(), strict=True)))
-        for order in permutations(names)
-    )
-    assert exchanges_for(chain, state, partition)[0].moved_bytes == best
+    state = State(plan, names[:left])
+    start = Start((2, 4, 6), tuple(tuple(sorted(after[k : k + 2])) for k in (0, 2, 4)))
+    needed = state.needed(start)
+    best = min(state.lacking_bytes(needed[list(order)]) for order in permutations(range(6)))
+    exchanges = Exchanges(state, plan.cluster)
+    assert least_moved(exchanges, start)[0] == best
+    assert exchanges.least_bytes(needed) <= best
 
 
 def test_nodes_are_exchanged_as_a_whole() -> None:
     plan = two_nodes()
-    chain, state = Chain(plan.problem), State(plan, plan.cluster.device_names)
-    there = tuple(
-        StageChoice(3 * k, 3 * k + 3, (f"n{1 - k}/gpu0", f"n{1 - k}/gpu1")) for k in (0, 1)
-    )
-    first, *_, last = exchanges_for(chain, state, there)
-    assert first.moved_bytes == 0
-    assert {first.images[f"n0/gpu{i}"] for i in (0, 1)} == {"n1/gpu0", "n1/gpu1"}
-    assert last.moved_bytes == 12 * STATE_BYTES
-    assert last.images == {name: name for name in plan.cluster.device_names}
+    state = State(plan, plan.cluster.device_names)
+    there = Start((3, 6), ((2, 3), (0, 1)))
+    moved, images = least_moved(Exchanges(state, plan.cluster), there)
+    assert moved == 0
+    assert {images[i] for i in (0, 1)} == {2, 3}
+    assert state.lacking_bytes(state.needed(there)) == 12 * STATE_BYTES
 
 
 def test_state_is_weights_moments_and_masters_of_what_is_trained() -> None:
@@ -120,9 +124,7 @@ def test_state_is_weights_moments_and_masters_of_what_is_trained() -> None:
         "frozen": 4000,
     }
     assert state.size(state.of_layers(["a", "b"])) == 5320
-    assert state.missing_bytes([state.of_layers(["a", "b"])], ["n0/gpu0", "new"]).tolist() == [
-        [4000, 5320]
-    ]
+    assert state.lacking_bytes(state.needed(Start((2,), ((0, 1),)))) == 4120
 
 
 def moves(old: Plan, new: Plan, survivors: set[str]) -> Moves:

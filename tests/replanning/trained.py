@@ -15,7 +15,7 @@ from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
 
 STATE_BYTES = 8000
 """Of one layer."""
@@ -48,7 +48,7 @@ def plan_of(
         names = names[count:]
     problem = Problem(the_graph, the_cluster, Job.model_validate({**JOB, **job}))
     pipeline = place(problem, specs)
-    schedule = best_heuristic_schedule(pipeline)
+    schedule = best_schedule(pipeline, backward="whole")
     assert schedule is not None
     return plan_by_hand(pipeline, schedule.orders)
 

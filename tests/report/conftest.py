@@ -21,7 +21,7 @@ from builders import (
 from planner.cluster.cluster import Cluster
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.model.layer_graph import LayerGraph
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 
@@ -45,7 +45,7 @@ def chain() -> LayerGraph:
 
 def scheduled(placed: PlacedPipeline) -> Timeline:
     """The best heuristic schedule's timeline."""
-    schedule = best_heuristic_schedule(placed)
+    schedule = best_schedule(placed, backward="whole")
     assert schedule is not None
     return schedule.timeline
 

@@ -14,8 +14,8 @@ from planner.report import gantt
 from planner.report.gantt import plot_gantt, save_gantts
 from planner.report.memory_plot import save_memory
 from planner.report.replicas import charted_together, row_name
-from planner.search.schedule.assignment import balanced_assignment
-from planner.search.schedule.classics import one_forward_one_backward
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.whole import one_forward_one_backward
 from planner.simulation.simulator import simulate
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"

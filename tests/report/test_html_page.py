@@ -27,13 +27,13 @@ from measured_runs import run_of
 from planner.analysis.comparison import GIVEN, compare_plan
 from planner.analysis.explain import explain
 from planner.assembly import plan_by_hand
+from planner.baselines import BASELINES
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.report.comparison import row_cells
 from planner.report.explanation import explanation_lines
 from planner.report.html.page import SCRIPTS, report_html, save_report
-from planner.search.partition.baselines import BASELINES
-from planner.search.schedule.heuristic import best_classic_schedule
+from planner.schedules.best import best_schedule
 from planner.units import format_seconds
 
 HOSTILE = (
@@ -272,7 +272,7 @@ def test_a_page_has_few_bytes_an_operation():
     machines = star(count, 1000)
     stages = [((name,), (f"d{index}",)) for index, name in enumerate(names)]
     placed = pipeline(chain, machines, stages, microbatches=microbatches)
-    classic = best_classic_schedule(placed)
+    classic = best_schedule(placed, backward="whole")
     assert classic is not None
     size = len(report_html(plan_of(classic.timeline)))
     fixed = len(report_html(a_plain_plan()))

@@ -5,7 +5,7 @@ from builders import cluster, device_type, graph, layer, parameter, pipeline
 
 from planner.errors import PipeplanError
 from planner.report.memory_plot import plot_memory, save_memory
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
 
 GIB = 2**30
 
@@ -23,7 +23,7 @@ def with_memory(gib: float):
         cluster(["d0"], [], types={"unit": device_type(memory_gib=gib)}),
         [(("only",), ("d0",))],
     )
-    return best_heuristic_schedule(placed).timeline
+    return best_schedule(placed, backward="whole").timeline
 
 
 def test_the_highest_point_of_each_line_is_the_devices_peak(timeline):
@@ -65,7 +65,7 @@ def test_memory_far_below_a_gib_has_a_unit_that_fits():
         cluster(["d0"], []),
         [(("only",), ("d0",))],
     )
-    axes = plot_memory(best_heuristic_schedule(placed).timeline)
+    axes = plot_memory(best_schedule(placed, backward="whole").timeline)
     assert axes.get_ylabel() == "memory in use (MiB)"
     assert max(axes.lines[0].get_ydata()) == pytest.approx(2)
 

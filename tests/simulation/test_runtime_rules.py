@@ -20,7 +20,7 @@ from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.plan.operations import Orders
 from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
-from planner.search.schedule.measure import measure_bound_s
+from planner.search.orders.bound import StagesBound
 from planner.simulation.critical_path import critical_path
 from planner.simulation.noise import Noise, sample_times_s
 from planner.simulation.simulator import simulate
@@ -150,25 +150,10 @@ def test_gradients_are_reduced_when_the_runtime_does(
     assert timeline.iteration_time_s == pytest.approx(expected[-1] + 1.003)
 
 
-@pytest.mark.parametrize(
-    ("rules", "bound_s"),
-    [
-        # d1 begins at 2, computes for 24 and, but after the last backward, sends g for 1 s each.
-        ({"send": "blocking"}, 33),
-        # d0 has 24 s, and receives each g in between.
-        ({"receive": "blocking"}, 33),
-        ({**BLOCKING, "exchange": "neighbour"}, 33),
-        # d1 also receives m for 1 s each, but for the first.
-        (BLOCKING, 40),
-        # The way of the first to d1, its work, and the way of the last back.
-        ({}, 29),
-    ],
-    ids=str,
-)
-def test_bounds_count_what_a_device_waits_for(rules: dict[str, object], bound_s: float) -> None:
-    placed = chain(2, **rules)
-    many = replace(placed, microbatches=8)
-    assert measure_bound_s(many, "makespan", split=False) == pytest.approx(bound_s)
+def test_a_bound_counts_the_ways_before_and_behind_a_device() -> None:
+    """The way of the first to d1, its work, and the way of the last back."""
+    many = replace(chain(2), microbatches=8)
+    assert StagesBound(many, splits=False).seconds == pytest.approx(29)
 
 
 @pytest.mark.parametrize("shards", [False, True])
@@ -245,4 +230,4 @@ def test_critical_path_noise_and_bounds_follow_the_rules(
     noise = Noise(jitter=0.0, samples=20)
     assert np.allclose(sample_times_s(timeline, noise), time_s, rtol=1e-9)
     if all(row.operation.kind in "FB" for row in timeline.operations):
-        assert measure_bound_s(placed, "makespan", split=False) <= time_s * (1 + 1e-9)
+        assert StagesBound(placed, splits=False).seconds <= time_s * (1 + 1e-9)

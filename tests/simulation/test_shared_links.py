@@ -26,7 +26,7 @@ from strategies import Scheduled, scheduled
 
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.search.partition.bounds.schedule import link_load_bound_s, schedule_bound_s
+from planner.search.orders.bound import StagesBound
 from planner.simulation.network import Link, Way, fair_rates, limiting_links
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
@@ -184,7 +184,7 @@ def test_where_nothing_meets_on_a_link_both_rules_give_the_same_timeline(case: S
 @given(scheduled(links="fair"))
 def test_bounds_on_schedules_hold_where_links_are_shared(case: Scheduled) -> None:
     fair, placed = simulate(case.pipeline, case.orders), case.pipeline
-    bound_s = max(schedule_bound_s(placed, split=True), link_load_bound_s(placed))
+    bound_s = StagesBound(placed, splits=True).seconds
     assert bound_s <= fair.iteration_time_s * (1 + CLOSE)
 
 

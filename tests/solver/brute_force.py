@@ -14,7 +14,6 @@ from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import is_connected, place
 from planner.errors import DeadlockError
 from planner.plan.operations import Operation
-from planner.search.schedule.heuristic import fits_memory
 from planner.simulation.simulator import simulate
 
 
@@ -135,6 +134,6 @@ def brute_force(problem: Problem) -> BruteForce:
                 timeline = simulate(pipeline, orders)
             except DeadlockError:
                 continue
-            if timeline.iteration_time_s < best.time_s and fits_memory(timeline):
+            if timeline.iteration_time_s < best.time_s and not timeline.overflow_bytes:
                 best.time_s = timeline.iteration_time_s
     return best

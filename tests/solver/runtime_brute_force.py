@@ -14,8 +14,7 @@ from planner.errors import DeadlockError
 from planner.model.blocks import block_count, first_blocks
 from planner.plan.membership import outside
 from planner.plan.operations import Orders, one_forward_one_backward
-from planner.search.schedule.equal_pipelines import spread_over
-from planner.search.schedule.heuristic import fits_memory
+from planner.schedules.pipelines import spread_over
 from planner.simulation.simulator import simulate
 from planner.variants.problems import with_job
 
@@ -35,7 +34,7 @@ def simulated_s(pipeline: PlacedPipeline, orders: Orders) -> float:
         timeline = simulate(pipeline, orders)
     except DeadlockError:
         return math.inf
-    return timeline.iteration_time_s if fits_memory(timeline) else math.inf
+    return timeline.iteration_time_s if not timeline.overflow_bytes else math.inf
 
 
 def plans_of(problem: Problem) -> Iterator[tuple[PlacedPipeline, Orders]]:

@@ -9,10 +9,10 @@ from tiny_problems import tiny_problem
 
 from planner import Job, PipeplanError, Plan, Problem, compare, solve
 from planner.analysis.comparison import GIVEN, OURS, compare_plan
+from planner.baselines import BASELINES
 from planner.costs.placement import place
 from planner.report.comparison import comparison_data, comparison_markdown, row_cells
-from planner.search.partition.baselines import BASELINES
-from planner.search.schedule.heuristic import best_classic_schedule
+from planner.schedules.best import best_schedule
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -36,7 +36,8 @@ def test_figures_are_those_of_the_best_classic_schedule_and_of_our_plan() -> Non
     assert ours.figures.iteration_time_s == predicted.iteration_time_s
     assert ours.figures.bubble == predicted.bubble
     assert ours.gap == predicted.gap
-    schedule = best_classic_schedule(place(problem, spp.stages))
+    schedule = best_schedule(place(problem, spp.stages))
+    assert schedule is not None
     assert spp.figures.iteration_time_s == schedule.iteration_time_s
     assert spp.schedule == schedule.method
     assert spp.figures.peak_memory_bytes == max(schedule.timeline.peak_memory_bytes.values())

@@ -4,11 +4,11 @@ import re
 from collections.abc import Callable
 
 import pytest
-from solver.tiny_problems import renamed, tiny_problem
+from tiny_problems import renamed, tiny_problem
 
 from planner import InfeasibleError, Problem, solve
 from planner.plan.runtimes import for_runtime
-from planner.search.missing_freedoms import wider_spaces
+from planner.search.remedies import wider_spaces
 from planner.space import Space
 from planner.variants.problems import with_job
 

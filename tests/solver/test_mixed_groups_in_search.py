@@ -18,7 +18,6 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import refresh
 from planner.search.mixed_groups import MOST_PACKINGS, mixed_packings
-from planner.search.partition.chain import Chain, StageChoice
 
 SETTINGS = {"time_limit_s": 0.5, "deterministic": True}
 
@@ -165,17 +164,3 @@ def test_runtimes_of_others_have_groups_of_one_size() -> None:
     assert len(mixed_packings(problem, [1, 2])) == 1
     megatron = problem.job.model_copy(update={"runtime": "megatron"})
     assert mixed_packings(replace(problem, job=megatron), [1, 2]) == []
-
-
-def test_partitions_keep_groups_of_one_size_to_a_stage() -> None:
-    problem = on_nodes(nodes({"n0": 3}), [1, 2])
-    pair, single = packed_in_turn(problem.cluster, [2, 1])
-    parallel = TensorParallel(groups=(pair, single))
-    chain = Chain(grouped_problem(problem, parallel))
-    both = (pair.name, single.name)
-    cut = chain.cuts[1] if len(chain.cuts) > 2 else chain.length
-    assert not chain.keeps_rules([StageChoice(0, chain.length, both)])
-    assert chain.keeps_rules([StageChoice(0, chain.length, (pair.name,))])
-    if cut < chain.length:
-        stages = [StageChoice(0, cut, (pair.name,)), StageChoice(cut, chain.length, (single.name,))]
-        assert chain.keeps_rules(stages)

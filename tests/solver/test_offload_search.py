@@ -17,7 +17,6 @@ from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import is_connected, place
 from planner.errors import PipeplanError
 from planner.plan.runtimes import for_runtime
-from planner.search.schedule.heuristic import fits_memory
 from planner.simulation.simulator import simulate
 from planner.variants.problems import with_job
 
@@ -65,7 +64,7 @@ def best_s(problem: Problem) -> float:
                     timeline = simulate(placed, orders)
                 except PipeplanError:
                     continue
-                if timeline.iteration_time_s < best and fits_memory(timeline):
+                if timeline.iteration_time_s < best and not timeline.overflow_bytes:
                     best = timeline.iteration_time_s
     return best
 

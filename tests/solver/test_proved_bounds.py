@@ -7,12 +7,14 @@ from dataclasses import replace
 import group_problems
 import pytest
 from brute_force import brute_force
+from builders import boundary, device_type, graph, layer, link
+from builders import cluster as cluster_of
 from offloading import with_host_links
 from tiny_problems import seeds, tiny_problem
 from unequal_graphs import SHARES, TOKENS, unequal
 
-from benchmarks.plans.oracle import optimum_below
-from planner import Job, Problem
+from benchmarks.plans.oracle import faster_plan, optimum_below
+from planner import Cluster, Job, Problem
 from planner.bounds import ProvedBound, list_partitions, prove
 from planner.bounds.proving import classes_of
 from planner.cluster.cluster import Host
@@ -24,6 +26,7 @@ from planner.verification.proof import BoundCheck
 
 ROUNDING = 1 - 2e-6
 """The oracle counts in ticks of a nanosecond, of problems of milliseconds."""
+PHASES = ("forward_s", "input_gradient_s", "weight_gradient_s")
 FEATURES = ("plain", "memory", "lengths", "offload", "groups", "runtime", "hosts", "several")
 
 
@@ -32,13 +35,13 @@ def drawn(seed: int) -> Problem:
     rng, feature = random.Random(seed), FEATURES[seed % len(FEATURES)]
     if feature == "lengths":
         seconds = [sorted((rng.uniform(1, 3), rng.uniform(1, 6)) for _ in TOKENS) for _ in "abc"]
-        graph = unequal(seconds, sorted(rng.uniform(0.01, 2) for _ in TOKENS))
+        chain = unequal(seconds, sorted(rng.uniform(0.01, 2) for _ in TOKENS))
         sizes = {"tokens": TOKENS, "shares": SHARES}
         other = tiny_problem(seed, layers=2, devices=rng.randint(2, 3), microbatches=2)
         job = Job.parse(
             {"format": "pipeplan-job/1", "microbatches": rng.randint(1, 3), "lengths": sizes}, "job"
         )
-        return Problem(graph, other.cluster, job)
+        return Problem(chain, other.cluster, job)
     if feature == "groups":
         made = group_problems.tiny_problem(seed, microbatches=2, tensor_parallel=2)
         pairs = ("d0", "d1"), ("d2", "d3")
@@ -95,6 +98,58 @@ def test_no_plan_is_faster_than_a_bound_and_the_checker_confirms_it(seed: int) -
     found = last(prove(problem))
     assert best_s(problem, found.bound_s) >= found.bound_s * ROUNDING
     assert BoundCheck(problem, problem.job.space).proves(found.argument, found.bound_s)
+
+
+def two_pairs(seed: int) -> Problem:
+    """Return a random problem on two pairs of devices that a narrow link joins."""
+    rng = random.Random(seed)
+    problem = tiny_problem(
+        seed,
+        layers=3,
+        devices=4,
+        microbatches=rng.randint(2, 3),
+        types=rng.randint(1, 2),
+        cut_mib=rng.choice([2.0, 7.5, 30.0]),
+        backward=rng.choice(["whole", "any"]),
+        overlap=rng.random() < 0.5,
+    )
+    width = rng.choice([0.3, 1.0, 3.0])
+    links = [link(f"d{n}", f"s{n % 2}", 30) for n in range(4)]
+    narrow = link("s0", "s1", width, latency_us=rng.choice([0, 200]))
+    data = problem.cluster.model_dump(mode="json")
+    data |= {"switches": ["s0", "s1"], "links": [*links, narrow]}
+    return replace(problem, cluster=Cluster.from_data(data))
+
+
+@pytest.mark.parametrize("seed", seeds(5, 100))
+def test_bounds_hold_where_a_narrow_link_joins_two_pairs(seed: int) -> None:
+    problem = two_pairs(seed)
+    found = last(prove(problem))
+    assert BoundCheck(problem, problem.job.space).proves(found.argument, found.bound_s)
+    assert faster_plan(problem, found.bound_s * ROUNDING).time_s is None
+    listed = list_partitions(problem, 1.2 * found.bound_s)
+    assert listed.partitions[0].bound_s >= found.bound_s * ROUNDING
+
+
+def test_microbatches_change_the_node_once_though_a_stage_is_on_both() -> None:
+    """Before and behind that stage each message may stay in a node, but not both of them."""
+    layers = [
+        layer(
+            name, measured={kind: dict.fromkeys(PHASES, 1e-3) for kind in kinds}, device_types=kinds
+        )
+        for name, kinds in {"a": ["one"], "b": ["one", "two"], "c": ["two"]}.items()
+    ]
+    boundaries = [boundary(*pair, bytes_=10**8) for pair in ("ab", "bc")]
+    names = {f"{kind}{n}": kind for kind in ("one", "two") for n in range(2)}
+    links = [link(name, f"switch-{kind}", 1000) for name, kind in names.items()]
+    switches = ["switch-one", "switch-two"]
+    types = {"one": device_type(), "two": device_type()}
+    cluster = cluster_of(names, [*links, link(*switches, 1)], switches, types)
+    problem = Problem(graph(layers, boundaries), cluster, Job(optimizer="sgd", microbatches=4))
+    found = last(prove(problem))
+    assert found.bound_s > 0.5  # Four messages of 0.1 s, and the last one's gradient.
+    assert BoundCheck(problem, problem.job.space).proves(found.argument, found.bound_s)
+    assert faster_plan(problem, found.bound_s * ROUNDING).time_s is None
 
 
 def test_bounds_of_tiny_problems_are_close_to_the_best_plan() -> None:

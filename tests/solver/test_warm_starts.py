@@ -4,17 +4,15 @@ import pytest
 from tiny_problems import tiny_problem
 
 from planner import Cluster, Problem, solve
-from planner.search.partition.chain import Chain
+from planner.costs.placed_pipeline import StageSpec
+from planner.search.finish import starts_of
 
 
 def test_the_search_is_never_slower_than_its_warm_start() -> None:
     problem = tiny_problem(3, layers=8, devices=4, microbatches=6, types=2)
     before = solve(problem, time_limit_s=0.5, deterministic=True)
     after = solve(problem, time_limit_s=0.01, deterministic=True, warm_starts=[before.plan])
-    best = after.history[0].iteration_time_s
-    # Its stages are scheduled first of all, quickly; CP-SAT may have improved their orders before.
-    assert best <= before.iteration_time_s * 1.2
-    assert after.iteration_time_s <= best
+    assert after.iteration_time_s <= before.iteration_time_s * (1 + 1e-9)
 
 
 @pytest.mark.extensive
@@ -32,9 +30,13 @@ def test_a_warm_start_survives_the_loss_of_a_device() -> None:
 
 def test_stages_that_do_not_cut_the_chain_are_left_out() -> None:
     problem = tiny_problem(0, layers=4, devices=2, microbatches=2)
-    chain = Chain(problem)
-    names, devices = chain.names, problem.cluster.device_names
-    assert chain.partition([(names[:2], devices[:1]), (names[2:], devices[1:])]) is not None
-    assert chain.partition([(names[2:], devices[:1]), (names[:2], devices[1:])]) is None
-    assert chain.partition([(names[:2], devices[:1])]) is None
-    assert chain.partition([(names, ("gone",))]) is None
+    names, devices = tuple(problem.graph.layers), problem.cluster.device_names
+    d0, d1 = devices
+
+    def are_taken(*stages: StageSpec) -> bool:
+        return any(starts_of(problem, [stages]))
+
+    assert are_taken(StageSpec(names[:2], (d0,)), StageSpec(names[2:], (d1,)))
+    assert not are_taken(StageSpec(names[2:], (d0,)), StageSpec(names[:2], (d1,)))
+    assert not are_taken(StageSpec(names[:2], (d0,)))
+    assert not are_taken(StageSpec(names, ("gone",)))

@@ -15,7 +15,7 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.schedules.best import best_schedule
 from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.planned import from_plan
 from planner.sync.simulation.run import Scenario
@@ -31,7 +31,7 @@ def two_pipelines(told: Problem, names: Sequence[str]) -> Plan:
         StageSpec(tuple(layers[4:]), tuple(names[2:])),
     ]
     pipeline = place(told, specs)
-    schedule = best_heuristic_schedule(pipeline)
+    schedule = best_schedule(pipeline, backward="whole")
     assert schedule is not None
     return plan_by_hand(pipeline, schedule.orders)
 

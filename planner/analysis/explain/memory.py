@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from planner.cluster.hardware import MOST
-from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import place
-from planner.search.schedule.heuristic import best_heuristic_schedule
+from planner.analysis.judge import Judge
+from planner.costs.placed_pipeline import StageSpec
+from planner.plan.problem import Problem
 from planner.simulation.timeline import Timeline
 from planner.variants.problems import with_memory
 
 LEAST_GAIN = 0.001
 """Memory binds if more of it saves more than this share of the iteration."""
+UNLIMITED_GIB = 1e9
+"""More memory than any plan needs."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +54,12 @@ class MemoryLimit:
         rooms: in stage order.
         recomputes: whether some layers run again to save memory.
         offloads: whether stashes of some go to the host to save memory.
-        within_s: the shorter of the timeline's own time and that of the best quick schedule within
+        within_s: the shorter of the timeline's own time and that of the best list schedule within
             memory.
-        unlimited_s: time of the best quick schedule of the same stages with unlimited memory,
+        unlimited_s: time of the best list schedule of the same stages with unlimited memory,
             nothing recomputed or offloaded; None where there is room everywhere and nothing to
-            gain.
+            gain, and where the stages are no intervals of the model's layers or the job has no room
+            for them, so that they were not scheduled.
     """
 
     rooms: tuple[MemoryRoom, ...]
@@ -86,7 +89,7 @@ class MemoryLimit:
 def memory_limit(timeline: Timeline) -> MemoryLimit:
     """Find out whether memory binds, by trial where a device is full or something is recomputed.
 
-    The trial compares like with like: the best quick schedule without limits with the best quick
+    The trial compares like with like: the best list schedule without limits with the best list
     schedule within them, or with the timeline itself where that is faster.
     """
     pipeline = timeline.pipeline
@@ -99,8 +102,11 @@ def memory_limit(timeline: Timeline) -> MemoryLimit:
     )
     if not limit.full and not limit.recomputes and not limit.offloads:
         return limit
-    within_s, unlimited_s = _quick_s(pipeline), _quick_s(_unlimited(pipeline))
-    assert unlimited_s is not None, "a schedule without limits fits"
+    problem = pipeline.problem
+    stages = [stage.spec for stage in pipeline.stages]
+    kinds = problem.cluster.device_types
+    unlimited = with_memory(problem, dict.fromkeys(kinds, UNLIMITED_GIB))
+    within_s, unlimited_s = _listed_s(problem, stages), _listed_s(unlimited, stages)
     return replace(
         limit, within_s=min(limit.within_s, within_s or limit.within_s), unlimited_s=unlimited_s
     )
@@ -116,15 +122,7 @@ def _room(timeline: Timeline, device: str) -> MemoryRoom:
     )
 
 
-def _quick_s(pipeline: PlacedPipeline) -> float | None:
-    """Return seconds of the best quick schedule; None if none fits memory."""
-    schedule = best_heuristic_schedule(pipeline, backward=pipeline.problem.job.backward)
-    return None if schedule is None else schedule.iteration_time_s
-
-
-def _unlimited(pipeline: PlacedPipeline) -> PlacedPipeline:
-    """Return the same stages on devices of more memory than any plan needs."""
-    kinds = pipeline.problem.cluster.device_types
-    problem = with_memory(pipeline.problem, dict.fromkeys(kinds, MOST))
-    specs = [replace(stage.spec, recompute=(), offload=()) for stage in pipeline.stages]
-    return place(problem, specs)
+def _listed_s(problem: Problem, stages: Sequence[StageSpec]) -> float | None:
+    """Return seconds of the best list schedule; None if none fits memory."""
+    found = Judge(problem).judged(stages)
+    return None if found is None else found.seconds

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from planner.analysis.sweep.work import PointOutcome, Task, solve_task
 from planner.errors import PipeplanError
-from planner.search.budget import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS
 
 MOST_PROCESSES = 1024
 MOST_WORKERS = 8

@@ -21,8 +21,7 @@ from planner.plan.problem import ModelSource, Problem, cluster_digest
 from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.runtimes import rules_of
 from planner.plan.sweep_index import Point, SweepIndex, SweepSettings
-from planner.search.finished import OPTIMALITY_TOLERANCE
-from planner.search.solve import check_settings
+from planner.search.settings import OPTIMALITY_TOLERANCE, check_settings
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,6 @@ from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.plan.unsupported import require_decided
 from planner.prediction import replay
-from planner.search.schedule.heuristic import fits_memory
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_bytes
@@ -262,6 +261,6 @@ def _schedules_that_fit(pipeline: PlacedPipeline, adopted: Adopted) -> list[str]
 def _fits(pipeline: PlacedPipeline, orders: Orders) -> bool:
     """Rules for other stages may deadlock with these."""
     try:
-        return fits_memory(simulate(pipeline, orders))
+        return not simulate(pipeline, orders).overflow_bytes
     except DeadlockError:
         return False

@@ -10,8 +10,9 @@ from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import PipeplanError
 from planner.interop.importing.schedule_csv import ScheduleTable
 from planner.plan.operations import Orders
-from planner.search.schedule.classics import SPLIT, WHOLE, DoesNotApplyError, Generator
-from planner.search.schedule.equal_pipelines import orders_of_pipelines, share_of, spread_over
+from planner.schedules.pipelines import orders_of_pipelines, share_of, spread_over
+from planner.schedules.placements import DoesNotApplyError
+from planner.schedules.published import SPLIT, WHOLE, Rule
 from planner.units import plural
 
 PipelineDevices = tuple[tuple[str, ...], ...]
@@ -135,7 +136,7 @@ def _wrong(cluster: Cluster, named: Sequence[str]) -> list[str]:
     return problems
 
 
-SCHEDULES: dict[str, Generator] = {
+SCHEDULES: dict[str, Rule] = {
     name.replace(" ", "-"): generator for name, generator in (WHOLE | SPLIT).items()
 }
 """Published schedules by their names on the command line."""

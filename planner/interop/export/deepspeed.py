@@ -27,7 +27,7 @@ from planner.interop.export.notes import order_notes, overfull, reduction_notes
 from planner.model.blocks import LOSS, block_name
 from planner.model.graph_record import Boundary, Layer
 from planner.plan.plan import Plan
-from planner.search.schedule.classics import one_forward_one_backward
+from planner.schedules.whole import one_forward_one_backward
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import and_more

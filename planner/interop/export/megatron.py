@@ -25,8 +25,8 @@ from planner.interop.importing.megatron_layout import render_layout
 from planner.model.blocks import BlockStack
 from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan, Stage
-from planner.search.schedule.classics import WHOLE
-from planner.search.schedule.equal_pipelines import orders_of_pipelines
+from planner.schedules.pipelines import orders_of_pipelines
+from planner.schedules.published import WHOLE
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.sync.strategies import SYNCHRONOUS

@@ -14,7 +14,7 @@ from planner.model.blocks import BlockStack, block_stack
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan
-from planner.search.schedule.equal_pipelines import share_of
+from planner.schedules.pipelines import share_of
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.units import and_more
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from planner.costs.collectives import EQUAL
-from planner.program.compiled import compiled, header, inlined, items
+from planner.program.compiled import compiled, header, inlined, items, row
 from planner.program.lower.gradient_tables import (
     GRADIENTS,
     MEMBER_NUMBERS,
+    MEMBERS,
     MESSAGE_GB_PER_S,
     MESSAGE_LATENCY_S,
     SHARING,
@@ -28,6 +29,7 @@ from planner.program.lower.wires import (
     route_end,
     route_link,
 )
+from planner.program.stage_rows import DEVICE, REPLICA, STAGE
 
 RING, TREE = 0, 1
 
@@ -53,18 +55,47 @@ def edges_of(gradients: Any, algorithm: int) -> int:
 
 
 @compiled
+def add_members(rows: Any, gradients: Any, stage: int) -> None:
+    """Add the devices of a stage to the members, in the order of the cluster, each once."""
+    found = row(rows, STAGE, stage)
+    for replica in range(found.first, found.last):
+        add_member(rows, gradients, replica)
+
+
+@compiled
+def add_member(rows: Any, gradients: Any, replica: int) -> None:
+    """Add the device of a replica to the members, in the order of the cluster, if it is none."""
+    members, numbers = items(gradients, MEMBERS), items(gradients, MEMBER_NUMBERS)
+    g, device = header(gradients, GRADIENTS), row(rows, REPLICA, replica).device
+    number, at = row(rows, DEVICE, device).number, g.members
+    while at > 0 and numbers[at - 1] > number:
+        at -= 1
+    if at > 0 and numbers[at - 1] == number:
+        return
+    for place in range(g.members, at, -1):
+        members[place], numbers[place] = members[place - 1], numbers[place - 1]
+    members[at], numbers[at] = device, number
+    g.members += 1
+
+
+@compiled
 def find_messages(wires: Any, gradients: Any, algorithm: int) -> int:
     """Work out the messages of a step among the members; return how many unlike ones there are.
 
     Returns:
         -1 if two devices have no path.
     """
-    edges, found = edges_of(gradients, algorithm), 0
-    if not _share(wires, gradients, algorithm, 1):
-        _share(wires, gradients, algorithm, 0)
-        return -1
-    sharing, width = items(gradients, SHARING), items(wires, LINK_GB_PER_S)
-    for number in range(edges):
+    is_joined = share_links(wires, gradients, algorithm, 1)
+    found = messages_of(wires, gradients, algorithm) if is_joined else -1
+    share_links(wires, gradients, algorithm, 0)
+    return found
+
+
+@compiled
+def messages_of(wires: Any, gradients: Any, algorithm: int) -> int:
+    """Work out the same where links are shared as they are now."""
+    found, sharing, width = 0, items(gradients, SHARING), items(wires, LINK_GB_PER_S)
+    for number in range(edges_of(gradients, algorithm)):
         source = edge_source(gradients, algorithm, number)
         target = edge_target(gradients, algorithm, number)
         pair, end = pair_of(wires, source, target), route_end(wires, source, target)
@@ -74,12 +105,11 @@ def find_messages(wires: Any, gradients: Any, algorithm: int) -> int:
             if link >= 0:
                 gb_per_s = min(gb_per_s, width[link] / sharing[link])
         found = _add(wires, gradients, algorithm, found, items(wires, LATENCY_S)[pair], gb_per_s)
-    _share(wires, gradients, algorithm, 0)
     return found
 
 
 @compiled
-def _share(wires: Any, gradients: Any, algorithm: int, count: int) -> bool:
+def share_links(wires: Any, gradients: Any, algorithm: int, count: int) -> bool:
     """Count the messages on each link, or none again; return whether all edges have a path."""
     sharing, is_joined = items(gradients, SHARING), True
     for number in range(edges_of(gradients, algorithm)):

@@ -14,31 +14,28 @@ from planner.program.stage_rows import rows_for
 
 _LONG = np.dtype(np.int64)
 (
-    GRADIENTS, LAYER_S, AGAIN_S, RERUN_RANK, BLOCK_OF, START, PARAMETER, BEFORE, BYTES, GATHERED,
-    TIED, USER_START, USERS, STAGE_OF, TIE_START, TIE_STAGES, TIE_BYTES, TIE_GATHERED, STAGES,
-    MEMBERS, MEMBER_NUMBERS, MESSAGE_LATENCY_S, MESSAGE_GB_PER_S, SHARING,
+    GRADIENTS, BYTES, GATHERED, TIED, TIED_START, TIED_USERS, COLLECTIVE_S, STAGE_OF, TIE_START,
+    TIE_STAGES, TIE_BYTES, TIE_GATHERED, STAGES, MEMBERS, MEMBER_NUMBERS, MESSAGE_LATENCY_S,
+    MESSAGE_GB_PER_S, SHARING,
 ) = block(
-    "layers parameters in_blocks in_turn has_buckets ties ring_messages tree_messages members",
+    "table in_turn has_buckets ties ring_messages tree_messages members",
     reals="bucket_bytes",
-    layer_s=REAL, again_s=REAL, rerun_rank=_LONG, block_of=_LONG, start=INT, parameter=INT,
-    before=INT, bytes=_LONG, gathered=_LONG, tied=INT, user_start=INT, users=INT, stage_of=INT,
-    tie_start=INT, tie_stages=INT, tie_bytes=_LONG, tie_gathered=_LONG, stages=INT, members=INT,
-    member_numbers=INT, message_latency_s=REAL, message_gb_per_s=REAL, sharing=INT,
+    bytes=_LONG, gathered=_LONG, tied=INT, tied_start=INT, tied_users=INT, collective_s=REAL,
+    stage_of=INT, tie_start=INT, tie_stages=INT, tie_bytes=_LONG, tie_gathered=_LONG, stages=INT,
+    members=INT, member_numbers=INT, message_latency_s=REAL, message_gb_per_s=REAL, sharing=INT,
 )  # fmt: skip
-"""The parameters of N layers on K types, each an entry of every layer that uses it.
+"""The gradients of N layers on K types, beside the block of the :class:`StageTable` (``table``).
 
-LAYER_S: K x N x 4, seconds of layers, AGAIN_S: K x N, what recomputation adds; RERUN_RANK and
-BLOCK_OF as in :mod:`planner.costs.stage_table`. START: N + 1, where the entries of each layer
-begin; PARAMETER of each; BEFORE: the layer before that uses it, -1. BYTES of the
-gradient: K x parameters, 0 of those that backwards scatter themselves; GATHERED: of the parameter,
-if devices share the optimizer's state. TIED: parameters of several layers; USERS of
-each parameter from its USER_START on, ascending.
+BYTES of the gradient: K x parameters, 0 of those that backwards scatter themselves; GATHERED: of
+the parameter, if devices share the optimizer's state. TIED: parameters of several layers; the
+layers of each parameter are TIED_USERS from its TIED_START on, ascending.
 
-To work in: STAGE_OF: the stage of each layer; TIE_STAGES from TIE_START on: sets of stages that
-hold tied parameters of TIE_BYTES and TIE_GATHERED; STAGES and MEMBERS: stages of a reduction, and
-its devices, with their MEMBER_NUMBERS in the cluster; MESSAGE_LATENCY_S and MESSAGE_GB_PER_S:
-unlike messages of a step of a ring, then of a tree; SHARING: messages on each directed link, all 0
-between calls.
+To work in: COLLECTIVE_S: N x 2, the seconds in which replicas put the weights of each layer
+together, and scatter its gradients; STAGE_OF: the stage of each layer; TIE_STAGES from TIE_START
+on: sets of stages that hold tied parameters of TIE_BYTES and TIE_GATHERED; STAGES and MEMBERS:
+stages of a reduction, and its devices, with their MEMBER_NUMBERS in the cluster; MESSAGE_LATENCY_S
+and MESSAGE_GB_PER_S: unlike messages of a step of a ring, then of a tree; SHARING: messages on each
+directed link, all 0 between calls.
 """
 
 
@@ -59,36 +56,23 @@ def gradient_tables(table: StageTable, bucket_bytes: float | None, stages: int) 
     tied = [n for n, row in enumerate(users) if len(row) > 1 and trainable[n]]
     devices, links = len(problem.cluster.devices), 2 * len(problem.cluster.links)
     rows: dict[int, Any] = {
-        LAYER_S: arrays.seconds,
-        AGAIN_S: arrays.again_s,
-        RERUN_RANK: arrays.rerun_rank,
-        BLOCK_OF: arrays.block,
-        START: arrays.held_start,
-        PARAMETER: arrays.held,
-        BEFORE: arrays.held_before,
         BYTES: np.where(divided, 0, arrays.gradient),
         GATHERED: _gathered(problem),
         TIED: tied,
-        USER_START: np.cumsum([0, *map(len, users)]),
-        USERS: [layer for row in users for layer in row],
+        TIED_START: np.cumsum([0, *map(len, users)]),
+        TIED_USERS: [layer for row in users for layer in row],
     }
     sizes = {number: np.size(row) for number, row in rows.items()}
-    sizes |= {STAGE_OF: len(table.layers), TIE_START: len(tied) + 2, TIE_BYTES: len(tied) + 1}
-    sizes[TIE_GATHERED] = len(tied) + 1
-    sizes |= {
-        TIE_STAGES: sizes[USERS] + 1,
-        STAGES: stages,
-        MEMBERS: devices,
-        MEMBER_NUMBERS: devices,
-    }
+    sizes |= dict.fromkeys((TIE_BYTES, TIE_GATHERED), len(tied) + 1)
+    sizes |= dict.fromkeys((MEMBERS, MEMBER_NUMBERS), devices)
     sizes |= dict.fromkeys((MESSAGE_LATENCY_S, MESSAGE_GB_PER_S), 2 * devices)
-    found = Block(GRADIENTS, {**sizes, SHARING: links})
+    sizes |= {STAGE_OF: len(table.layers), COLLECTIVE_S: 2 * len(table.layers)}
+    sizes |= {TIE_START: len(tied) + 2, TIE_STAGES: sizes[TIED_USERS] + 1}
+    found = Block(GRADIENTS, {**sizes, STAGES: stages, SHARING: links})
     for number, row in rows.items():
         found[number][:] = np.ravel(row)
-    numbers = found.numbers
-    numbers["layers"], numbers["parameters"] = len(table.layers), len(names)
-    numbers["in_blocks"] = arrays.in_blocks
-    numbers["in_turn"] = problem.runtime.tied == "in_turn"
+    found.numbers["table"] = table.block.header.ctypes.data
+    found.numbers["in_turn"] = problem.runtime.tied == "in_turn"
     set_buckets(found, bucket_bytes)
     return found
 
@@ -116,11 +100,12 @@ def _users(start: Ints, held: Ints, parameters: int) -> list[list[int]]:
 
 
 def gradient_rows(
-    gradients: Block, wires: Block, stages: int, replicas: int, microbatches: int
+    table: StageTable, gradients: Block, wires: Block, stages: int, replicas: int, microbatches: int
 ) -> Block:
     """Return tables of stages with room for all reductions of any stages.
 
     Args:
+        table: of the problem.
         gradients: of the problem.
         wires: of its network.
         stages: that there are at most.
@@ -132,7 +117,7 @@ def gradient_rows(
     if gradients.numbers["has_buckets"]:
         # Two buckets that follow each other have more bytes than one may have. A tied gradient may
         # be in buckets of all stages that hold it.
-        used, count = gradients[PARAMETER], int(gradients.numbers["parameters"])
+        used, count = table.arrays.held, len(table.problem.graph.parameters)
         rows = gradients[BYTES].reshape(-1, max(1, count))
         total = int(rows.max(axis=0, initial=0)[used].sum())
         buckets += min(len(used), int(2 * total / limit)) if limit > 0 else len(used)

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.program.compiled import compiled, header, inlined, items, row
+from planner.costs.stage_table import (
+    AGAIN_S,
+    HELD,
+    HELD_BEFORE,
+    HELD_START,
+    SECONDS,
+    TABLE,
+    is_again,
+)
+from planner.program.compiled import compiled, header, inlined, items, pointer_at, row
 from planner.program.lower.collectives import (
     RING,
     TREE,
+    add_member,
+    add_members,
     edge_source,
     edge_target,
     edges_of,
@@ -19,27 +30,20 @@ from planner.program.lower.collectives import (
     find_messages,
 )
 from planner.program.lower.gradient_tables import (
-    AGAIN_S,
-    BEFORE,
-    BLOCK_OF,
     BYTES,
+    COLLECTIVE_S,
     GATHERED,
     GRADIENTS,
-    LAYER_S,
-    MEMBER_NUMBERS,
     MEMBERS,
-    PARAMETER,
-    RERUN_RANK,
     STAGE_OF,
     STAGES,
-    START,
     TIE_BYTES,
     TIE_GATHERED,
     TIE_STAGES,
     TIE_START,
     TIED,
-    USER_START,
-    USERS,
+    TIED_START,
+    TIED_USERS,
 )
 from planner.program.lower.wires import TYPE_OF, route_end, route_link
 from planner.program.stage_rows import (
@@ -65,12 +69,9 @@ def fill_gradients(rows: Any, gradients: Any, wires: Any) -> bool:
         gradients: pointer to the tables of :mod:`planner.program.lower.gradient_tables`.
         wires: pointer to the tables of the network.
     """
-    h, stage_of = header(rows, ROWS), items(gradients, STAGE_OF)
+    h = header(rows, ROWS)
     h.reductions, h.makers = 0, 0
-    for stage in range(h.stages):
-        found = row(rows, STAGE, stage)
-        for layer in range(found.begin, found.end):
-            stage_of[layer] = stage
+    note_stages(rows, gradients)
     for stage in range(h.stages):
         items(gradients, STAGES)[0] = stage
         found = row(rows, STAGE, stage)
@@ -87,16 +88,42 @@ def fill_gradients(rows: Any, gradients: Any, wires: Any) -> bool:
 
 
 @compiled
+def note_stages(rows: Any, gradients: Any) -> None:
+    """Write down the stage of each layer."""
+    stage_of = items(gradients, STAGE_OF)
+    for stage in range(header(rows, ROWS).stages):
+        found = row(rows, STAGE, stage)
+        for layer in range(found.begin, found.end):
+            stage_of[layer] = stage
+
+
+@compiled
+def holders_of(rows: Any, gradients: Any, parameter: int, stage: int) -> int:
+    """Return how many devices share the optimizer's state of a parameter that a stage holds."""
+    found = row(rows, STAGE, stage)
+    users, (first, last) = items(gradients, TIED_USERS), users_of(gradients, parameter)
+    is_own = users[first] >= found.begin and users[last - 1] < found.end
+    if is_own or reduces_in_turn(rows, gradients, parameter):
+        return int(found.last - found.first)
+    header(gradients, GRADIENTS).members = 0
+    for place in range(first, last):
+        add_members(rows, gradients, items(gradients, STAGE_OF)[users[place]])
+    return int(header(gradients, GRADIENTS).members)
+
+
+@compiled
 def _reduce_stage(rows: Any, gradients: Any, wires: Any, stage: int) -> bool:
     """Add the buckets of a stage, the last of a forward first."""
-    g, found, start = header(gradients, GRADIENTS), row(rows, STAGE, stage), items(gradients, START)
+    g, found = header(gradients, GRADIENTS), row(rows, STAGE, stage)
+    table = table_of(gradients)
+    start, held_parameters = items(table, HELD_START), items(table, HELD)
     g.members = 0
-    _add_members(rows, gradients, stage)
-    first, kind = g.parameters * _type_of(rows, wires, found.first), -1
+    add_members(rows, gradients, stage)
+    first, kind = header(table, TABLE).parameters * _type_of(rows, wires, found.first), -1
     held, gathered, place = 0, 0, -1
     for layer in range(found.end - 1, found.begin - 1, -1):
         for entry in range(start[layer + 1] - 1, start[layer] - 1, -1):
-            bytes_ = items(gradients, BYTES)[first + items(gradients, PARAMETER)[entry]]
+            bytes_ = items(gradients, BYTES)[first + held_parameters[entry]]
             if bytes_ == 0 or not _is_own(rows, gradients, entry, found.begin, found.end):
                 continue
             if kind < 0:
@@ -108,13 +135,19 @@ def _reduce_stage(rows: Any, gradients: Any, wires: Any, stage: int) -> bool:
                 _set_ahead(rows, gradients, wires, stage, place)
                 held = gathered = 0
             held += bytes_
-            gathered += items(gradients, GATHERED)[first + items(gradients, PARAMETER)[entry]]
+            gathered += items(gradients, GATHERED)[first + held_parameters[entry]]
             place = layer
     if held > 0:
         _add(rows, gradients, wires, held, gathered, 1)
         if g.has_buckets:
             _set_ahead(rows, gradients, wires, stage, place)
     return True
+
+
+@inlined
+def table_of(gradients: Any) -> Any:
+    """Return the pointer to the block of the stage table."""
+    return pointer_at(header(gradients, GRADIENTS).table, TABLE)
 
 
 @inlined
@@ -125,45 +158,35 @@ def _type_of(rows: Any, wires: Any, replica: int) -> int:
 @compiled
 def _is_own(rows: Any, gradients: Any, entry: int, begin: int, end: int) -> bool:
     """Return whether a stage reduces an entry's gradient by itself, in the place of this entry."""
-    if items(gradients, BEFORE)[entry] >= begin:
+    table = table_of(gradients)
+    if items(table, HELD_BEFORE)[entry] >= begin:
         return False
-    start, users = items(gradients, USER_START), items(gradients, USERS)
-    parameter = items(gradients, PARAMETER)[entry]
-    first, last = start[parameter], start[parameter + 1]
+    parameter, users = items(table, HELD)[entry], items(gradients, TIED_USERS)
+    first, last = users_of(gradients, parameter)
     if users[first] >= begin and users[last - 1] < end:
         return True
-    if not header(gradients, GRADIENTS).in_turn:
-        return False
-    stage_of = items(gradients, STAGE_OF)
+    return reduces_in_turn(rows, gradients, parameter)
+
+
+@inlined
+def users_of(gradients: Any, parameter: int) -> tuple[int, int]:
+    """Return where the layers that use a parameter begin and end in TIED_USERS."""
+    start = items(gradients, TIED_START)
+    return start[parameter], start[parameter + 1]
+
+
+@compiled
+def reduces_in_turn(rows: Any, gradients: Any, parameter: int) -> bool:
+    """Return whether a tied gradient is reduced among replicas, and then among stages."""
+    users, stage_of = items(gradients, TIED_USERS), items(gradients, STAGE_OF)
+    first, last = users_of(gradients, parameter)
     for place in range(first, last):
         one, other = row(rows, STAGE, stage_of[users[first]]), stage_of[users[place]]
         second = row(rows, STAGE, other)
         if one.last - one.first != second.last - second.first:
             return False
-    return True
-
-
-@compiled
-def _add_members(rows: Any, gradients: Any, stage: int) -> None:
-    found = row(rows, STAGE, stage)
-    for replica in range(found.first, found.last):
-        _add_member(rows, gradients, replica)
-
-
-@compiled
-def _add_member(rows: Any, gradients: Any, replica: int) -> None:
-    """Add the device of a replica to the members, in the order of the cluster, if it is none."""
-    members, numbers = items(gradients, MEMBERS), items(gradients, MEMBER_NUMBERS)
-    g, device = header(gradients, GRADIENTS), row(rows, REPLICA, replica).device
-    number, at = row(rows, DEVICE, device).number, g.members
-    while at > 0 and numbers[at - 1] > number:
-        at -= 1
-    if at > 0 and numbers[at - 1] == number:
-        return
-    for place in range(g.members, at, -1):
-        members[place], numbers[place] = members[place - 1], numbers[place - 1]
-    members[at], numbers[at] = device, number
-    g.members += 1
+    is_tied = stage_of[users[first]] != stage_of[users[last - 1]]
+    return bool(header(gradients, GRADIENTS).in_turn == 1 and is_tied)
 
 
 @compiled
@@ -223,32 +246,21 @@ def _add_makers(rows: Any, gradients: Any, stage: int) -> None:
 def _set_ahead(rows: Any, gradients: Any, wires: Any, stage: int, place: int) -> None:
     """Have replicas make the last bucket when a backward has run the layer at a place."""
     found, last = row(rows, STAGE, stage), row(rows, REDUCTION, header(rows, ROWS).reductions - 1)
-    layers, kind = header(gradients, GRADIENTS).layers, -1
-    layer_s, ahead_s, again_s = items(gradients, LAYER_S), items(rows, AHEAD_S), 0.0
+    table, kind, collective_s = table_of(gradients), -1, items(gradients, COLLECTIVE_S)
+    layers, ahead_s = header(table, TABLE).layers, items(rows, AHEAD_S)
     whole_s = weight_s = 0.0
     for at in range(last.first_maker, last.last_maker):
         other = _type_of(rows, wires, items(rows, MAKER)[at])
         if other != kind:
             kind, whole_s, weight_s = other, 0.0, 0.0
             for layer in range(found.begin, place):
-                again_s = 0.0
-                if _is_again(gradients, found.begin, layer, found.rerun):
-                    again_s = items(gradients, AGAIN_S)[kind * layers + layer]
-                whole_s += layer_s[(kind * layers + layer) * 4] + again_s
-                weight_s += layer_s[(kind * layers + layer) * 4 + 3]
+                again_s, number = 0.0, kind * layers + layer
+                if is_again(table, found.begin, layer, found.rerun):
+                    again_s = items(table, AGAIN_S)[number]
+                gather_s, scatter_s = collective_s[2 * layer], collective_s[2 * layer + 1]
+                whole_s += items(table, SECONDS)[4 * number] + again_s + (gather_s + scatter_s)
+                weight_s += items(table, SECONDS)[4 * number + 3] + scatter_s
         ahead_s[2 * at], ahead_s[2 * at + 1] = whole_s, weight_s
-
-
-@compiled
-def _is_again(gradients: Any, begin: int, layer: int, rerun: int) -> bool:
-    """Return whether a stage recomputes a layer; see :mod:`planner.costs.stage_table`."""
-    if not header(gradients, GRADIENTS).in_blocks:
-        return bool(items(gradients, RERUN_RANK)[layer] < rerun)
-    block_of = items(gradients, BLOCK_OF)
-    first = begin
-    while block_of[first] < 0 and first < layer:
-        first += 1
-    return bool(block_of[layer] >= 0 and block_of[layer] - block_of[first] < rerun)
 
 
 # --- tied parameters ------------------------------------------------------------------------------
@@ -260,21 +272,21 @@ def _find_ties(rows: Any, gradients: Any, wires: Any) -> None:
     g, tied, start = (
         header(gradients, GRADIENTS),
         items(gradients, TIED),
-        items(gradients, USER_START),
+        items(gradients, TIED_START),
     )
     stages, ends = items(gradients, TIE_STAGES), items(gradients, TIE_START)
     g.ties, ends[0] = 0, 0
     for number in range(g.tied_rows):
         at = ends[g.ties]
         for place in range(start[tied[number]], start[tied[number] + 1]):
-            stage = items(gradients, STAGE_OF)[items(gradients, USERS)[place]]
+            stage = items(gradients, STAGE_OF)[items(gradients, TIED_USERS)[place]]
             if at == ends[g.ties] or stages[at - 1] != stage:
                 stages[at] = stage
                 at += 1
         if at - ends[g.ties] < 2:
             continue
         kind = _type_of(rows, wires, row(rows, STAGE, stages[at - 1]).first)
-        place = kind * g.parameters + tied[number]
+        place = kind * header(table_of(gradients), TABLE).parameters + tied[number]
         ends[g.ties + 1] = at
         _insert_tie(gradients, items(gradients, BYTES)[place], items(gradients, GATHERED)[place])
 
@@ -344,9 +356,9 @@ def _reduce_among(
     for place in range(stages):
         stage = items(gradients, STAGES)[place]
         if replica < 0:
-            _add_members(rows, gradients, stage)
+            add_members(rows, gradients, stage)
         else:
-            _add_member(rows, gradients, row(rows, STAGE, stage).first + replica)
+            add_member(rows, gradients, row(rows, STAGE, stage).first + replica)
     if g.members < 2:
         return True
     if not _find_ways(gradients, wires):

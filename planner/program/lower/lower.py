@@ -130,7 +130,7 @@ def lower_orders(
     """
     stages = [stage.spec.devices for stage in placed.stages]
     run = max((row.microbatch + 1 for order in orders.values() for row in order), default=0)
-    counted = replace(placed, microbatches=max(run, placed.microbatches))
+    counted = placed if run <= placed.microbatches else replace(placed, microbatches=run)
     schedule = fixed_orders(orders, stages, placed.devices, counted.microbatches)
     return replace(lower_schedule(counted, schedule, by_length, length_of), placed=placed)
 

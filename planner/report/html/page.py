@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shlex
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
@@ -13,10 +14,8 @@ from string import Template
 from typing import TYPE_CHECKING, Any
 
 from planner.analysis.deviation import compare_with_measured
-from planner.analysis.explain import Explanation, explain
-from planner.analysis.what_if.candidates import default_changes
-from planner.analysis.what_if.search import what_if
-from planner.analysis.what_if.values import WhatIf
+from planner.analysis.explain import explain
+from planner.analysis.moves import moves
 from planner.errors import require_kind
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
@@ -29,15 +28,13 @@ from planner.report.html.sections import (
     explanation_section,
     header,
     measured_section,
+    moves_section,
     navigation,
     run_section,
-    what_if_section,
 )
 from planner.report.html.stages import costs_section, stages_section
 from planner.report.html.timeline_data import measured_data, timeline_data
 from planner.report.html.topology import topology_section
-from planner.search.schedule.heuristic import fits_memory
-from planner.simulation.timeline import Timeline
 from planner.verification import verify
 
 if TYPE_CHECKING:
@@ -55,7 +52,6 @@ def save_report(
     *,
     measured: MeasuredTimeline | None = None,
     comparison: Sequence[ComparisonRow] | None = None,
-    values: WhatIf | None = None,
     plan_path: str | Path = "plan.json",
 ) -> None:
     """Write :func:`report_html`'s page, atomically.
@@ -65,9 +61,7 @@ def save_report(
             plan, or if the file cannot be written.
     """
     require_kind(plan, Plan, "plan", "planner.load_plan reads a file")
-    page = report_html(
-        plan, measured=measured, comparison=comparison, values=values, plan_path=plan_path
-    )
+    page = report_html(plan, measured=measured, comparison=comparison, plan_path=plan_path)
     write_atomically(path, page)
 
 
@@ -76,7 +70,6 @@ def report_html(
     *,
     measured: MeasuredTimeline | None = None,
     comparison: Sequence[ComparisonRow] | None = None,
-    values: WhatIf | None = None,
     plan_path: str | Path = "plan.json",
 ) -> str:
     """Return a plan as one HTML page, the same for the same arguments.
@@ -88,9 +81,6 @@ def report_html(
         plan: to show.
         measured: a run of the plan, shown beneath its simulation.
         comparison: rows of :func:`planner.analysis.comparison.compare_plan`.
-        values: of changes, by :func:`planner.analysis.what_if.what_if`; the usual changes' quick
-        ones
-            unless given, which take a second or two.
         plan_path: the plan's file, for the command that runs it.
 
     Raises:
@@ -100,8 +90,6 @@ def report_html(
     timeline = replay(plan)
     deviation = None if measured is None else compare_with_measured(plan, timeline, measured)
     explanation = explain(timeline)
-    if values is None:
-        values = _quick_values(plan, timeline, explanation)
     data = timeline_data(timeline, explanation.critical_path)
     if measured is not None:
         names = timeline.pipeline.devices
@@ -109,7 +97,7 @@ def report_html(
     sections = [
         None if deviation is None or measured is None else measured_section(deviation, measured),
         explanation_section(explanation),
-        what_if_section(values),
+        moves_section(plan, moves(plan, timeline), shlex.quote(str(_readable(plan_path)))),
         stages_section(timeline),
         topology_section(timeline),
         None if comparison is None else comparison_section(comparison),
@@ -119,13 +107,6 @@ def report_html(
     shown = [found for found in sections if found is not None]
     top = header(plan, timeline, verify(plan), deviation)
     return _filled(plan, top, shown, data)
-
-
-def _quick_values(plan: Plan, timeline: Timeline, explanation: Explanation) -> WhatIf | None:
-    """Evaluate the usual changes quickly; None if the plan exceeds memory."""
-    if not fits_memory(timeline):
-        return None
-    return what_if(plan, default_changes(plan, explanation), timeline=timeline)
 
 
 def _filled(plan: Plan, top: Element, sections: list[Element], data: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from xml.etree.ElementTree import Element
 
 from planner.analysis.deviation import Comparison
 from planner.analysis.explain import Explanation
-from planner.analysis.what_if.values import Value, WhatIf
+from planner.analysis.moves import MovesFound
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan, gap
 from planner.plan.run_command import run_commands
@@ -29,16 +29,8 @@ from planner.report.html.markup import (
     table,
 )
 from planner.report.html.timeline_data import typical_step
+from planner.report.moves import MOST_ROWS, moves_data, moves_lines, signed_change
 from planner.report.summary import throughput_lines
-from planner.report.what_if import (
-    LEAST_SHARE,
-    NUMBERS,
-    WORDS,
-    most_saved,
-    value_cells,
-    what_if_data,
-    what_if_lines,
-)
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds, plural
 
@@ -200,71 +192,29 @@ def navigation(sections: Sequence[Element]) -> Element:
     return node("nav", node("ul", *links), aria_label="Sections")
 
 
-_BAR, _HIGH = 160, 12
-"""Pixels of a bar: its width if it is the longest, and its height."""
-_COLUMNS = (
-    *(Column(word) for word in WORDS),
-    *(Column(number, True) for number in NUMBERS),
-    Column("filled: time saved; outlined: most that could be saved"),
-)
+_MOVE_COLUMNS = (Column("change"), Column("iteration", True), Column("vs now", True))
 
 
-def what_if_section(found: WhatIf | None) -> Element:
-    """Return the section on changes and their effect, the largest first.
+def moves_section(plan: Plan, found: MovesFound, source: str) -> Element:
+    """Return the section on single changes of the plan, those that help most first.
 
     Args:
-        found: None if the plan overflows memory, so that there is nothing to compare with.
+        plan: that may be changed.
+        found: its changes.
+        source: of the plan, for the command.
     """
-    return section("what-if", "What changes would give", *_contents(found))
-
-
-def _contents(found: WhatIf | None) -> list[Child]:
-    if found is None:
-        return [node("p", "The plan overflows memory, so no change can be compared with it.")]
-    if not found.values:
-        return [node("p", "There are no changes to evaluate.")]
-    scale = max(max(_saved(value), _at_best(value)) for value in found.values)
-    rows: list[list[Child]] = [[*value_cells(value), _bar(value, scale)] for value in found.values]
-    caption = f"Against {format_seconds(found.base_s)} without any change"
-    return [
-        table(caption, _COLUMNS, rows),
-        node("ul", *(node("li", line) for line in what_if_lines(found)), class_="note"),
-        _every_figure(found),
+    rows: list[list[Child]] = [
+        [str(row.move), format_seconds(row.iteration_time_s), signed_change(row.gain)]
+        for row in found.helpful[:MOST_ROWS]
     ]
-
-
-def _every_figure(found: WhatIf) -> Element:
-    data = what_if_data(found)
-    rows = data.pop("values")
-    return details("Every figure", data_terms(data), data_table("values of changes", rows))
-
-
-def _bar(value: Value, scale: float) -> Element:
-    """Return a bar: filled for the time saved, outlined for the most that could be saved."""
-    return node(
-        "svg",
-        _box("at-best", _at_best(value), scale),
-        _box("saved", _saved(value), scale),
-        class_="bar",
-        width=_BAR + 2,
-        height=_HIGH + 2,
-        aria_hidden="true",
+    caption = f"Against {format_seconds(found.plan_s)} without any change"
+    lines = moves_lines(plan, found, source)
+    data = moves_data(found)
+    every = data.pop("moves")
+    return section(
+        "what-if",
+        "What changes would give",
+        *([table(caption, _MOVE_COLUMNS, rows)] if rows else []),
+        node("ul", *(node("li", line) for line in lines), class_="note"),
+        details("Every figure", data_terms(data), data_table("changes", every)),
     )
-
-
-def _box(kind: str, share: float, scale: float) -> Element | None:
-    if share < LEAST_SHARE:
-        return None
-    width = round(_BAR * share / scale, 2)
-    return node("rect", class_=kind, x=1, y=1, width=width, height=_HIGH)
-
-
-def _saved(value: Value) -> float:
-    """The share that was found; none by a change that costs or does not fit."""
-    return max(0.0, value.gain or 0.0)
-
-
-def _at_best(value: Value) -> float:
-    """The share that it can save at most, where that is proved."""
-    most = most_saved(value)
-    return 0.0 if most is None else most[0]

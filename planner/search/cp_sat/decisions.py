@@ -113,8 +113,11 @@ class Decisions:
         return self._once(("same stage", a, b), make)
 
     def uses(self, j: int, device: str) -> cp_model.IntVar:
-        """Return the literal that a device holds stage j."""
-        return self.on[j, self.number(device)]
+        """Return the literal that a device holds stage j; false where there is no such stage."""
+        d = self.number(device)
+        if j not in self.stages:
+            return self._once("never", lambda: self.model.new_constant(0))
+        return self.on[j, d]
 
     def is_used(self, device: str) -> cp_model.IntVar:
         """Return the literal that a device holds some stage."""

@@ -26,7 +26,7 @@ from ortools.sat.python import cp_model
 
 from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import NEVER, StageTable
-from planner.search.budget import Settings
+from planner.errors import PipeplanError
 from planner.search.cp_sat.decisions import Constrain, Decisions
 
 TICKS = 50_000
@@ -58,9 +58,20 @@ class Effort:
 
     def solver(self) -> cp_model.CpSolver:
         """Return a solver with this limit, on one thread."""
-        solver = Settings(self.seed, 1, self.deterministic).solver(self.seconds)
+        solver = cp_model.CpSolver()
+        solver.parameters.random_seed = self.seed
+        solver.parameters.num_workers = 1
+        # Ctrl-C ends the whole search, which asks each solver to stop.
+        solver.parameters.catch_sigint_signal = False
+        # Probing in presolve of OR-Tools 9.15 calls some feasible models infeasible (one is kept in
+        # tests/solver/probed_infeasible.txt), which would prove what is false.
+        solver.parameters.cp_model_probing_level = 0
         # The linear relaxation is weak here: without it the same stages come in half of the time.
         solver.parameters.linearization_level = 0
+        if self.deterministic:
+            solver.parameters.max_deterministic_time = max(self.seconds, 1e-3)
+        else:
+            solver.parameters.max_time_in_seconds = max(self.seconds, 1e-3)
         return solver
 
 
@@ -194,7 +205,12 @@ class PlanModel(Decisions):
         self._heads()
         self._gradients()
         for constrain in models.constrain:
-            constrain(self)
+            returned: object = constrain(self)
+            if returned is not None:
+                raise PipeplanError(
+                    f"constrain: it returns {type(returned).__name__}, which adds nothing; pass "
+                    "constraints to decisions.model.add"
+                )
 
     def _ticks(self, seconds: float) -> int:
         return int(min(seconds / self.tick_s, 2 * TICKS))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs.stage_table import CROSSING, TABLE, stage_figures
 from planner.program.compiled import compiled, entry, header, items, pointer, pointer_at, row
-from planner.search.walk.figures import CROSSING, TABLE, write_figures
 from planner.search.walk.memory import (
     CAPACITY_BYTES,
     HOST_S,
@@ -28,14 +28,13 @@ def stage_needs(memory: Any, seconds: Any, limits: Any) -> Any:
 
     Args:
         memory: header of the memory of a walk.
-        seconds: stages x K x (N + 1) x (N + 1); of a forward and a backward of the last stage, of
-            the one before it, …, written; infinite where an interval does not fit.
+        seconds: stages x K x (N + 1) x (N + 1), infinite; of a forward and a backward of the last
+            stage, of the one before it, …, written where an interval fits.
         limits: the same shape; the least limit on recomputed layers, written.
     """
     w = pointer(memory)
     h, may_cut = header(w, WALK), items(w, MAY_CUT)
     figures = row(w, STAGE_FIGURES, 0)
-    seconds[:] = np.inf
     for kind in range(seconds.shape[1]):
         room = 0
         for device in range(h.devices):
@@ -76,29 +75,29 @@ def _least_that_fits(
 @compiled
 def _fits(w: Any, kind: Any, begin: Any, end: Any, flight: Any, limit: Any, room: Any) -> Any:
     h = header(w, WALK)
-    write_figures(w, kind, begin, end, limit, 0, h.problem_copies, 0)
-    figures = row(w, STAGE_FIGURES, 0)
-    output = items(pointer_at(h.table, TABLE), CROSSING)[kind * (h.layers + 1) + end]
+    figures, table = row(w, STAGE_FIGURES, 0), pointer_at(h.table, TABLE)
+    stage_figures(table, kind, begin, end, limit, 0, h.problem_copies, figures)
+    output = items(table, CROSSING)[kind * (h.layers + 1) + end]
     held = figures.static_bytes + figures.workspace_bytes + output
     return held + min(flight, h.microbatches) * figures.stash_bytes <= room
 
 
 @entry
-def cut_groups(seconds: Any, may_cut: Any, counts: Any, ends: Any) -> Any:
+def cut_groups(seconds: Any, may_cut: Any, counts: Any, best: Any, cut: Any, ends: Any) -> Any:
     """Choose the cuts of stages whose devices are known.
 
     Args:
         seconds: of :func:`stage_needs`.
         may_cut: N + 1; whether stages may begin and end there.
         counts: S x K; devices of each type in each stage.
+        best: (S + 1) x (N + 1), infinite; to work in.
+        cut: the same shape; to work in.
         ends: S; the end of each stage, written.
 
     Returns:
         Seconds of the longest stage; infinite if none fits.
     """
     stages, layers = len(counts), seconds.shape[2] - 1
-    best = np.full((stages + 1, layers + 1), np.inf)
-    cut = np.zeros((stages + 1, layers + 1), np.int64)
     best[stages, layers] = 0.0
     for s in range(stages - 1, -1, -1):
         for begin in range(layers):
@@ -133,28 +132,30 @@ def _shared_s(seconds: Any, counts: Any, begin: Any, end: Any) -> Any:
 
 @entry
 def cut_order(
-    seconds: Any, may_cut: Any, counts: Any, most_stages: Any, ends: Any, starts: Any, longest: Any
+    seconds: Any,
+    may_cut: Any,
+    before: Any,
+    best: Any,
+    chosen: Any,
+    ends: Any,
+    starts: Any,
+    longest: Any,
 ) -> Any:
     """Choose cuts and replicas of stages that take units of devices in an order, for each number.
 
     Args:
         seconds: of :func:`stage_needs`.
         may_cut: N + 1; whether stages may begin and end there.
-        counts: U x K; devices of each type in each unit of the order.
-        most_stages: the largest number of stages.
+        before: (U + 1) x K; devices of each type in the units of the order before each.
+        best: (most stages + 1) x (N + 1) x (U + 1), infinite; to work in.
+        chosen: the same shape x 2; to work in.
         ends: most_stages x most_stages; the end of each stage of 1, 2, … stages, written.
         starts: the same shape; its first unit.
         longest: most_stages; seconds of the longest stage, infinite if none fits, written.
     """
-    units, layers, kinds = len(counts), seconds.shape[2] - 1, counts.shape[1]
-    before = np.zeros((units + 1, kinds), np.int64)
-    for unit in range(units):
-        before[unit + 1] = before[unit] + counts[unit]
-    best = np.full((most_stages + 1, layers + 1, units + 1), np.inf)
-    next_layer = np.zeros((most_stages + 1, layers + 1, units + 1), np.int32)
-    next_unit = np.zeros((most_stages + 1, layers + 1, units + 1), np.int32)
+    units, layers, kinds = len(before) - 1, seconds.shape[2] - 1, before.shape[1]
     best[0, layers, units] = 0.0
-    for k in range(1, most_stages + 1):
+    for k in range(1, len(longest) + 1):
         table = seconds[min(k, len(seconds)) - 1]
         for begin in range(layers):
             if not may_cut[begin]:
@@ -177,13 +178,13 @@ def cut_order(
                         found = max(rest, 1 / speed)
                         if found < best[k, begin, first]:
                             best[k, begin, first] = found
-                            next_layer[k, begin, first] = end
-                            next_unit[k, begin, first] = last
+                            chosen[k, begin, first, 0] = end
+                            chosen[k, begin, first, 1] = last
         longest[k - 1] = best[k, 0, 0]
         layer, unit = 0, 0
         for s in range(k if longest[k - 1] < np.inf else 0):
             starts[k - 1, s] = unit
-            layer, unit = next_layer[k - s, layer, unit], next_unit[k - s, layer, unit]
+            layer, unit = chosen[k - s, layer, unit, 0], chosen[k - s, layer, unit, 1]
             ends[k - 1, s] = layer
 
 
@@ -198,7 +199,14 @@ def _has_none(table: Any, before: Any, first: Any, last: Any, begin: Any, end: A
 
 @entry
 def cut_by_classes(
-    seconds: Any, may_cut: Any, kind_of: Any, counts: Any, most_states: Any, ends: Any, classes: Any
+    seconds: Any,
+    may_cut: Any,
+    kind_of: Any,
+    counts: Any,
+    best: Any,
+    chosen: Any,
+    ends: Any,
+    classes: Any,
 ) -> Any:
     """Choose stages of one device each, of any devices in any order, with the shortest longest one.
 
@@ -210,22 +218,15 @@ def cut_by_classes(
         may_cut: as of :func:`cut_groups`.
         kind_of: the type of each class.
         counts: devices of each class.
-        most_states: the largest number of states times layers to look at.
+        best: states x (N + 1), float32, infinite; to work in.
+        chosen: the same shape x 2; to work in.
         ends: the end of each stage, written.
         classes: the class of its device, written.
 
     Returns:
-        The number of stages; 0 if there are none that fit, -1 if there are too many states.
+        The number of stages; 0 if there are none that fit.
     """
-    layers = seconds.shape[2] - 1
-    states = 1
-    for number in counts:
-        states *= number + 1
-        if states * (layers + 1) > most_states:
-            return -1
-    best = np.full((states, layers + 1), np.inf, np.float32)
-    chosen = np.full((states, layers + 1), -1, np.int16)
-    cut = np.zeros((states, layers + 1), np.int16)
+    states, layers = len(best), seconds.shape[2] - 1
     best[0, layers] = 0.0
     at, longest = -1, np.inf
     for state in range(states):
@@ -234,24 +235,24 @@ def cut_by_classes(
         step = 1
         for c in range(len(counts)):
             if state // step % (counts[c] + 1) < counts[c]:
-                _add_stage(seconds[0, kind_of[c]], may_cut, state, step, c, best, chosen, cut)
+                _add_stage(seconds[0, kind_of[c]], may_cut, state, step, c, best, chosen)
             step *= counts[c] + 1
     if at < 0:
         return 0
     begin, count = 0, 0
     while begin < layers:
-        c = chosen[at, begin]
-        ends[count], classes[count] = cut[at, begin], c
+        c = chosen[at, begin, 0]
+        ends[count], classes[count] = chosen[at, begin, 1], c
         step = 1
         for other in range(c):
             step *= counts[other] + 1
-        begin, count, at = cut[at, begin], count + 1, at - step
+        begin, count, at = chosen[at, begin, 1], count + 1, at - step
     return count
 
 
 @compiled
 def _add_stage(
-    seconds: Any, may_cut: Any, state: Any, step: Any, c: Any, best: Any, chosen: Any, cut: Any
+    seconds: Any, may_cut: Any, state: Any, step: Any, c: Any, best: Any, chosen: Any
 ) -> Any:
     """Put one stage more before those of a state, on a device of a class."""
     layers = best.shape[1] - 1
@@ -265,4 +266,4 @@ def _add_stage(
                 break
             if may_cut[begin] and found < best[state + step, begin]:
                 best[state + step, begin] = found
-                chosen[state + step, begin], cut[state + step, begin] = c, end
+                chosen[state + step, begin, 0], chosen[state + step, begin, 1] = c, end

@@ -10,18 +10,21 @@ from numpy.typing import NDArray
 from planner.cluster.cluster import node_of
 from planner.plan.kept_rules import devices_for
 from planner.plan.problem import Problem
-from planner.program.compiled import compiled, header, items
+from planner.program.compiled import compiled, header, items, pointer_at
+from planner.program.lower.gradient_tables import GRADIENTS, TIED, TIED_START, TIED_USERS
 from planner.search.walk.block import begin_of, device_of, end_of, replica_of, replicas_in
 from planner.search.walk.memory import (
     ALLOWED_LAYERS,
     ANY,
     APART,
+    GROUP_DEVICES,
     HELD,
     LOOP,
     LOOP_OR_V,
     MAY_CUT,
     NODE_OF,
     PRICE,
+    UNLINKED,
     WALK,
 )
 
@@ -35,6 +38,7 @@ class Freedoms(NamedTuple):
     may_cut: NDArray[np.bool_]
     allowed_layers: NDArray[np.int64]
     apart: NDArray[np.bool_]
+    unlinked: NDArray[np.bool_]
     class_of: NDArray[np.int64]
     place_of: NDArray[np.int64]
     node_of: NDArray[np.int64]
@@ -79,6 +83,7 @@ def freedoms_of(problem: Problem) -> Freedoms:
         may_cut=may_cut,
         allowed_layers=allowed,
         apart=_apart(problem),
+        unlinked=_unlinked(problem),
         class_of=np.array([types.index(device.type) for device in devices]),
         place_of=places_of(problem)[-1],
         node_of=np.array([nodes.index(node_of(name)) for name in cluster.device_names]),
@@ -96,12 +101,25 @@ def freedoms_of(problem: Problem) -> Freedoms:
 
 
 def _apart(problem: Problem) -> NDArray[np.bool_]:
+    """Return which devices may not hold the same stage: by rules, or as nothing joins them."""
     numbers = problem.cluster.numbers
     rows = [[numbers[name] for name in row] for row in problem.job.rules.apart]
-    found = np.zeros((len(numbers), len(numbers)) if rows else (0, 0), np.bool_)
+    unlinked = _unlinked(problem)
+    reduces = any(row.trainable for row in problem.graph.record.parameters)
+    if not rows and not (reduces and unlinked.size):
+        return np.zeros((0, 0), np.bool_)
+    found = np.zeros((len(numbers), len(numbers)), np.bool_)
+    if reduces and unlinked.size:
+        found |= unlinked
     for row in rows:
         found[np.ix_(row, row)] = True
     return found
+
+
+def _unlinked(problem: Problem) -> NDArray[np.bool_]:
+    """Return which devices no path joins, D x D; empty if all are joined."""
+    found: NDArray[np.bool_] = ~np.isfinite(problem.cluster.link_table.latency_s)
+    return found if found.any() else np.zeros((0, 0), np.bool_)
 
 
 def places_of(problem: Problem) -> list[NDArray[np.int64]]:
@@ -139,6 +157,7 @@ def is_allowed(x: Any, w: Any) -> bool:
         held[device_of(x, r)] += 1
         found = found and held[device_of(x, r)] <= h.most_on_device
     found = found and (not h.has_rules or _keeps_rules(w))
+    found = found and (not h.has_sizes or _has_equal_groups(x, w))
     for r in range(x[1]):
         held[device_of(x, r)] = 0
     return found
@@ -160,6 +179,10 @@ def _is_stage_allowed(x: Any, s: int, w: Any) -> bool:
         for other in range(first, r if h.has_apart else first):
             if apart[device * h.devices + device_of(x, other)]:
                 return False
+        if s > 0 and h.has_unlinked:
+            for other in range(replica_of(x, s - 1), first):
+                if items(w, UNLINKED)[device * h.devices + device_of(x, other)]:
+                    return False
     return True
 
 
@@ -219,6 +242,29 @@ def _is_placed(x: Any, placement: int) -> bool:
         for before in range(s):
             if _are_same(x, s, before):
                 return False
+    return True
+
+
+@compiled
+def _has_equal_groups(x: Any, w: Any) -> bool:
+    """Return whether each stage, and those that share a parameter, have groups of one size."""
+    size_of, gradients = items(w, GROUP_DEVICES), pointer_at(header(w, WALK).gradients, GRADIENTS)
+    for s in range(x[0]):
+        size = size_of[device_of(x, replica_of(x, s))]
+        for r in range(replica_of(x, s) + 1, replica_of(x, s + 1)):
+            if size_of[device_of(x, r)] != size:
+                return False
+    start, users = items(gradients, TIED_START), items(gradients, TIED_USERS)
+    for n in range(header(gradients, GRADIENTS).tied_rows):
+        parameter, size = items(gradients, TIED)[n], -1
+        for at in range(start[parameter], start[parameter + 1]):
+            s = 0
+            while end_of(x, s) <= users[at]:
+                s += 1
+            other = size_of[device_of(x, replica_of(x, s))]
+            if size >= 0 and size != other:
+                return False
+            size = other
     return True
 
 

@@ -7,8 +7,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.costs.stage_table import (
+    CROSSING,
+    CROSSING_GRADIENT,
+    GATHERED,
+    HELD,
+    HELD_BEFORE,
+    HELD_START,
+    RETURNED,
+    RETURNED_GATHERED,
+    SENT,
+    STATIC,
+    SUMMED,
+    TABLE,
+    TRAFFIC,
+    stage_figures,
+)
 from planner.program.compiled import compiled, header, items, pointer_at, row
-from planner.program.lower.gradient_tables import GRADIENTS
+from planner.program.lower.gradient_tables import GRADIENTS, TIED
+from planner.program.lower.gradients import holders_of, note_stages
+from planner.program.lower.weights import seconds_with_collectives
 from planner.program.stage_rows import (
     DEVICE,
     RECEIVED_BYTES,
@@ -29,20 +47,6 @@ from planner.search.walk.block import (
     replicas_in,
     rerun_of,
     set_limits,
-)
-from planner.search.walk.figures import (
-    CROSSING,
-    CROSSING_GRADIENT,
-    GATHERED,
-    HELD,
-    HELD_BEFORE,
-    HELD_START,
-    RETURNED,
-    RETURNED_GATHERED,
-    SENT,
-    TABLE,
-    TRAFFIC,
-    write_figures,
 )
 from planner.search.walk.memory import (
     CAPACITY_BYTES,
@@ -87,7 +91,7 @@ def gather(x: Any, w: Any, microbatches: int) -> bool:
         in_use = _add_device(x, r, w, rows, in_use)
     numbers = header(rows, ROWS)
     numbers.stages, numbers.replicas, numbers.devices = x[0], x[1], in_use
-    numbers.microbatches = microbatches
+    numbers.microbatches, numbers.reductions, numbers.makers = microbatches, 0, 0
     several = 1 if in_use < x[1] else 0
     _set_rules(w, numbers, several)
     for s in range(x[0]):
@@ -96,6 +100,12 @@ def gather(x: Any, w: Any, microbatches: int) -> bool:
         for r in range(replica_of(x, s), replica_of(x, s + 1)):
             _write_replica(x, s, r, w, rows, several)
     items(w, FIRST)[x[0]] = x[1]
+    gradients = pointer_at(h.gradients, GRADIENTS)
+    note_stages(rows, gradients)
+    if h.shares_state and header(gradients, GRADIENTS).tied_rows:
+        _share_tied_state(x, w, rows)
+    if several or (h.shares_state and header(gradients, GRADIENTS).tied_rows):
+        _write_steps(x, w, rows)
     return _add_workspaces(x, w, rows)
 
 
@@ -139,9 +149,17 @@ def fit_limits(x: Any, w: Any, microbatches: int) -> None:
         for r in range(replica_of(x, s), replica_of(x, s + 1)):
             kind = type_of[device_of(x, r)]
             if r == replica_of(x, s) or type_of[device_of(x, r - 1)] != kind:
-                rerun, offload, at = rerun_of(x, s), offload_of(x, s), s * h.types + kind
-                holders = _holders(x, s, w)
-                write_figures(w, kind, begin_of(x, s), end_of(x, s), rerun, offload, holders, at)
+                _write_figures(x, s, kind, rerun_of(x, s), w)
+
+
+@compiled
+def _write_figures(x: Any, s: int, kind: int, rerun: int, w: Any) -> Any:
+    """Write and return the figures of a stage on a type under a limit on recomputed layers."""
+    h, holders = header(w, WALK), _holders(x, s, w)
+    out, table = row(w, STAGE_FIGURES, s * h.types + kind), pointer_at(h.table, TABLE)
+    begin, end = begin_of(x, s), end_of(x, s)
+    stage_figures(table, kind, begin, end, rerun, offload_of(x, s), holders, out)
+    return out
 
 
 @compiled
@@ -171,10 +189,7 @@ def _least_limit(x: Any, s: int, w: Any, microbatches: int) -> int:
 @compiled
 def _need(x: Any, s: int, kind: int, rerun: int, w: Any, microbatches: int) -> float:
     """Return the bytes that a stage needs with the microbatches in flight that 1F1B has."""
-    h, end = header(w, WALK), end_of(x, s)
-    at = s * h.types + kind
-    write_figures(w, kind, begin_of(x, s), end, rerun, offload_of(x, s), _holders(x, s, w), at)
-    figures = row(w, STAGE_FIGURES, at)
+    h, end, figures = header(w, WALK), end_of(x, s), _write_figures(x, s, kind, rerun, w)
     flight = min(in_flight(x, s), -(-microbatches // replicas_in(x, s)))
     kept = flight * (figures.stash_bytes - figures.offload_bytes) + figures.offload_bytes
     output = items(pointer_at(h.table, TABLE), CROSSING)[kind * (h.layers + 1) + end]
@@ -248,11 +263,7 @@ def _write_replica(x: Any, s: int, r: int, w: Any, rows: Any, several: int) -> N
     replica.stage, replica.device = s, items(w, PLACE)[device]
     held = row(rows, DEVICE, replica.device)
     held.static_bytes += figures.static_bytes
-    moved = figures.step_traffic
-    if several:
-        moved -= _counted_traffic(x, s, device, kind, w) / _holders(x, s, w)
-    moved_s = moved / (items(w, OPTIMIZER_GB_PER_S)[device] * 1e9)
-    held.optimizer_s += moved_s + _sum_s(device, figures.summed_bytes, w)
+    held.optimizer_s = _step_s(device, figures.step_traffic, figures.summed_bytes, w)
     replica.copy_s = 0.0
     if figures.offload_bytes:
         rate = items(w, HOST_LINK_GB_PER_S)[device]
@@ -260,19 +271,80 @@ def _write_replica(x: Any, s: int, r: int, w: Any, rows: Any, several: int) -> N
 
 
 @compiled
-def _counted_traffic(x: Any, s: int, device: int, kind: int, w: Any) -> float:
-    """Return what a step moves of those parameters that an earlier stage of the device has too."""
-    table = pointer_at(header(w, WALK).table, TABLE)
+def _step_s(device: int, moved: float, summed: int, w: Any) -> float:
+    """Return the seconds of a device's step that moves and, in its group, sums so many bytes."""
+    return moved / (items(w, OPTIMIZER_GB_PER_S)[device] * 1e9) + _sum_s(device, summed, w)
+
+
+@compiled
+def _share_tied_state(x: Any, w: Any, rows: Any) -> None:
+    """Have all devices that hold a tied parameter share its state, instead of a stage's own."""
+    h = header(w, WALK)
+    table, gradients = pointer_at(h.table, TABLE), pointer_at(h.gradients, GRADIENTS)
+    t = header(table, TABLE)
+    for s in range(x[0]):
+        for n in range(header(gradients, GRADIENTS).tied_rows):
+            parameter = items(gradients, TIED)[n]
+            if not _holds(x, s, parameter, table):
+                continue
+            shared = holders_of(rows, gradients, parameter, s) * h.copies * h.problem_copies
+            for r in range(replica_of(x, s), replica_of(x, s + 1)):
+                first = items(w, TYPE_OF)[device_of(x, r)] * t.holders
+                own = (first + min(_holders(x, s, w), t.holders) - 1) * t.parameters + parameter
+                other = (first + min(shared, t.holders) - 1) * t.parameters + parameter
+                more = items(table, STATIC)[other] - items(table, STATIC)[own]
+                row(rows, DEVICE, row(rows, REPLICA, r).device).static_bytes += more
+
+
+@compiled
+def _write_steps(x: Any, w: Any, rows: Any) -> None:
+    """Write the steps of devices whose stages share parameters with each other or with others."""
+    h = header(w, WALK)
+    table, gradients = pointer_at(h.table, TABLE), pointer_at(h.gradients, GRADIENTS)
     start, held, before = items(table, HELD_START), items(table, HELD), items(table, HELD_BEFORE)
-    parameters, total = header(table, TABLE).parameters, 0.0
-    for i in range(start[begin_of(x, s)], start[end_of(x, s)]):
-        if 0 <= before[i] < begin_of(x, s):
-            for other in range(s):
-                is_held = has_device(x, other, device) and _holds(x, other, held[i], table)
-                if is_held:
-                    total += items(table, TRAFFIC)[kind * parameters + held[i]]
-                    break
-    return total
+    parameters = header(table, TABLE).parameters
+    for place in range(header(rows, ROWS).devices):
+        device, moved, summed = row(rows, DEVICE, place).number, 0.0, 0
+        first = items(w, TYPE_OF)[device] * parameters
+        for s in range(x[0]):
+            if not has_device(x, s, device):
+                continue
+            for i in range(start[begin_of(x, s)], start[end_of(x, s)]):
+                if before[i] >= 0 and _is_counted(x, s, device, held[i], before[i], table):
+                    continue
+                holders = 1
+                if h.shares_state:
+                    holders = holders_of(rows, gradients, held[i], s) * h.copies * h.problem_copies
+                moved += items(table, TRAFFIC)[first + held[i]] / holders
+                summed += items(table, SUMMED)[first + held[i]]
+        row(rows, DEVICE, place).optimizer_s = _step_s(device, moved, summed, w)
+
+
+@compiled
+def _is_counted(x: Any, s: int, device: int, parameter: int, before: int, table: Any) -> bool:
+    """Return whether an earlier layer of a device's stages uses a parameter too."""
+    if before >= begin_of(x, s):
+        return True
+    for other in range(s):
+        if has_device(x, other, device) and _holds(x, other, parameter, table):
+            return True
+    return False
+
+
+@compiled
+def add_collectives(x: Any, w: Any) -> None:
+    """Have operations of stages whose weights are divided take their collectives as well."""
+    h = header(w, WALK)
+    rows, table = pointer_at(h.rows, ROWS), pointer_at(h.table, TABLE)
+    several = 3 if header(rows, ROWS).devices < x[1] else 0
+    for r in range(x[1]):
+        stage = row(rows, STAGE, row(rows, REPLICA, r).stage)
+        kind, seconds = items(w, TYPE_OF)[device_of(x, r)], items(rows, SECONDS)
+        for what in range(4):
+            gradients = pointer_at(h.gradients, GRADIENTS)
+            all_s = seconds_with_collectives(table, gradients, stage, kind, what)
+            seconds[4 * r + what] = all_s + items(w, HOST_S)[several]
+        items(w, EACH_S)[r] = seconds[4 * r] + seconds[4 * r + 1]
 
 
 @compiled

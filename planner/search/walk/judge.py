@@ -11,17 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from planner.program.compiled import compiled, entry, header, items, pointer, pointer_at, row
-from planner.program.kernel import replay_in
+from planner.costs.stage_table import TABLE
+from planner.program.compiled import compiled, entry, header, items, pointer, pointer_at
 from planner.program.lower.gradient_tables import GRADIENTS
 from planner.program.lower.gradients import fill_gradients
-from planner.program.lower.lower import lower
-from planner.program.lower.room import ROOM
+from planner.program.lower.weights import fill_collectives
 from planner.program.lower.wires import WIRES
-from planner.program.program import DEVICES, PROGRAM
-from planner.program.schedule import BACKWARD_FIRST, FIXED, OWNER, RESERVE_BYTES, RHYTHM, SCHEDULE
+from planner.program.program import PROGRAM
+from planner.program.schedule import BACKWARD_FIRST, FIXED, OWNER, RHYTHM, SCHEDULE
 from planner.program.stage_rows import ROWS
-from planner.program.work import MACHINES, OK, WORK
+from planner.program.work import WORK
+from planner.search.orders.calls import Apart, call
+from planner.search.orders.given import set_1f1b, take_order
+from planner.search.orders.limits import set_limits_in_flight, set_rhythm
+from planner.search.orders.lists import MOST_CORRECTIONS, ONE_F_ONE_B, reserve
+from planner.search.orders.memory import ORDERS
+from planner.search.orders.replay import fits
 from planner.search.walk.block import (
     copy_block,
     device_at,
@@ -30,13 +35,12 @@ from planner.search.walk.block import (
     replicas_in,
     set_start,
 )
-from planner.search.walk.calls import Apart, call
-from planner.search.walk.gather import gather
-from planner.search.walk.limits import least_time_s, set_limits_in_flight, set_rhythm
+from planner.search.walk.gather import add_collectives, gather
 from planner.search.walk.memory import (
     CHOICE,
     EACH_S,
     LIMIT_CHOICE,
+    MICROBATCH,
     OWN,
     OWNER_CHOICE,
     OWNERS,
@@ -47,39 +51,50 @@ from planner.search.walk.memory import (
     WALK,
     WHOLE,
 )
-from planner.search.walk.orders import keep_order, set_1f1b, spread_order, take_order
-from planner.search.walk.owners import assign_all
+from planner.search.walk.orders import keep_order, spread_order
+from planner.search.walk.owners import assign_all, least_time_s
 
-FACTORS = (2.0, 1.0, 1.5, np.inf)
+FACTORS = (2.0, 1.0, 1.5, np.inf, 0.0)
 """Limits in flight, as multiples of 1F1B's; the first is tried first."""
+UNLIMITED, ONE_EACH = 3, 4
+"""Numbers of two of them; one each is tried only where nothing else fits."""
 STRETCHES = (2.5, 4.0)
 """Multiples of a microbatch's least way that it takes among others, in an even rhythm."""
-MOST_CORRECTIONS = 3
-"""Tries to keep free what devices lacked."""
+ONLY_BOUND = -1.0
 NEAR, CLOSE = 1.05, 1.015
 """Within the first factor of the best, other rules of order are tried; within the second, all."""
-ONE_F_ONE_B = 4
-"""A rule besides those of :mod:`planner.program.schedule`."""
 
 
 @Apart
 def judge_layout(w: Any) -> float:
     """Return the seconds of the best schedule of TRIED; infinite if it has none, or none below.
 
-    CHOICE is written. A layout that takes longer than ``most_s`` is not looked at closely.
+    CHOICE is written. A layout that takes longer than ``most_s`` is not looked at closely; if that
+    is ONLY_BOUND, a lower bound is returned instead.
 
     Args:
         w: pointer to the memory of the walk.
     """
     h, x = header(w, WALK), items(w, TRIED)
-    h.layouts += 1
-    if h.equal and replicas_in(x, 0) > 1:
-        if not _prepared_pipeline(x, w) or _best_s(w, 1, h.most_s) == np.inf:
-            return np.inf
-        return _pipelines_s(x, w, items(w, CHOICE))
-    if not _prepared(x, w):
+    has_pipelines, count = h.equal and replicas_in(x, 0) > 1, 1
+    if not (_prepared_pipeline(x, w) if has_pipelines else _prepared(x, w)):
         return np.inf
-    return _best_s(w, assign_all(w, x[0], x[1], h.microbatches), h.most_s)
+    if not has_pipelines:
+        count = assign_all(w, x[0], x[1], h.microbatches)
+    if h.most_s == ONLY_BOUND:
+        return _bound_s(w, count)
+    h.layouts += 1
+    found_s = _best_s(w, count, h.most_s)
+    return _pipelines_s(x, w, items(w, CHOICE)) if has_pipelines and found_s < np.inf else found_s
+
+
+@compiled
+def _bound_s(w: Any, count: int) -> float:
+    """Return a lower bound on the time of the layout by any of its assignments."""
+    least_s = np.inf
+    for owner in range(count):
+        least_s = min(least_s, least_time_s(w, pointer_at(header(w, WALK).rows, ROWS), owner))
+    return least_s
 
 
 @entry
@@ -125,11 +140,13 @@ def prepare(w: Any) -> float:
     x = items(w, PIPELINE) if h.of_pipeline else items(w, WHOLE)
     if not gather(x, w, h.share):
         return 0.0
-    if h.of_pipeline:
-        header(rows, ROWS).reductions = header(rows, ROWS).makers = 0
-        return 1.0
-    wires = pointer_at(h.wires, WIRES)
-    return 1.0 if fill_gradients(rows, pointer_at(h.gradients, GRADIENTS), wires) else 0.0
+    wires, gradients = pointer_at(h.wires, WIRES), pointer_at(h.gradients, GRADIENTS)
+    if h.divides:
+        table = pointer_at(h.table, TABLE)
+        if not h.of_pipeline and not fill_collectives(rows, table, gradients, wires):
+            return 0.0
+        add_collectives(x, w)
+    return 1.0 if h.of_pipeline or fill_gradients(rows, gradients, wires) else 0.0
 
 
 @compiled
@@ -149,7 +166,7 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
     """Return the time of the best schedule over owners, rules of order and limits."""
     h, found_s = header(w, WALK), np.inf
     splits, least, usual = h.may_split, 0 if h.may_stay_whole else 1, _usual_rule(w)
-    first = len(FACTORS) - 1 if usual == RHYTHM else 0
+    first = UNLIMITED if usual == RHYTHM else 0
     for owner in range(count):
         if least_time_s(w, pointer_at(h.rows, ROWS), owner) < most_s:
             found_s = _tried_s(w, owner, usual, splits, first, found_s)
@@ -165,11 +182,16 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
     if CLOSE * h.best_s < found_s < np.inf:
         return found_s
     for owner in range(count):
-        for limits in range(len(FACTORS)):
+        if least_time_s(w, pointer_at(h.rows, ROWS), owner) >= found_s:
+            continue
+        for limits in range(ONE_EACH):
             for split in range(splits, least - 1, -1):
                 for rule in range(BACKWARD_FIRST, RHYTHM + 1):
                     if _is_of_use(w, rule, split) and (owner != best_owner or limits != 0):
                         found_s = _tried_s(w, owner, rule, split, limits, found_s)
+    for split in range(splits, least - 1, -1):
+        if found_s == np.inf and not h.is_1f1b:
+            found_s = _tried_s(w, 0, BACKWARD_FIRST, split, ONE_EACH, found_s)
     return found_s
 
 
@@ -224,7 +246,7 @@ def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
     for i in range(size):
         owner[i] = owners[own[OWNER_CHOICE] * size + i]
     if own[RULE_CHOICE] == ONE_F_ONE_B:
-        return _fixed_s(w) if set_1f1b(w, rows, schedule) else np.inf
+        return _fixed_s(w) if set_1f1b(items(w, MICROBATCH), rows, schedule) else np.inf
     splits, factor = own[SPLIT_CHOICE] == 1, FACTORS[own[LIMIT_CHOICE]]
     if not set_limits_in_flight(rows, schedule, factor, splits, h.may_stay_whole == 1):
         return np.inf
@@ -234,67 +256,35 @@ def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
         set_rhythm(rows, schedule, pointer_at(h.wires, WIRES), stretch, splits)
     time_s = np.inf
     for _ in range(MOST_CORRECTIONS):
-        time_s = call(header(w, WALK).replay_at, w)
-        if time_s >= most_s or not _reserve(w):
+        time_s = _replayed_s(w)
+        if time_s >= most_s or not reserve(pointer_at(h.orders, ORDERS)):
             break
     if time_s == np.inf or not h.blocks:
-        return time_s if time_s < np.inf and fits(w) else np.inf
+        return time_s if time_s < np.inf and _fits(w) else np.inf
     _take_order(w)
     return _fixed_s(w)
 
 
 @compiled
+def _replayed_s(w: Any) -> float:
+    """Return the time of the rows and the schedule; infinite if they cannot run."""
+    h = header(w, WALK)
+    o = pointer_at(h.orders, ORDERS)
+    time_s = call(header(o, ORDERS).replay_at, o)
+    h.tasks += header(pointer_at(h.program, PROGRAM), PROGRAM).tasks
+    return time_s
+
+
+@compiled
 def _fixed_s(w: Any) -> float:
     """Return the time of the given order; infinite if it does not fit memory, or deadlocks."""
-    time_s = call(header(w, WALK).replay_at, w)
-    return time_s if time_s < np.inf and fits(w) else np.inf
-
-
-@Apart
-def replay_layout(w: Any) -> float:
-    """Lower the rows and the schedule to a program and replay it; infinite if that cannot run.
-
-    Where ``lowers`` is 0, the program is there.
-
-    Args:
-        w: pointer to the memory of the walk.
-    """
-    h = header(w, WALK)
-    program, work = pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK)
-    rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
-    room = pointer_at(h.room, ROOM)
-    h.replays += 1
-    if h.lowers and not lower(rows, schedule, pointer_at(h.wires, WIRES), program, room):
-        return np.inf
-    h.tasks += header(program, PROGRAM).tasks
-    return header(work, WORK).time_s if replay_in(program, work) == OK else np.inf
+    time_s = _replayed_s(w)
+    return time_s if time_s < np.inf and _fits(w) else np.inf
 
 
 @compiled
-def fits(w: Any) -> bool:
-    """Return whether no device ever held more than it has room for."""
-    program, work = (
-        pointer_at(header(w, WALK).program, PROGRAM),
-        pointer_at(header(w, WALK).work, WORK),
-    )
-    for d in range(header(program, PROGRAM).devices):
-        if row(work, MACHINES, d).peak_bytes > row(program, DEVICES, d).capacity_bytes:
-            return False
-    return True
-
-
-@compiled
-def _reserve(w: Any) -> bool:
-    """Have list scheduling keep free what devices lacked; return whether any did."""
-    h = header(w, WALK)
-    program, work = pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK)
-    reserves, lacked = items(pointer_at(h.schedule, SCHEDULE), RESERVE_BYTES), False
-    for d in range(header(program, PROGRAM).devices):
-        over = row(work, MACHINES, d).peak_bytes - row(program, DEVICES, d).capacity_bytes
-        if over > 0:
-            reserves[d] += over
-            lacked = True
-    return lacked
+def _fits(w: Any) -> bool:
+    return fits(pointer_at(header(w, WALK).orders, ORDERS))
 
 
 # --- equal pipelines ------------------------------------------------------------------------------

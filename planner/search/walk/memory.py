@@ -5,19 +5,18 @@ replicas at most, M microbatches:
 
 - freedoms: MAY_CUT: N + 1, whether stages may begin and end there; ALLOWED_LAYERS: D x (N + 1), how
   many of the first layers each device may hold; APART: D x D, whether two devices may not hold the
-  same stage, where ``has_apart``; CLASS_OF: D, devices of one class are alike in all that layers
-  take on them; PLACE_OF: D, node or island; NODE_OF and PRICE: D, for ``most_nodes`` and
-  ``most_price``; ISLANDS: ``places`` x D, groups of devices that microbatches should not leave;
-- costs: TYPE_OF and others: D, of :class:`planner.costs.network_table.NetworkTable`; RERUN_RANK and
-  OFFLOAD_RANK: N, of :class:`planner.costs.stage_table.TableArrays`;
+  same stage, where ``has_apart``; UNLINKED: D x D, whether no path joins them; CLASS_OF: D,
+  devices of one class are alike in all that layers take on them; PLACE_OF: D, node or island;
+  NODE_OF and PRICE: D, for ``most_nodes`` and ``most_price``; ISLANDS: ``places`` x D, groups of
+  devices that microbatches should not leave;
+- costs: TYPE_OF and others: D, of :class:`planner.costs.network_table.NetworkTable`;
 - of the layout that is judged: PLACE: D, the row of each device, -1: not in use; DEVICE_OF: R;
   FIRST: S + 1, the first replica of each stage; EACH_S: R, seconds of a forward and a backward;
   STAGE_FIGURES: S x K; NEEDS: D, bytes;
 - OWNERS: assignments x (S x M), replicas worth trying; ORDER, STARTS, FIRST_STAGE: the order of one
   of several pipelines; WHOLE and PIPELINE: blocks of stages with all limits chosen;
 - the walk: HERE, TRIED, BEST: blocks of stages; CHOICE, BEST_CHOICE: how they are scheduled; KEYS,
-  KNOWN_S: digests and seconds of layouts that were judged; RANDOM: the state of random numbers;
-  BEST_CODES: the best order of a layout whose orders are annealed.
+  KNOWN_S: digests and seconds of layouts that were judged; RANDOM: the state of random numbers.
 """
 
 from __future__ import annotations
@@ -31,33 +30,34 @@ from planner.program.compiled import block
 
 _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.int64, np.float64))
 (
-    WALK, MAY_CUT, ALLOWED_LAYERS, APART, CLASS_OF, PLACE_OF, NODE_OF, PRICE, ISLANDS, TYPE_OF,
+    WALK, MAY_CUT, ALLOWED_LAYERS, APART, UNLINKED, CLASS_OF, PLACE_OF, NODE_OF, PRICE, ISLANDS,
+    TYPE_OF,
     CAPACITY_BYTES, OPTIMIZER_GB_PER_S, HOST_LINK_GB_PER_S, GATHER_LATENCY_S, GATHER_GB_PER_S,
-    SUM_LATENCY_S, SUM_GB_PER_S, GROUP_DEVICES, RERUN_RANK, OFFLOAD_RANK, HOST_S, RULES, PLACE,
+    SUM_LATENCY_S, SUM_GB_PER_S, GROUP_DEVICES, HOST_S, RULES, PLACE,
     DEVICE_OF, FIRST, EACH_S, STAGE_FIGURES, NEEDS, OWNERS, ISLAND, COUNTS, FINISH_S,
     SLOWEST_S, HOMES, SHARE, USED, MICROBATCH, ORDER, STARTS, FIRST_STAGE, HELD, WHOLE, PIPELINE,
     HERE, TRIED, BEST, CHOICE, OWN, BEST_CHOICE, KEYS, KNOWN_S, RANDOM,
-    BEST_CODES,
 ) = block(
     # freedoms
     "layers types devices min_stages max_stages most_on_device replicates equal placement"
-    " microbatches most_nodes has_apart has_rules places"
+    " microbatches most_nodes has_apart has_unlinked has_rules has_sizes places"
     # schedules
     " may_split may_stay_whole is_1f1b blocks may_rerun may_offload in_blocks"
     # costs
-    " shares_state problem_copies copies"
+    " shares_state divides problem_copies copies"
     # addresses of other blocks, and of functions
-    " table rows schedule wires gradients program room work figures_at prepare_at"
-    " replay_at judge_at"
+    " table rows schedule wires gradients program work prepare_at"
+    " judge_at orders"
     # arguments of these: of a layout or of one pipeline, and the microbatches it runs
-    " of_pipeline share lowers f_kind f_first f_last f_rerun f_offload f_holders f_at"
-    # counts: replays, layouts judged, tasks replayed
-    " replays layouts tasks",
-    reals="most_price here_s best_s most_s polished_s energy_s",
-    may_cut=_BYTE, allowed_layers=_INT, apart=_BYTE, class_of=_INT, place_of=_INT, node_of=_INT,
+    " of_pipeline share"
+    # counts: layouts judged, work in tasks
+    " layouts tasks",
+    reals="most_price here_s best_s most_s",
+    may_cut=_BYTE, allowed_layers=_INT, apart=_BYTE, unlinked=_BYTE, class_of=_INT,
+    place_of=_INT, node_of=_INT,
     price=_REAL, islands=_INT, type_of=_INT, capacity_bytes=_LONG, optimizer_gb_per_s=_REAL,
     host_link_gb_per_s=_REAL, gather_latency_s=_REAL, gather_gb_per_s=_REAL, sum_latency_s=_REAL,
-    sum_gb_per_s=_REAL, group_devices=_LONG, rerun_rank=_LONG, offload_rank=_LONG,
+    sum_gb_per_s=_REAL, group_devices=_LONG,
     # HOST_S: twice (computation, message, seconds a byte of a message), for one stage a device and
     # for several; RULES: twice the numbers of a runtime's rules in the tables of rows,
     # and whether gradients are reduced in buckets.
@@ -68,7 +68,7 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     used=_INT, microbatch=_INT, order=_INT, starts=_INT, first_stage=_INT,
     held=_INT, whole=_INT, pipeline=_INT, here=_INT, tried=_INT, best=_INT,
     choice=_LONG, own=_LONG, best_choice=_LONG, keys=np.dtype(np.uint64), known_s=_REAL,
-    random=np.dtype(np.uint64), best_codes=_INT,
+    random=np.dtype(np.uint64),
 )  # fmt: skip
 ANY, LOOP_OR_V, LOOP = 0, 1, 2
 """Values of ``placement``."""

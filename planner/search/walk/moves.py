@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.program.compiled import compiled, header, items
+from planner.costs.stage_table import OFFLOAD_RANK, RERUN_RANK, TABLE
+from planner.program.compiled import compiled, header, items, pointer_at
+from planner.search.orders.random import below, uniform
 from planner.search.walk.block import (
     AUTOMATIC,
     begin_of,
@@ -33,13 +35,10 @@ from planner.search.walk.freedoms import is_allowed
 from planner.search.walk.memory import (
     CLASS_OF,
     HELD,
-    OFFLOAD_RANK,
     PLACE_OF,
     RANDOM,
-    RERUN_RANK,
     WALK,
 )
-from planner.search.walk.random import below, uniform
 
 KINDS_OF_CHANGE = 12
 
@@ -288,16 +287,16 @@ def _move_group(x: Any, w: Any) -> Any:
 def _change_limits(x: Any, w: Any) -> Any:
     """Have a stage, or all from it on, recompute or offload up to the rank of a random layer."""
     h, state = header(w, WALK), items(w, RANDOM)
-    first = below(state, x[0])
+    table, first = pointer_at(h.table, TABLE), below(state, x[0])
     last = first if uniform(state) < 0.75 and not h.in_blocks else x[0] - 1
     layer = begin_of(x, first) + below(state, end_of(x, first) - begin_of(x, first))
     rerun, offload = rerun_of(x, first), offload_of(x, first)
     if h.may_offload and uniform(state) < 0.5:
-        offload = min(items(w, OFFLOAD_RANK)[layer], h.layers) + below(state, 2)
+        offload = min(items(table, OFFLOAD_RANK)[layer], h.layers) + below(state, 2)
     elif not h.may_rerun or uniform(state) < 0.25:
         rerun, offload = AUTOMATIC, 0
     else:
-        rerun = min(items(w, RERUN_RANK)[layer], h.layers) + below(state, 2)
+        rerun = min(items(table, RERUN_RANK)[layer], h.layers) + below(state, 2)
     is_changed = False
     for s in range(0 if h.in_blocks else first, last + 1):
         is_changed = is_changed or rerun_of(x, s) != rerun or offload_of(x, s) != offload

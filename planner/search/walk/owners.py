@@ -9,9 +9,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.program.compiled import compiled, header, items
+import numpy as np
+
+from planner.program.compiled import compiled, header, items, pointer_at, row
+from planner.program.lower.wires import GB_PER_S, LATENCY_S, WIRES, pair_of
+from planner.program.stage_rows import (
+    DEVICE,
+    RECEIVED_BYTES,
+    RECEIVED_S,
+    REDUCTION,
+    REDUCTION_DEVICE,
+    REPLICA,
+    ROWS,
+    RULES,
+    SECONDS,
+    STAGE,
+)
 from planner.search.walk.memory import (
     CLASS_OF,
+    COUNTS,
     DEVICE_OF,
     EACH_S,
     FINISH_S,
@@ -27,6 +43,8 @@ from planner.search.walk.memory import (
 )
 
 INSTANT_S = 1e-15
+BY_DEVICE = RULES.index("device")
+"""From this rule on gradients are reduced after all operations of a device."""
 
 
 @compiled
@@ -200,3 +218,90 @@ def _common(one: int, other: int) -> int:
     while other:
         one, other = other, one % other
     return one
+
+
+@compiled
+def least_time_s(w: Any, rows: Any, owner: Any) -> Any:
+    """Return a lower bound: what the busiest replica does, and the ways to it and back from it.
+
+    It does its operations, the messages that block it, the reductions of its device and its step.
+
+    Args:
+        w: pointer to the memory of the walk.
+        rows: pointer to the rows of the stages.
+        owner: number of an assignment.
+    """
+    numbers, seconds = header(rows, ROWS), items(rows, SECONDS)
+    splits, busy_s, after_s = header(w, WALK).may_split, items(w, FINISH_S), items(w, SLOWEST_S)
+    _find_busy_s(w, rows, owner)
+    _find_after_s(w, rows)
+    way_s = back_way_s = most_s = 0.0
+    at_end = numbers.reduction_rule >= BY_DEVICE
+    for s in range(numbers.stages):
+        stage, forward_s, least_back_s = row(rows, STAGE, s), np.inf, np.inf
+        for r in range(stage.first, stage.last):
+            back_s = seconds[4 * r]
+            if splits:
+                back_s = min(back_s, seconds[4 * r + 2] + seconds[4 * r + 3])
+            if items(w, COUNTS)[r]:
+                all_s = items(w, COUNTS)[r] * (seconds[4 * r + 1] + back_s) + busy_s[r]
+                device = row(rows, REPLICA, r).device
+                # Buckets are reduced from the beginning of the last operation that makes them on.
+                last_s = 0.0 if at_end else max(seconds[4 * r], seconds[4 * r + 3])
+                step_s = row(rows, DEVICE, device).optimizer_s
+                end_s = max(max(0.0, after_s[device] - last_s) + step_s, back_way_s)
+                most_s = max(most_s, way_s + all_s + end_s)
+            forward_s = min(forward_s, seconds[4 * r + 1])
+            least_back_s = min(least_back_s, back_s)
+        way_s += forward_s
+        if not splits:  # Else the last operation may be a weight gradient, which has no way back.
+            back_way_s += least_back_s
+    return most_s
+
+
+@compiled
+def _find_busy_s(w: Any, rows: Any, owner: int) -> None:
+    """Count the microbatches of each replica, and the seconds in which messages block it."""
+    numbers, owners, counts = header(rows, ROWS), items(w, OWNERS), items(w, COUNTS)
+    busy_s, first = items(w, FINISH_S), owner * numbers.stages * numbers.microbatches
+    for r in range(numbers.replicas):
+        counts[r], busy_s[r] = 0, 0.0
+    # Messages of one exchange move at once, four at most, unless a device has one stream.
+    share = 1.0 if numbers.one_stream or numbers.exchange == 0 else 0.25
+    blocks = numbers.send_blocks == 1 and numbers.receive_blocks == 1
+    for s in range(numbers.stages):
+        for m in range(numbers.microbatches):
+            at = first + s * numbers.microbatches + m
+            counts[owners[at]] += 1
+            if blocks and s > 0:
+                before, here = owners[at - numbers.microbatches], owners[at]
+                both_s = _message_s(w, rows, before, here, 1) + _message_s(w, rows, here, before, 0)
+                busy_s[before] += share * both_s
+                busy_s[here] += share * both_s
+
+
+@compiled
+def _message_s(w: Any, rows: Any, source: int, target: int, forward: int) -> float:
+    """Return the seconds of a message that has its links to itself."""
+    wires, there = pointer_at(header(w, WALK).wires, WIRES), row(rows, REPLICA, target)
+    bytes_ = items(rows, RECEIVED_BYTES)[2 * there.stage + forward]
+    from_device = row(rows, DEVICE, row(rows, REPLICA, source).device).number
+    to_device = row(rows, DEVICE, there.device).number
+    if bytes_ == 0 or from_device == to_device:
+        return 0.0
+    pair = pair_of(wires, from_device, to_device)
+    moving_s = bytes_ / (items(wires, GB_PER_S)[pair] * 1e9)
+    more_s = items(rows, RECEIVED_S)[2 * target + forward]
+    return float(items(wires, LATENCY_S)[pair] + moving_s + more_s)
+
+
+@compiled
+def _find_after_s(w: Any, rows: Any) -> None:
+    """Add up the reductions of each device, which has one at a time."""
+    numbers, after_s = header(rows, ROWS), items(w, SLOWEST_S)
+    for place in range(numbers.devices):
+        after_s[place] = 0.0
+    for n in range(numbers.reductions):
+        reduction = row(rows, REDUCTION, n)
+        for at in range(reduction.first_device, reduction.last_device):
+            after_s[items(rows, REDUCTION_DEVICE)[at]] += reduction.seconds

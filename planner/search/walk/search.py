@@ -7,6 +7,7 @@ plan on any machine.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,8 @@ PHASES = (
 )
 POLISH = Phase(1.0, 3, 0.003, 3e-5)
 """Annealing over the orders of the best layouts."""
+LAYOUTS_A_WALK = 50
+"""The fewest that a walk is to judge; where there is time for fewer, less walks are made."""
 TRIES = 50
 """Changes of orders between two looks at the clock."""
 CHUNKS = 400
@@ -186,15 +189,32 @@ class WalkSearch:
         return sorted(found, key=lambda row: row.seconds)
 
     def _judge(self, walker: Walker, rows: Sequence[Start]) -> list[Candidate]:
-        found: list[Candidate] = []
-        for row in rows:
-            if found and self._clock.share > STARTS_UNTIL:
+        """Judge layouts by few schedules, and the fastest by many, as far as there is time."""
+        found: list[tuple[Candidate, Start]] = []
+        until = (self._clock.share + STARTS_UNTIL) / 2
+        for row in self._ranked(walker, rows):
+            if found and self._clock.share > until:
                 break
-            candidate = walker.start(row)
+            candidate = walker.start(row, 0.0)
             if candidate is not None:
-                found.append(candidate)
+                found.append((candidate, row))
                 self._note(walker, candidate)
-        return found
+        found.sort(key=lambda both: both[0].seconds)
+        closely = []
+        for candidate, row in found:
+            if self._clock.share > STARTS_UNTIL:
+                break
+            closely.append(walker.start(row, found[0][0].seconds) or candidate)
+            self._note(walker, closely[-1])
+        return [*closely, *(candidate for candidate, _ in found[len(closely) :])]
+
+    def _ranked(self, walker: Walker, rows: Sequence[Start]) -> list[Start]:
+        """Return layouts by their lower bounds; those for which there is no time come last."""
+        bounds, until = [], (self._clock.share + STARTS_UNTIL) / 3
+        for row in rows:
+            is_late = self._clock.share > until
+            bounds.append(math.inf if is_late else walker.bound_s(row))
+        return [rows[n] for n in sorted(range(len(rows)), key=bounds.__getitem__)]
 
     def _in_threads(
         self, work: Callable[[Walker, Sequence[T]], list[Candidate]], rows: Sequence[T]
@@ -212,7 +232,7 @@ class WalkSearch:
 
     def _walk_each(self, begun: Sequence[Candidate], phase: Phase) -> list[Candidate]:
         """Walk from the best layouts of unlike shapes; return all, the fastest first."""
-        chosen = _unlike(begun, phase.walks)
+        chosen = _unlike(begun, self._affordable(phase))
         while len(chosen) < len(self._walkers):
             chosen.append(chosen[0])
         count = len(self._walkers)
@@ -223,6 +243,13 @@ class WalkSearch:
             ]
             found = [candidate for row in done for candidate in row.result()]
         return sorted([*found, *begun], key=lambda row: row.seconds)
+
+    def _affordable(self, phase: Phase) -> int:
+        """Return how many walks have time for some layouts each."""
+        share = self._clock.share
+        judged = sum(walker.layouts_judged for walker in self._walkers)
+        most = (phase.until - share) * judged / max(share, 1e-9)
+        return max(1, min(phase.walks, int(most / LAYOUTS_A_WALK)))
 
     def _walk_from(
         self, walker: Walker, chosen: Sequence[Candidate], phase: Phase

@@ -8,6 +8,7 @@ order of the classes of devices.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -61,7 +62,7 @@ def needs_of(memory: Block, table: StageTable, freedoms: Freedoms) -> Needs:
     stages = min(freedoms.max_stages, MOST_UNITS)
     work_s = table.arrays.seconds[:, :, :2].sum(axis=(1, 2))
     shape = (stages, kinds, layers + 1, layers + 1)
-    needs = Needs(np.zeros(shape), np.zeros(shape, np.int64), memory[TYPE_OF].copy(), work_s)
+    needs = Needs(np.full(shape, np.inf), np.zeros(shape, np.int64), memory[TYPE_OF].copy(), work_s)
     stage_needs(memory.header, needs.seconds, needs.limits)
     return needs
 
@@ -92,9 +93,13 @@ def singles(freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
     layers = needs.seconds.shape[2] - 1
     types = np.unique(needs.type_of)
     counts = np.array([int((needs.type_of == kind).sum()) for kind in types])
+    shape = math.prod(int(count) + 1 for count in counts), layers + 1
+    if math.prod(shape) > MOST_STATES:
+        return
+    best, chosen = np.full(shape, np.inf, np.float32), np.zeros((*shape, 2), np.int16)
     ends, classes = (np.zeros(min(layers, len(needs.type_of)), np.int64) for _ in range(2))
     count = cut_by_classes(
-        needs.seconds[:1], freedoms.may_cut, types, counts, MOST_STATES, ends, classes
+        needs.seconds[:1], freedoms.may_cut, types, counts, best, chosen, ends, classes
     )
     left = {c: [*np.flatnonzero(needs.type_of == kind)] for c, kind in enumerate(types)}
     if count > 0:
@@ -153,10 +158,13 @@ def _along(order: Order, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
     units = [order[i : i + size] for i in range(0, len(order), size)]
     most = min(freedoms.max_stages, len(units), len(needs.seconds))
     kinds = needs.seconds.shape[1]
-    counts = np.array([np.bincount(needs.type_of[list(unit)], minlength=kinds) for unit in units])
+    counts = [np.bincount(needs.type_of[list(unit)], minlength=kinds) for unit in units]
+    before = np.cumsum([np.zeros(kinds, np.int64), *counts], axis=0)
+    shape = most + 1, needs.seconds.shape[2], len(units) + 1
+    best, chosen = np.full(shape, np.inf), np.zeros((*shape, 2), np.int32)
     ends, first = np.zeros((most, most), np.int64), np.zeros((most, most), np.int64)
     longest = np.zeros(most)
-    cut_order(needs.seconds, freedoms.may_cut, counts, most, ends, first, longest)
+    cut_order(needs.seconds, freedoms.may_cut, before, best, chosen, ends, first, longest)
     for count in range(freedoms.min_stages, most + 1):
         if longest[count - 1] < np.inf:
             begins = [*first[count - 1, :count].tolist(), len(units)]
@@ -212,7 +220,12 @@ def _cut(groups: Sequence[Order], freedoms: Freedoms, needs: Needs) -> Iterator[
         return
     kinds = needs.seconds.shape[1]
     counts = np.array([np.bincount(needs.type_of[list(g)], minlength=kinds) for g in groups])
-    ends = np.zeros(len(groups), np.int64)
-    if cut_groups(needs.seconds, freedoms.may_cut, counts, ends) < np.inf:
+    shape = len(groups) + 1, needs.seconds.shape[2]
+    best, cut, ends = (
+        np.full(shape, np.inf),
+        np.zeros(shape, np.int64),
+        np.zeros(len(groups), np.int64),
+    )
+    if cut_groups(needs.seconds, freedoms.may_cut, counts, best, cut, ends) < np.inf:
         tidied = groups if freedoms.equal else [tuple(sorted(group)) for group in groups]
         yield Start(tuple(ends.tolist()), tuple(tidied))

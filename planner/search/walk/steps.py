@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from planner.program.compiled import compiled, entry, header, items, pointer
+from planner.search.orders.calls import call
+from planner.search.orders.random import uniform
 from planner.search.walk.block import copy_block, digest_of
-from planner.search.walk.calls import call
 from planner.search.walk.freedoms import is_allowed
+from planner.search.walk.judge import ONLY_BOUND
 from planner.search.walk.memory import (
     BEST,
     BEST_CHOICE,
@@ -22,15 +24,14 @@ from planner.search.walk.memory import (
     WALK,
 )
 from planner.search.walk.moves import change
-from planner.search.walk.random import uniform
 
-WALK_ON, JUDGE = range(2)
+WALK_ON, JUDGE, BOUND = range(3)
 """What :func:`run_walk` does."""
 
 
 @compiled
 def _scored_s(w: Any, most_s: float) -> float:
-    """Return the seconds of the layout tried; one that was judged before is not judged again."""
+    """Return the seconds of the layout tried; a walk does not judge one again."""
     h, keys, known_s, tried = (
         header(w, WALK),
         items(w, KEYS),
@@ -39,7 +40,7 @@ def _scored_s(w: Any, most_s: float) -> float:
     )
     digest = digest_of(tried)
     at = np.int64(digest & np.uint64(h.keys_rows - 1))
-    if keys[at] == digest:
+    if keys[at] == digest and most_s < np.inf:
         return known_s[at]
     h.most_s = most_s
     found_s = call(h.judge_at, w)
@@ -74,24 +75,27 @@ def _walk_on(w: Any, heat: float, tasks: int) -> None:
 
 @entry
 def run_walk(memory: Any, what: int, heat: float, tasks: int) -> float:
-    """Walk on, or judge the layout TRIED.
+    """Walk on, or judge the layout TRIED, or bound its time.
 
     In a walk a slower neighbour is taken with the probability exp(-x / heat), where it takes 1 + x
     times as long (Kirkpatrick et al. 1983, "Optimization by simulated annealing").
 
     Args:
         memory: header of the memory of the walk.
-        what: WALK_ON or JUDGE.
+        what: WALK_ON, JUDGE or BOUND.
         heat: of the walk.
         tasks: number of tasks replayed and of changes after which the walk ends.
 
     Returns:
-        Seconds of the best layout found, or of the one judged; infinite if that is not
-        allowed or fits no memory.
+        Seconds of the best layout found, or of the one judged, or its lower bound; infinite if that
+        is not allowed or fits no memory.
     """
     w = pointer(memory)
     tried = items(w, TRIED)
     if what == JUDGE:
         return _scored_s(w, np.inf) if is_allowed(tried, w) else np.inf
+    if what == BOUND:
+        header(w, WALK).most_s = ONLY_BOUND
+        return call(header(w, WALK).judge_at, w) if is_allowed(tried, w) else np.inf
     _walk_on(w, heat, tasks)
     return header(w, WALK).best_s

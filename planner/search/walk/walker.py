@@ -17,37 +17,22 @@ from planner.program.layout import Layout
 from planner.program.lower.gradient_tables import gradient_rows, gradient_tables
 from planner.program.lower.room import room_for
 from planner.program.lower.wires import wires_of
-from planner.program.program import (
-    DEVICES,
-    GROUPS,
-    HOSTS,
-    LINK_GB_PER_S,
-    MAKERS,
-    REPLICAS,
-    TASKS,
-    Program,
-)
 from planner.program.schedule import ORDER_CODES, ORDER_START, schedule_for
 from planner.program.stage_rows import (
     DEVICE,
-    LENGTH_OF,
-    REDUCTION_DEVICE,
-    REDUCTION_LINK,
-    REPLICA,
-    STAGE,
     rows_for,
     set_rules,
 )
-from planner.program.work import Work
+from planner.search.orders.anneal import anneal
+from planner.search.orders.memory import BEST_CODES, RANDOM, OrderMemory, seed_random
+from planner.search.orders.replay import replay_schedule
 from planner.search.walk import memory as m
 from planner.search.walk.block import HEADER, Block, block_for, devices_of, filled
-from planner.search.walk.figures import figures_of, stage_figures_asked
 from planner.search.walk.freedoms import Freedoms, places_of
-from planner.search.walk.judge import judge_layout, prepare, replay_layout, schedule_again
+from planner.search.walk.judge import judge_layout, prepare, schedule_again
 from planner.search.walk.memory import MOST_OWNERS, WALK, write
-from planner.search.walk.polish import polish
 from planner.search.walk.starts import Start
-from planner.search.walk.steps import JUDGE, WALK_ON, run_walk
+from planner.search.walk.steps import BOUND, JUDGE, WALK_ON, run_walk
 
 MOST_KNOWN = 1 << 18
 """Layouts whose times are remembered."""
@@ -85,49 +70,52 @@ class Walker:
         freedoms: Freedoms,
         seed: int,
     ) -> None:
-        self.problem = problem
+        self.problem, self.annealed = problem, 0
         stages, devices = freedoms.max_stages, len(network.devices)
         replicas = devices * freedoms.most_on_device
         microbatches = problem.job.microbatches
         wires = wires_of(network)
         buckets = [_bucket_bytes(problem, row) for row in _behaviours(problem)]
         gradients = gradient_tables(table, buckets[0] or buckets[1], stages)
-        self._rows = gradient_rows(gradients, wires, stages, replicas, microbatches)
+        self._rows = gradient_rows(table, gradients, wires, stages, replicas, microbatches)
         self._rows.numbers["classes"] = 1
         self._schedule = schedule_for(stages, replicas, devices, microbatches)
         program, room = room_for(self._rows, wires)
         self._empty = block_for(stages, replicas)
         self.memory = _memory(stages, replicas, devices, len(table.types), microbatches, table)
+        parts = (self._rows, self._schedule, wires, program, room)
+        self.orders = OrderMemory(*parts, replay_schedule)
+        self.orders.numbers["blocks"] = problem.runtime.blocks
+        self.orders.numbers["equal"] = freedoms.equal
         self._blocks = {
-            "table": figures_of(table),
+            "table": table.block,
             "rows": self._rows,
             "schedule": self._schedule,
             "wires": wires,
             "gradients": gradients,
             "program": program,
-            "room": room,
-            "work": _work_for(program, self._rows, wires),
+            "work": self.orders.work,
+            "orders": self.orders,
         }
         for name, block in self._blocks.items():
             self.memory.numbers[name] = block.header.ctypes.data
-        parts = {
-            "figures": stage_figures_asked,
+        called = {
             "prepare": prepare,
-            "replay": replay_layout,
             "judge": judge_layout,
         }
-        for field, part in parts.items():
+        for field, part in called.items():
             self.memory.numbers[f"{field}_at"] = part.address
         _write_freedoms(self.memory, problem, freedoms)
         _write_costs(self.memory, problem, table, network)
         for table_of in (m.WHOLE, m.PIPELINE, m.HERE, m.TRIED, m.BEST):
             self.memory[table_of][:] = self._empty
-        self.memory[m.RANDOM][0] = np.uint64((2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64)
+        seed_random(self.memory, m.RANDOM, seed)
+        seed_random(self.orders, RANDOM, seed)
 
     @property
     def tasks_done(self) -> int:
-        """Tasks that were replayed."""
-        return int(self.memory.numbers["tasks"])
+        """Work that was done, in tasks replayed."""
+        return int(self.memory.numbers["tasks"] + self.annealed)
 
     @property
     def layouts_judged(self) -> int:
@@ -142,15 +130,25 @@ class Walker:
             seconds, self.memory[m.BEST].copy(), tuple(self.memory[m.BEST_CHOICE].tolist())
         )
 
-    def start(self, start: Start) -> Candidate | None:
-        """Judge a layout to start from; return None if it is none, or fits no memory."""
+    def start(self, start: Start, best_s: float = np.inf) -> Candidate | None:
+        """Judge a layout to start from; return None if it is none, or fits no memory.
+
+        Args:
+            start: the layout.
+            best_s: time of another one; the slower it is than this, the fewer schedules are tried.
+        """
         x = filled(self._empty, start.ends, start.devices)
         self.memory[m.TRIED][:] = x
-        self.memory.numbers["best_s"] = np.inf
+        self.memory.numbers["best_s"] = best_s
         seconds = run_walk(self.memory.header, JUDGE, 0.0, 0)
         if seconds == np.inf:
             return None
         return Candidate(float(seconds), x, tuple(self.memory[m.CHOICE].tolist()))
+
+    def bound_s(self, start: Start) -> float:
+        """Return a lower bound on the time of a layout; infinite if it is none."""
+        self.memory[m.TRIED][:] = filled(self._empty, start.ends, start.devices)
+        return float(run_walk(self.memory.header, BOUND, 0.0, 0))
 
     def stand_at(self, candidate: Candidate) -> None:
         """Have the walk go on from a layout, and forget what it has found."""
@@ -168,17 +166,25 @@ class Walker:
         self.memory[m.TRIED][:] = candidate.block
         self.memory[m.CHOICE][:] = candidate.choice
         seconds = float(schedule_again(self.memory.header))
-        self.memory.numbers["polished_s"] = np.inf
+        self.orders.numbers["best_s"] = np.inf
         return seconds, self._layout()
 
     def polish(self, heat: float, tries: int) -> float:
         """Anneal the orders of the layout asked for last; return the time of the best ones."""
-        return float(polish(self.memory.header, heat, tries))
+        before = int(self.orders.numbers["tasks"])
+        best_s = float(anneal(self.orders.header, heat, tries))
+        self.annealed += int(self.orders.numbers["tasks"]) - before
+        return best_s
 
     def polished_layout(self) -> Layout:
         """Return the layout with the best orders that annealing has found."""
-        self._schedule[ORDER_CODES][:] = self.memory[m.BEST_CODES]
-        return self._layout()
+        codes = self._schedule[ORDER_CODES]
+        # Annealing goes on from the order that its program has, which need not be the best.
+        now = codes.copy()
+        codes[:] = self.orders[BEST_CODES]
+        found = self._layout()
+        codes[:] = now
+        return found
 
     def _layout(self) -> Layout:
         whole, schedule = self.memory[m.WHOLE], self._schedule
@@ -197,21 +203,6 @@ class Walker:
             orders=orders,
             microbatches=self.problem.job.microbatches,
         )
-
-
-def _work_for(program: Program, rows: Tables, wires: Tables) -> Work:
-    """Return memory for replays of every program that there is room for."""
-    numbers = program.numbers
-    tables = (TASKS, DEVICES, REPLICAS, MAKERS, LINK_GB_PER_S, GROUPS, HOSTS)
-    names = ("tasks", "devices", "replicas", "makers", "links", "groups", "hosts")
-    for name, table in zip(names, tables, strict=True):
-        numbers[name] = len(program[table])
-    messages = 2 * len(rows[LENGTH_OF]) * len(rows[STAGE])
-    members, route = len(rows[REDUCTION_DEVICE]), int(wires.numbers["longest_route"])
-    numbers["lines"] = numbers["devices"] * (numbers["devices"] + 3)
-    numbers["line_nodes"] = 3 * messages + members + len(rows[REPLICA]) * len(rows[LENGTH_OF])
-    numbers["link_nodes"] = numbers["link_uses"] = messages * route + len(rows[REDUCTION_LINK])
-    return Work(program)
 
 
 def _memory(
@@ -233,13 +224,13 @@ def _memory(
             m.MAY_CUT: layers + 1,
             m.ALLOWED_LAYERS: devices * (layers + 1),
             m.APART: devices**2,
+            m.UNLINKED: devices**2,
             m.ISLANDS: 2 * devices,
             **dict.fromkeys(by_device, devices),
             **dict.fromkeys(
                 (m.GATHER_LATENCY_S, m.GATHER_GB_PER_S, m.SUM_LATENCY_S, m.SUM_GB_PER_S),
                 2 * devices,
             ),
-            **dict.fromkeys((m.RERUN_RANK, m.OFFLOAD_RANK), layers),
             m.HOST_S: 6,
             m.RULES: 12,
             **dict.fromkeys(by_replica, replicas),
@@ -248,7 +239,7 @@ def _memory(
             m.OWNERS: MOST_OWNERS * size,
             **dict.fromkeys(by_group, groups),
             **dict.fromkeys((m.HOMES, m.MICROBATCH), microbatches),
-            **dict.fromkeys((m.ORDER, m.BEST_CODES), 3 * size),
+            **dict.fromkeys((m.ORDER,), 3 * size),
             m.STARTS: devices + 1,
             **dict.fromkeys((m.WHOLE, m.PIPELINE, m.HERE, m.TRIED, m.BEST), head),
             **dict.fromkeys((m.CHOICE, m.OWN, m.BEST_CHOICE), 4),
@@ -273,6 +264,8 @@ def _write_freedoms(memory: Tables, problem: Problem, freedoms: Freedoms) -> Non
         "devices": devices,
         "places": len(islands),
         "has_apart": bool(freedoms.apart.size),
+        "has_unlinked": bool(freedoms.unlinked.size),
+        "has_sizes": bool(problem.graph.record.on_types),
         "has_rules": freedoms.most_nodes < devices or freedoms.most_price < np.inf,
         "may_split": job.splits,
         "may_stay_whole": job.backward != "split",
@@ -282,8 +275,8 @@ def _write_freedoms(memory: Tables, problem: Problem, freedoms: Freedoms) -> Non
         "may_offload": job.offload is True,
         "in_blocks": job.recompute == "blocks",
         "shares_state": job.shards_state,
+        "divides": job.shards_parameters,
         "problem_copies": problem.copies,
-        "lowers": 1,
         "here_s": np.inf,
         "best_s": np.inf,
     }
@@ -300,8 +293,6 @@ def _write_costs(
         "gather_gb_per_s sum_latency_s sum_gb_per_s group_devices"
     ).split():
         write(memory, getattr(m, name.upper()), getattr(network, name))
-    write(memory, m.RERUN_RANK, table.arrays.rerun_rank)
-    write(memory, m.OFFLOAD_RANK, table.arrays.offload_rank)
     write(memory, m.HOST_S, [_host_s(row) for row in _behaviours(problem)])
     write(memory, m.RULES, [_rule_numbers(problem, row) for row in _behaviours(problem)])
 

@@ -63,7 +63,7 @@ class BoundCheck:
                 return self._budget(argument).refutes(bound_s)
             case LayerPrices():
                 prices = self._prices(argument)
-                return earned_too_little(self._devices, prices, argument.steps, bound_s)
+                return earned_too_little(self._devices, prices, bound_s)
 
     @cached_property
     def path_s(self) -> float:
@@ -122,9 +122,9 @@ class BoundCheck:
                 f"argument.prices: {len(argument.prices)} of them, but the layer graph has "
                 f"{self.layers.length} layers"
             )
-        if argument.steps is None and self._space.max_stages_per_device > MOST_STAGES:
+        if self._space.max_stages_per_device > MOST_STAGES:
             raise PipeplanError(
-                f"argument.steps: null is for up to {MOST_STAGES} stages a device "
+                f"argument.prices: they prove bounds for up to {MOST_STAGES} stages a device "
                 f"(max_stages_per_device is {self._space.max_stages_per_device})"
             )
         prices = np.array(argument.prices)

@@ -12,7 +12,6 @@ from planner.errors import PipeplanError
 from planner.verification.proof.devices import ProvedDevices, Ways
 from planner.verification.proof.layers import FloatArray, IntArray, before_last
 from planner.verification.proof.links import FAR
-from planner.verification.proof.loads import Loads
 from planner.verification.proof.program import MARGIN
 
 MOST_CELLS = 4e6
@@ -23,15 +22,12 @@ CHUNK = 20_000
 """Pairs that are looked at at a time."""
 
 
-def earned_too_little(
-    devices: ProvedDevices, prices: FloatArray, steps: int | None, time_s: float
-) -> bool:
+def earned_too_little(devices: ProvedDevices, prices: FloatArray, time_s: float) -> bool:
     """Return whether devices earn less within a time than all layers pay.
 
     Args:
         devices: figures by kind.
         prices: of a microbatch of each layer.
-        steps: of a grid of loads; None: all pairs of stages are looked at.
         time_s: that no plan keeps then.
 
     Raises:
@@ -39,11 +35,7 @@ def earned_too_little(
     """
     paid = devices.layers.microbatches * float(prices.sum())
     limit_s = time_s * MARGIN
-    held: _Pairs | Loads
-    if steps is None:
-        held = _Pairs(devices, prices, limit_s)
-    else:
-        held = Loads(devices, prices, limit_s, steps)
+    held = _Pairs(devices, prices, limit_s)
     earned = sum(int(count) * held.most_earned(kind) for kind, count in enumerate(devices.counts))
     return paid > earned * MARGIN
 

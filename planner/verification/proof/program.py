@@ -67,6 +67,8 @@ class _Reached:
         left_s: the same without them.
         come_s: when the first microbatches come, by number and pair.
         follow_s: what follows the last gradients that leave, by number and pair.
+        since: in rows, of the last stage that was on one of two classes alone: the value, and the
+            least bytes of activations and of gradients at all cuts since, by pair.
     """
 
     pairs: IntArray
@@ -74,6 +76,7 @@ class _Reached:
     left_s: FloatArray
     come_s: FloatArray
     follow_s: FloatArray
+    since: FloatArray
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,8 @@ class ProofPass:
         # last gradients begin there.
         shape = (self._columns, *self._table.shape)
         self._past_s, self._home_s = np.full(shape, np.inf), np.full(shape, np.inf)
+        # Of stages on both of two classes; see _Reached.since.
+        self._since = np.full((3, *self._table.shape), np.inf)
 
     def refutes(self) -> bool:
         """Return whether the end is not reached within the limit."""
@@ -155,15 +160,19 @@ class ProofPass:
         if cut == 0:
             nothing = np.zeros(len(vectors.first))
             at_once = np.zeros((columns, len(vectors.first)))
-            return _Reached(vectors.first, nothing, nothing, at_once, at_once)
+            never = np.full((3, len(vectors.first)), np.inf)
+            return _Reached(vectors.first, nothing, nothing, at_once, at_once, never)
         if not len(vectors.later) or not np.isfinite(self._table[cut]).any():
             none, nowhere = np.zeros(0), np.zeros((columns, 0))
-            return _Reached(vectors.later[:0], none, none, nowhere, nowhere)
+            return _Reached(vectors.later[:0], none, none, nowhere, nowhere, np.zeros((3, 0)))
         there, back = self._stages.messages_s(cut)
         value = self._table[cut][vectors.before]
         busy = self._stages.channel_s(cut)[vectors.between]
-        ways = np.flatnonzero(value + busy <= self._limit_s)
-        value, before, between = value[ways], vectors.before[ways], vectors.between[ways]
+        since = self._since_last(cut)
+        changed = self._changed_s(cut, since)
+        ways = np.flatnonzero((value + busy <= self._limit_s) & (changed <= self._limit_s))
+        value, since = value[ways], since[:, ways]
+        before, between = vectors.before[ways], vectors.between[ways]
         begins = np.flatnonzero(np.diff(vectors.way[ways], prepend=-1))
         pairs = vectors.later[vectors.way[ways[begins]]]
 
@@ -179,7 +188,29 @@ class ProofPass:
 
         come = by_number(self._past_s, there)
         follow = by_number(self._home_s, back) if self._back else np.zeros_like(come)
-        return _Reached(pairs[alive], arrival[alive], least(value)[alive], come, follow)
+        arrival, left, since = arrival[alive], least(value)[alive], least(since)[:, alive]
+        return _Reached(pairs[alive], arrival, left, come, follow, since)
+
+    def _since_last(self, cut: int) -> FloatArray:
+        """Return, by way, what is known since the last stage on one of two classes alone."""
+        vectors = self._stages.vectors
+        since = self._since[:, cut, vectors.before]
+        alone = ~vectors.is_split[vectors.before]
+        since[0, alone] = self._table[cut, vectors.before[alone]]
+        for row, bytes_ in zip(since[1:], self._stages.crossing_bytes, strict=True):
+            row[alone] = np.inf
+            np.minimum(row, bytes_[cut], out=row)
+        return since
+
+    def _changed_s(self, cut: int, since: FloatArray) -> FloatArray:
+        """Return, by way, what passes where all microbatches change the class; 0 elsewhere."""
+        vectors = self._stages.vectors
+        seconds = np.zeros(len(vectors.before))
+        for side in (0, 1) if vectors.changes.any() else ():
+            rows = np.flatnonzero(vectors.changes & (vectors.side[vectors.before] == side))
+            passed = self._stages.changed_s(cut, (side, 1 - side), since[1:, rows])
+            seconds[rows] = since[0, rows] + passed
+        return seconds
 
     def _extend(self, cut: int, reached: _Reached) -> None:
         """Note what is reached by a stage on each pair's second vector, for every end."""
@@ -202,6 +233,8 @@ class ProofPass:
         # No two pairs lead to one state by a stage from the same cut.
         state = some.end, some.pair
         self._table[state] = np.minimum(self._table[state], value[kept])
+        place = slice(None), *state
+        self._since[place] = np.minimum(self._since[place], reached.since[:, some.place])
         self._note(cut, some, self._past_s, come, stages.forward_s)
         if self._back:
             self._note(cut, some, self._home_s, follow, stages.gradient_s)

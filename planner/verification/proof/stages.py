@@ -180,7 +180,7 @@ class ProvedStages:
         """Return messages there and back at a cut, for every pair of vectors that are apart."""
         rows = self.vectors.rows > 0
         there, back = (self._messages_s(bytes_[cut]) for bytes_ in self.crossing_bytes)
-        first, second = self.vectors.used, self.vectors.stage
+        first, second = self.vectors.apart_used, self.vectors.apart_stage
         return (
             _least(there, rows, first, second),
             _least(back.T, rows, first, second),
@@ -190,17 +190,45 @@ class ProvedStages:
     def _flows(self) -> tuple[FloatArray, FloatArray, BoolArray]:
         """Seconds a byte there and back for pairs of vectors, and which are of single devices."""
         vectors, links = self.vectors, self.links
-        there, back = np.zeros((2, len(vectors.used)))
-        for number in vectors.later:
-            u, n = (vectors.rows[v[number]] for v in (vectors.used, vectors.stage))
+        there, back = np.zeros((2, len(vectors.apart_used)))
+        for number in vectors.apart_later:
+            u, n = (vectors.rows[v[number]] for v in (vectors.apart_used, vectors.apart_stage))
             there[number] = links.flow_s_per_byte(u, n)
             back[number] = links.flow_s_per_byte(n, u)
         alone = vectors.rows.sum(axis=1) == 1
-        single = alone[vectors.used] & alone[vectors.stage]
+        single = alone[vectors.apart_used] & alone[vectors.apart_stage]
         for number in np.flatnonzero(single):
-            a, b = (int(vectors.rows[v[number]].argmax()) for v in (vectors.used, vectors.stage))
+            a, b = (
+                int(vectors.rows[v[number]].argmax())
+                for v in (vectors.apart_used, vectors.apart_stage)
+            )
             single[number] = links.is_exclusive[a, b] and links.is_exclusive[b, a]
         return there, back, single
+
+    def changed_s(self, cut: int, sides: tuple[int, int], bytes_: FloatArray) -> FloatArray:
+        """Return what passes while all microbatches go from one of two classes to the other.
+
+        All activations pass what joins the classes, and all gradients the other way; the first
+        gradient comes after an activation, the last activation's gradient comes back, and between
+        the two a microbatch goes to the end of all layers and back.
+
+        Args:
+            cut: at which they have changed; some may have before it.
+            sides: the class that they come from, and the other one.
+            bytes_: of an activation and of a gradient at least, in two rows.
+        """
+        (a, b), count = sides, self.layers.microbatches
+        everywhere = np.diag(self.links.sizes)
+        each = [
+            self.links.flow_s_per_byte(everywhere[x], everywhere[y]) for x, y in ((a, b), (b, a))
+        ]
+        alone = [
+            np.where(row > 0, self.links.latency_s[x, y] + row * self.links.s_per_byte[x, y], 0.0)
+            for row, (x, y) in zip(bytes_, ((a, b), (b, a)), strict=True)
+        ]
+        there = count * bytes_[0] * each[0] + alone[1]
+        back = count * bytes_[1] * each[1] + alone[0]
+        return np.asarray(np.minimum(np.maximum(there, back) + self.rest_s[cut], FAR))
 
     def _channel_at(self, cut: int) -> FloatArray:
         """Return what all messages at a cut take, with one on its way home, by pair."""

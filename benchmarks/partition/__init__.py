@@ -1,1 +1,0 @@
-"""Stage partition and device mapping against bounds."""

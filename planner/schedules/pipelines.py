@@ -1,0 +1,146 @@
+"""Equal pipelines, data parallelism with pipelining: groups of one replica of every stage.
+
+Microbatch m belongs to pipeline m mod R of R; its share is numbered from 0 within it. The slowest
+pipeline is scheduled, and all do the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from planner.costs.placed_pipeline import PlacedPipeline
+from planner.costs.placement import place
+from planner.errors import PipeplanError
+from planner.plan.membership import unequal
+from planner.plan.operations import Operation, Orders
+from planner.schedules.assignment import balanced_assignment
+from planner.schedules.published import Rule
+
+Pipelines = Sequence[Sequence[str]]
+"""The device of each stage, by pipeline."""
+
+
+@dataclass(frozen=True)
+class EqualPipelines:
+    """The pipelines that the replicas of stages form.
+
+    Attributes:
+        whole: all stages with their replicas.
+        pipelines: the device of each stage, by pipeline.
+    """
+
+    whole: PlacedPipeline
+    pipelines: Pipelines
+
+    @cached_property
+    def slowest(self) -> Sequence[str]:
+        """The devices of the pipeline whose microbatches take longest."""
+        return max(self.pipelines, key=self._work_s)
+
+    def _work_s(self, devices: Sequence[str]) -> float:
+        rows = zip(self.whole.stages, devices, strict=True)
+        times = [stage.times[device] for stage, device in rows]
+        return sum(row.forward_s + row.backward_s for row in times)
+
+    @property
+    def counterparts(self) -> list[Mapping[str, str]]:
+        """By pipeline, its device for each of the slowest one's."""
+        return [dict(zip(self.slowest, row, strict=True)) for row in self.pipelines]
+
+    @cached_property
+    def first(self) -> PlacedPipeline:
+        """The slowest pipeline with its share of the microbatches."""
+        rows = zip(self.whole.stages, self.slowest, strict=True)
+        specs = [replace(stage.spec, devices=(device,)) for stage, device in rows]
+        return place(self.whole.problem, specs, self.whole.sync, self.counterparts)
+
+    def spread(self, orders: Orders) -> Orders:
+        """Return the orders of all pipelines, given those of the slowest one."""
+        return spread_orders(orders, self.counterparts)
+
+
+def pipelines_of(pipeline: PlacedPipeline) -> EqualPipelines | None:
+    """Return the pipelines that equal replicas form.
+
+    The i-th devices of all stages where no device is in two pipelines then, else the i-th in the
+    cluster's order.
+
+    Returns:
+        None if the replicas form no pipelines with equal shares of the microbatches, or only one.
+    """
+    listed = [stage.spec.devices for stage in pipeline.stages]
+    are_equal = unequal([frozenset(devices) for devices in listed]) is None
+    if not are_equal or len(listed[0]) < 2 or pipeline.microbatches % len(listed[0]):
+        return None
+    pipelines = list(zip(*listed, strict=True))
+    held = [device for one in pipelines for device in set(one)]
+    if len(set(held)) < len(held):
+        number = pipeline.problem.cluster.numbers
+        ordered = (sorted(devices, key=number.__getitem__) for devices in listed)
+        pipelines = list(zip(*ordered, strict=True))
+    return EqualPipelines(pipeline, pipelines)
+
+
+def orders_of_pipelines(pipeline: PlacedPipeline, pipelines: Pipelines, rule: Rule) -> Orders:
+    """Return the orders of a schedule that every pipeline runs on a share of the microbatches.
+
+    Args:
+        pipeline: all stages with their replicas.
+        pipelines: that these form.
+        rule: of the schedule of one pipeline.
+
+    Raises:
+        DoesNotApplyError: if the schedule is not defined for such stages.
+        PipeplanError: if the microbatches cannot be shared out equally.
+    """
+    share_of(pipeline.microbatches, len(pipelines))
+    equal = EqualPipelines(pipeline, pipelines)
+    return equal.spread(rule(equal.first, balanced_assignment(equal.first)))
+
+
+def spread_over(pipelines: Pipelines, rows: Sequence[Sequence[Operation]]) -> Orders:
+    """Return the orders of a table that every pipeline runs on its share of the microbatches.
+
+    Args:
+        pipelines: that run them.
+        rows: of one pipeline, the operations of each rank.
+    """
+    first = pipelines[0]
+    orders = {first[row[0].stage]: row for row in rows if row}
+    return spread_orders(orders, [dict(zip(first, other, strict=True)) for other in pipelines])
+
+
+def spread_orders(
+    orders: Orders, counterparts: Sequence[Mapping[str, str]]
+) -> dict[str, tuple[Operation, ...]]:
+    """Return the orders of all groups that do what one of them does.
+
+    Group n of R runs every R-th microbatch, from n on.
+
+    Args:
+        orders: of one group, its microbatches numbered from 0.
+        counterparts: of each group, its device for each of that one's.
+    """
+    count = len(counterparts)
+    return {
+        names[device]: tuple(o._replace(microbatch=o.microbatch * count + number) for o in order)
+        for device, order in orders.items()
+        for number, names in enumerate(counterparts)
+    }
+
+
+def share_of(microbatches: int, pipelines: int) -> int:
+    """Return how many microbatches each pipeline runs.
+
+    Raises:
+        PipeplanError: if it is no whole number.
+    """
+    share, rest = divmod(microbatches, pipelines)
+    if rest or not share:
+        raise PipeplanError(
+            f"job.microbatches: {microbatches} cannot be shared out equally among {pipelines} "
+            f"pipelines; set it to a multiple of {pipelines}"
+        )
+    return share

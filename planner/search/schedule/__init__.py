@@ -1,1 +1,0 @@
-"""Microbatch order on every device: classic schedules, a list scheduler and CP-SAT."""

@@ -1,1 +1,0 @@
-"""Lower bounds that hold for every schedule of given stages."""

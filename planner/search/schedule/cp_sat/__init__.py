@@ -1,1 +1,0 @@
-"""The CP-SAT model of the microbatch schedule; ``model`` puts its parts together."""
