@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.program.compiled import compiled, header, inlined, row
 from planner.program.program import PROGRAM
-from planner.program.work import EVENTS, HEAP_FULL, WORK
+from planner.program.work import EVENTS, HEAP_FULL, NEVER_ENDS, WORK
 
 # An event's code tells what happens, and in which order events of one moment are handled: tasks
 # below `first_late` end, or their first bytes set off; gradients are made; later tasks end; flows
@@ -29,9 +29,12 @@ def ready_code(p: int, n: int) -> int:
 
 @inlined
 def push(w: int, time_s: float, code: int) -> None:
-    """Announce an event."""
+    """Announce an event; one that never comes ends the replay."""
     state = header(w, WORK)
     n = state.n_events
+    if not time_s < np.inf:
+        state.status = NEVER_ENDS
+        return
     if n >= state.events_rows:
         state.status = HEAP_FULL
         return

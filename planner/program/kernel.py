@@ -51,6 +51,7 @@ from planner.program.work import (
     EVENTS,
     FLOWS,
     GROUP_LEFT,
+    HEAP_FULL,
     LINES,
     LINKS,
     MACHINES,
@@ -372,8 +373,8 @@ def replay_in(p: int, w: int) -> int:
         w: pointer to the header of a :class:`Work`.
 
     Returns:
-        ``OK``; ``DEADLOCK`` if something waits for ever; ``HEAP_FULL`` or ``TOO_SMALL`` if the
-        memory is.
+        ``OK``; ``DEADLOCK`` if something waits for ever; ``NEVER_ENDS`` if something takes for
+        ever, as a message where no path is; ``HEAP_FULL`` or ``TOO_SMALL`` if the memory is.
     """
     state = header(w, WORK)
     if not _has_room(p, w):
@@ -405,13 +406,13 @@ def replay_once(program: np.ndarray, work: np.ndarray) -> int:
 def replay_each(programs: np.ndarray, work: np.ndarray, times_s: np.ndarray) -> int:
     """Replay programs, given by the addresses of their headers, one after the other.
 
-    Write the time of each into ``times_s``, infinity for a deadlock. Return ``OK``, or how the
+    Write the time of each into ``times_s``, infinity for a deadlock or what never ends. Return ``OK``, or how the
     first one went that did not fit into the memory.
     """
     w = pointer(work)
     for i in range(len(programs)):
         status = replay_in(pointer_at(programs[i], PROGRAM), w)
-        if status != OK and status != DEADLOCK:
+        if status == HEAP_FULL or status == TOO_SMALL:
             return status
         times_s[i] = header(w, WORK).time_s if status == OK else np.inf
     return OK

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import DeadlockError
+from planner.errors import DeadlockError, PipeplanError
 from planner.plan.operations import Operation
 from planner.program.kernel import replay_once
 from planner.program.program import (
@@ -28,6 +28,7 @@ from planner.program.work import (
     HEAP_FULL,
     MACHINES,
     MADES,
+    NEVER_ENDS,
     OK,
     RAN,
     STATES,
@@ -71,6 +72,7 @@ def replay(program: Program, work: Work | None = None) -> Times:
 
     Raises:
         DeadlockError: if tasks wait for each other; the message names every waiting device.
+        PipeplanError: if the time of a task is not finite.
     """
     work = Work(program) if work is None else work
     work.numbers["tells_links"] = 1
@@ -78,6 +80,11 @@ def replay(program: Program, work: Work | None = None) -> Times:
         work = Work(program, events=4 * len(work[EVENTS]))
     if status == DEADLOCK:
         raise DeadlockError(f"the orders deadlock: {', '.join(_waiting(program, work))}")
+    if status == NEVER_ENDS:
+        raise PipeplanError(
+            "a computation or message of the plan never ends: its time or bandwidth is not a finite"
+            " number, or no path joins the devices; check cluster.links and the costs of the layers"
+        )
     if status != OK:
         raise ValueError("the memory for a replay was made for a smaller program")
     return _times(program, work)

@@ -9,7 +9,7 @@ import numpy as np
 from planner.program.compiled import Block, block
 from planner.program.program import INT, ORDER, REAL, Program, record
 
-OK, DEADLOCK, HEAP_FULL, TOO_SMALL = range(4)
+OK, DEADLOCK, HEAP_FULL, TOO_SMALL, NEVER_ENDS = range(5)
 
 STATE = record(f8="start_s end_s", i4="left cause")
 """Of a task: how many it still waits for; ``cause`` is the task that its start waited for last.
