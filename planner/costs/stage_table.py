@@ -430,7 +430,7 @@ def _by_type(layers: Sequence[Sequence[Layer]], figure: Callable[[Layer], int]) 
 
 def _ranks(gain: Floats, cost: Floats) -> Ints:
     """Return the rank of each layer by gain over cost; of equal ones the earlier comes first."""
-    ratio = gain / np.maximum(cost, np.finfo(float).tiny)
+    ratio = gain / np.maximum(cost, 1e-30)
     ranks = np.full(len(gain), NEVER)
     order = [n for n in np.argsort(-ratio, kind="stable") if gain[n] > 0]
     ranks[order] = np.arange(len(order))

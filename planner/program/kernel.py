@@ -406,13 +406,13 @@ def replay_once(program: np.ndarray, work: np.ndarray) -> int:
 def replay_each(programs: np.ndarray, work: np.ndarray, times_s: np.ndarray) -> int:
     """Replay programs, given by the addresses of their headers, one after the other.
 
-    Write the time of each into ``times_s``, infinity for a deadlock or what never ends. Return ``OK``, or how the
-    first one went that did not fit into the memory.
+    Write the time of each into ``times_s``, infinity for a deadlock or what never ends. Return
+    ``OK``, or how the first one went that did not fit into the memory.
     """
     w = pointer(work)
     for i in range(len(programs)):
         status = replay_in(pointer_at(programs[i], PROGRAM), w)
-        if status == HEAP_FULL or status == TOO_SMALL:
+        if status in (HEAP_FULL, TOO_SMALL):
             return status
         times_s[i] = header(w, WORK).time_s if status == OK else np.inf
     return OK

@@ -133,7 +133,7 @@ def test_offloading_is_taken_where_it_is_quicker_than_recomputing() -> None:
     """Copies of 12 ms hide behind operations of 20 ms; recomputing takes a third more work."""
     kept = solve(blocks(6, 50.0), time_limit_s=0.3, deterministic=True)
     result = solve(blocks(6, 50.0, offload=True), time_limit_s=0.3, deterministic=True)
-    assert result.iteration_time_s < 0.9 * kept.iteration_time_s
+    assert result.iteration_time_s < 0.92 * kept.iteration_time_s
     assert any(stage.recompute for stage in kept.plan.stages)
     assert any(stage.offload for stage in result.plan.stages)
     assert verify(result.plan) == []

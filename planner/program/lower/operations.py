@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.program.compiled import compiled, header, items, row
+from planner.program.compiled import compiled, header, inlined, items, row
 from planner.program.lower.room import MESSAGE_TASK, OPERATION_TASK, edge, new_task
 from planner.program.program import (
     BY_PRIORITY,
@@ -189,14 +189,14 @@ def _fill_replicas(rows: Any, schedule: Any, program: Any, rule: int) -> None:
         replica, found = row(program, REPLICAS, n), row(rows, REPLICA, n)
         replica.device, replica.stage = found.device, found.stage
         stage = row(rows, STAGE, found.stage)
-        replica.stash_bytes = stage.stash_bytes
+        replica.stash_bytes = _stash_bytes(rows, schedule, found.stage, rule)
         replica.weight_stash_bytes = stage.weight_stash_bytes
         replica.input_bytes, replica.output_bytes = stage.input_bytes, stage.output_bytes
         replica.input_gradient_bytes = stage.input_gradient_bytes
         replica.output_gradient_bytes = stage.output_gradient_bytes
         device = row(program, DEVICES, found.device)
         device.replica_end += 1
-        _fill_effects(rows, program, n)
+        _fill_effects(rows, program, n, replica.stash_bytes)
         if rule != FIXED:
             replica.is_split = items(schedule, IS_SPLIT)[found.stage]
             replica.limit = items(schedule, LIMIT)[n]
@@ -214,8 +214,17 @@ def _fill_replicas(rows: Any, schedule: Any, program: Any, rule: int) -> None:
         device.replica_end += 1
 
 
+@inlined
+def _stash_bytes(rows: Any, schedule: Any, s: int, rule: int) -> int:
+    """Return what a microbatch in flight holds: while devices list, what is never offloaded."""
+    stage = row(rows, STAGE, s)
+    if rule == FIXED or items(schedule, IS_SPLIT)[s]:
+        return stage.stash_bytes
+    return stage.stash_bytes - stage.offload_bytes
+
+
 @compiled
-def _fill_effects(rows: Any, program: Any, n: int) -> None:
+def _fill_effects(rows: Any, program: Any, n: int, stash_bytes: int) -> None:
     """Fill in what the operations of a replica hold and free, by kind."""
     found = row(rows, REPLICA, n)
     stage, is_last = row(rows, STAGE, found.stage), found.stage == header(rows, ROWS).stages - 1
@@ -226,13 +235,13 @@ def _fill_effects(rows: Any, program: Any, n: int) -> None:
         effect.start_bytes = effect.end_bytes = 0
         if kind == F:
             # The input, counted on arrival, becomes part of the stash.
-            effect.start_bytes = stage.stash_bytes - stage.input_bytes + stage.output_bytes
+            effect.start_bytes = stash_bytes - stage.input_bytes + stage.output_bytes
         elif kind == B:
             effect.start_bytes = stage.input_gradient_bytes
-            effect.end_bytes = -gradient - stage.stash_bytes
+            effect.end_bytes = -gradient - stash_bytes
         elif kind == I:
             effect.start_bytes = stage.input_gradient_bytes + found.split_extra_bytes
-            effect.end_bytes = stage.weight_stash_bytes - stage.stash_bytes - gradient
+            effect.end_bytes = stage.weight_stash_bytes - stash_bytes - gradient
             effect.end_bytes -= found.split_extra_bytes
         else:
             effect.end_bytes = -stage.weight_stash_bytes

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from planner.program.compiled import compiled, entry, header, items, pointer, pointer_at, row
+from planner.program.lower.offload import offloads
 from planner.program.lower.wires import WIRES
 from planner.program.program import DEVICES, PROGRAM
-from planner.program.schedule import RESERVE_BYTES, RHYTHM, SCHEDULE
+from planner.program.schedule import FIXED, RESERVE_BYTES, RHYTHM, SCHEDULE
 from planner.program.stage_rows import ROWS
 from planner.program.work import MACHINES, WORK
 from planner.search.orders.calls import call
@@ -54,12 +55,10 @@ def list_schedule(
     header(schedule, SCHEDULE).rule = rule
     if rule == RHYTHM:
         set_rhythm(rows, schedule, pointer_at(h.wires, WIRES), stretch, splits)
-    for _ in range(MOST_CORRECTIONS):
-        if call(h.replay_at, o) == np.inf:
-            return np.inf
-        if not reserve(o):
-            break
-    take_order(rows, schedule, pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK))
+    if with_room_s(o, np.inf) == np.inf:
+        return np.inf
+    if header(schedule, SCHEDULE).rule != FIXED:
+        take_order(rows, schedule, pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK))
     return given_order_s(o)
 
 
@@ -80,7 +79,35 @@ def given_order_s(o: Any) -> float:
 
 
 @compiled
-def reserve(o: Any) -> bool:
+def with_room_s(o: Any, most_s: float) -> float:
+    """List by the rule in the schedule, with more kept free as long as devices lack memory.
+
+    Where stashes are offloaded the order that comes out is given back and replayed, since only
+    copies of given orders are known.
+
+    Args:
+        o: pointer to the memory of a search over orders.
+        most_s: what takes longer is not made to fit.
+
+    Returns:
+        The time in seconds of the last schedule, which may still lack memory.
+    """
+    h = header(o, ORDERS)
+    rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
+    rule, copies, time_s = header(schedule, SCHEDULE).rule, offloads(rows), np.inf
+    for _ in range(MOST_CORRECTIONS):
+        header(schedule, SCHEDULE).rule = rule
+        time_s = call(h.replay_at, o)
+        if copies and time_s < most_s:
+            take_order(rows, schedule, pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK))
+            time_s = call(h.replay_at, o)
+        if time_s >= most_s or not _reserve(o):
+            break
+    return time_s
+
+
+@compiled
+def _reserve(o: Any) -> bool:
     """Have list scheduling keep free what devices lacked; return whether any did."""
     h = header(o, ORDERS)
     program, work = pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK)

@@ -24,7 +24,7 @@ from planner.program.work import WORK
 from planner.search.orders.calls import Apart, call
 from planner.search.orders.given import set_1f1b, take_order
 from planner.search.orders.limits import set_limits_in_flight, set_rhythm
-from planner.search.orders.lists import MOST_CORRECTIONS, ONE_F_ONE_B, reserve
+from planner.search.orders.lists import ONE_F_ONE_B, with_room_s
 from planner.search.orders.memory import ORDERS
 from planner.search.orders.replay import fits
 from planner.search.walk.block import (
@@ -254,12 +254,11 @@ def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
     if own[RULE_CHOICE] == RHYTHM:
         stretch = STRETCHES[own[LIMIT_CHOICE] & 1]
         set_rhythm(rows, schedule, pointer_at(h.wires, WIRES), stretch, splits)
-    time_s = np.inf
-    for _ in range(MOST_CORRECTIONS):
-        time_s = _replayed_s(w)
-        if time_s >= most_s or not reserve(pointer_at(h.orders, ORDERS)):
-            break
-    if time_s == np.inf or not h.blocks:
+    orders = pointer_at(h.orders, ORDERS)
+    tasks_before = header(orders, ORDERS).tasks
+    time_s = with_room_s(orders, most_s)
+    h.tasks += header(orders, ORDERS).tasks - tasks_before
+    if time_s == np.inf or not h.blocks or header(schedule, SCHEDULE).rule == FIXED:
         return time_s if time_s < np.inf and _fits(w) else np.inf
     _take_order(w)
     return _fixed_s(w)

@@ -285,20 +285,29 @@ def _move_group(x: Any, w: Any) -> Any:
 
 @compiled
 def _change_limits(x: Any, w: Any) -> Any:
-    """Have a stage, or all from it on, recompute or offload up to the rank of a random layer."""
+    """Have a stage, all to it or all from it on recompute or offload to the rank of some layer."""
     h, state = header(w, WALK), items(w, RANDOM)
-    table, first = pointer_at(h.table, TABLE), below(state, x[0])
-    last = first if uniform(state) < 0.75 and not h.in_blocks else x[0] - 1
-    layer = begin_of(x, first) + below(state, end_of(x, first) - begin_of(x, first))
-    rerun, offload = rerun_of(x, first), offload_of(x, first)
+    table, at = pointer_at(h.table, TABLE), below(state, x[0])
+    first = last = at
+    if uniform(state) < 0.25:
+        if uniform(state) < 0.5:
+            first = 0
+        else:
+            last = x[0] - 1
+    if h.in_blocks:
+        first, last = 0, x[0] - 1
+    layer = begin_of(x, at) + below(state, end_of(x, at) - begin_of(x, at))
+    rerun, offload = rerun_of(x, at), offload_of(x, at)
     if h.may_offload and uniform(state) < 0.5:
-        offload = min(items(table, OFFLOAD_RANK)[layer], h.layers) + below(state, 2)
+        offload = h.layers
+        if uniform(state) < 0.5:
+            offload = min(items(table, OFFLOAD_RANK)[layer], h.layers) + below(state, 2)
     elif not h.may_rerun or uniform(state) < 0.25:
         rerun, offload = AUTOMATIC, 0
     else:
         rerun = min(items(table, RERUN_RANK)[layer], h.layers) + below(state, 2)
     is_changed = False
-    for s in range(0 if h.in_blocks else first, last + 1):
+    for s in range(first, last + 1):
         is_changed = is_changed or rerun_of(x, s) != rerun or offload_of(x, s) != offload
         set_limits(x, s, rerun, offload)
     return is_changed

@@ -117,7 +117,7 @@ def _orders(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator
     every = [tuple(range(len(work_s))), by_links]
     every.append(tuple(sorted(by_links, key=lambda d: work_s[d])))
     place = freedoms.place_of
-    speed = {p: float((1 / work_s[place == p]).sum()) for p in np.unique(place)}
+    speed = {p: float((1 / np.maximum(work_s[place == p], 1e-30)).sum()) for p in np.unique(place)}
     ranked = sorted(by_links, key=lambda d: (-speed[place[d]], place[d], work_s[d]))
     every.append(tuple(ranked))
     for order in dict.fromkeys(every):
