@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from commands import pipeplan
-from solver.tiny_problems import renamed, tiny_problem
+from tiny_problems import renamed, tiny_problem
 
 from planner.plan.runtime_rules import RULES
 from planner.report.summary import runtime_lines

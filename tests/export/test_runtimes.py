@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from solver.tiny_problems import renamed, tiny_problem
+from tiny_problems import renamed, tiny_problem
 
 from planner import (
     InfeasibleError,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from builders import GIGA, boundary, graph, layer, star
 from solver.runtime_brute_force import best_in_space_s
-from solver.tiny_problems import renamed, tiny_problem
+from tiny_problems import renamed, tiny_problem
 
 from planner import InfeasibleError, Problem, solve
 from planner.costs.placed_pipeline import StageSpec

@@ -10,7 +10,7 @@ import pytest
 from builders import boundary, graph, layer, star
 from solver.brute_force import all_orders, all_partitions
 from solver.runtime_brute_force import simulated_s
-from solver.tiny_problems import tiny_problem
+from tiny_problems import tiny_problem
 
 from planner.cluster.cluster import Cluster
 from planner.cluster.cluster_file import Host

@@ -225,10 +225,13 @@ def _are_disjoint(x: Any, s: int, other: int) -> bool:
 @compiled
 def _is_placed(x: Any, placement: int) -> bool:
     """Return whether stages go round their devices, or where that is allowed down and up again."""
-    count, length = x[0], x[0]
-    for s in range(x[0] - 1, 0, -1):
-        if _are_same(x, s, 0):
-            length = s
+    count, length = x[0], 0
+    for s in range(count):
+        length += 1
+        for before in range(s):
+            if _are_same(x, s, before):
+                length -= 1
+                break
     is_loop = count % length == 0 and (length > 1 or count == 1)
     for s in range(length, count):
         is_loop = is_loop and _are_same(x, s, s - length)
