@@ -258,7 +258,7 @@ def _write_replica(x: Any, s: int, r: int, w: Any, rows: Any, several: int) -> N
     items(w, EACH_S)[r] = seconds[4 * r] + seconds[4 * r + 1]
     for forward in range(2):
         bytes_ = items(rows, RECEIVED_BYTES)[2 * s + forward]
-        message_s = host_s[3 * several + 1] + bytes_ * host_s[3 * several + 2]
+        message_s = host_s[3 * several + 1] + bytes_ / host_s[3 * several + 2]
         items(rows, RECEIVED_S)[2 * r + forward] = message_s + _gather_s(x, s, forward, device, w)
     replica.stage, replica.device = s, items(w, PLACE)[device]
     held = row(rows, DEVICE, replica.device)

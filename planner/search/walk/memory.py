@@ -58,8 +58,8 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     price=_REAL, islands=_INT, type_of=_INT, capacity_bytes=_LONG, optimizer_gb_per_s=_REAL,
     host_link_gb_per_s=_REAL, gather_latency_s=_REAL, gather_gb_per_s=_REAL, sum_latency_s=_REAL,
     sum_gb_per_s=_REAL, group_devices=_LONG,
-    # HOST_S: twice (computation, message, seconds a byte of a message), for one stage a device and
-    # for several; RULES: twice the numbers of a runtime's rules in the tables of rows,
+    # HOST_S: twice (computation, message, bytes of a message copied a second), for one stage a
+    # device and for several; RULES: twice the numbers of a runtime's rules in the tables of rows,
     # and whether gradients are reduced in buckets.
     host_s=_REAL, rules=_LONG,
     place=_INT, device_of=_INT, first=_INT, each_s=_REAL,

@@ -309,8 +309,8 @@ def _bucket_bytes(problem: Problem, behaviour: RuntimeBehaviour) -> float | None
 
 def _host_s(behaviour: RuntimeBehaviour) -> tuple[float, float, float]:
     rate = behaviour.message_copy_gb_per_s
-    each_s = 1 / (rate * 1e9) if rate else 0.0
-    return behaviour.computation_s, behaviour.message_us * 1e-6, each_s
+    bytes_a_second = rate * 1e9 if rate else np.inf
+    return behaviour.computation_s, behaviour.message_us * 1e-6, bytes_a_second
 
 
 def _rule_numbers(problem: Problem, behaviour: RuntimeBehaviour) -> list[int]:
