@@ -25,7 +25,10 @@ def main(ranks: int, program: list[str]) -> int:
             os.close(send)
             become(rank, ranks, int(os.read(receive, 5)))
             run(program)
-            sys.exit(0)
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # As the executor ends: threads of torch that still wait for other ranks would abort it.
+            os._exit(0)
         running[child] = rank
     # Only now, since a thread of the store would not be there in a fork.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
