@@ -45,7 +45,7 @@ from planner.verification import require_valid
 
 SHARES = {"bound": 0.04, "walk": 0.78, "close": 0.88, "prove": 1.0}
 """The steps, and the share of the time at the end of each; what one leaves is the next one's."""
-TINY_SHARES = {"bound": 0.04, "walk": 0.3, "close": 0.4, "prove": 0.5, "decide": 1.0}
+TINY_SHARES = {"bound": 0.04, "walk": 0.2, "prove": 0.3, "decide": 0.85, "close": 1.0}
 """The same where CP-SAT can decide the partitions one by one."""
 TRIAL = 0.3
 """Share of the time in which all sizes of tensor-parallel groups are tried."""

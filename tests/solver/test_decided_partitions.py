@@ -4,7 +4,7 @@ import pytest
 from test_proved_bounds import ROUNDING, drawn, last
 from tiny_problems import seeds
 
-from benchmarks.plans.oracle import optimum_below
+from benchmarks.plans.oracle import faster_plan, optimum_below
 from planner import PipeplanError, Problem
 from planner.bounds import prove
 from planner.costs.stage_table import StageTable
@@ -41,7 +41,9 @@ def test_the_decided_bound_is_below_every_plan_and_meets_the_best_one(seed: int)
         assert not found.better.overflow_bytes
     if seed % 2 == 0:  # what fits at once is a matter of orders alone
         assert found.better is not None
-        assert found.better.iteration_time_s <= optimum.time_s * 1.01
+        time_s = found.better.iteration_time_s
+        # The oracle's optimum is that of links which are not shared; replays say what there is.
+        assert time_s <= optimum.time_s * 1.01 or faster_plan(problem, time_s / 1.01).time_s is None
 
 
 def test_bounds_are_raised_to_the_best_plan() -> None:

@@ -14,7 +14,7 @@ rules, and are stages to schedule.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -50,11 +50,19 @@ Stages = tuple[PlannedStage, ...]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long CP-SAT may work on one model: seconds of wall time, or deterministic ones."""
+    """How long CP-SAT may work on one model.
+
+    Attributes:
+        seconds: of wall time, or deterministic ones.
+        deterministic: which of the two.
+        seed: of random numbers.
+        spend: told of the deterministic seconds that a model of schedules took.
+    """
 
     seconds: float
     deterministic: bool = False
     seed: int = 0
+    spend: Callable[[float], None] = lambda seconds: None
 
     def solver(self) -> cp_model.CpSolver:
         """Return a solver with this limit, on one thread."""

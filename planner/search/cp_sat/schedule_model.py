@@ -348,6 +348,7 @@ class ScheduleModel:
         if self._of.is_rounded:
             solver.parameters.relative_gap_limit = ROUNDED_GAP
         status = solver.solve(self.model)
+        effort.spend(float(solver.response_proto.deterministic_time))
         bound = max(0, math.ceil(solver.best_objective_bound - 1e-6))
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None, bound

@@ -39,6 +39,8 @@ MOST_OPERATIONS, MOST_WHOLE = 6_000, 800
 """Operations of a schedule that CP-SAT improves in windows, and as a whole."""
 WINDOW_S = 2.0
 """Most seconds of one window."""
+MODEL_S = 2e-5
+"""Seconds in which Python makes a model of CP-SAT and replays what it finds, for each operation."""
 Told = Callable[[Timeline, str], None]
 """Called with each schedule that is better than all before, and the step that found it."""
 
@@ -297,8 +299,8 @@ class ScheduleSearch:
         left_s = self.limit.left_s(MODELLED_UNTIL)
         if self._is_done or left_s <= 0:
             return
-        self.limit.spend(left_s)
-        effort = Effort(left_s, self.limit.deterministic, self.seed)
+        self.limit.spend(MODEL_S * self._count)
+        effort = Effort(left_s, self.limit.deterministic, self.seed, self.limit.spend)
         proof = prove(self._instance(), effort, lambda row: self._offer(row, "CP-SAT"))
         self.bound_s = max(self.bound_s, proof.bound_s)
 
@@ -309,10 +311,11 @@ class ScheduleSearch:
 
         def may_go_on() -> bool:
             left = self.limit.left_s() > 0 and not self._is_done
-            self.limit.spend(WINDOW_S)
+            self.limit.spend(MODEL_S * self._count)
             return left
 
-        effort = Effort(min(WINDOW_S, self.limit.left_s()), self.limit.deterministic, self.seed)
+        seconds = min(WINDOW_S, self.limit.left_s())
+        effort = Effort(seconds, self.limit.deterministic, self.seed, self.limit.spend)
         for _ in improve(
             self._instance(), effort, lambda row: self._offer(row, "CP-SAT's windows"), may_go_on
         ):

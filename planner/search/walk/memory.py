@@ -13,7 +13,8 @@ replicas at most, M microbatches:
 - of the layout that is judged: PLACE: D, the row of each device, -1: not in use; DEVICE_OF: R;
   FIRST: S + 1, the first replica of each stage; EACH_S: R, seconds of a forward and a backward;
   STAGE_FIGURES: S x K; NEEDS: D, bytes;
-- OWNERS: assignments x (S x M), replicas worth trying; ORDER, STARTS, FIRST_STAGE: the order of one
+- OWNERS: assignments x (S x M), replicas worth trying; LINK_S: of each directed link, what messages
+  take of it; ORDER, STARTS, FIRST_STAGE: the order of one
   of several pipelines; WHOLE and PIPELINE: blocks of stages with all limits chosen;
 - the walk: HERE, TRIED, BEST: blocks of stages; CHOICE, BEST_CHOICE: how they are scheduled; KEYS,
   KNOWN_S: digests and seconds of layouts that were judged; RANDOM: the state of random numbers.
@@ -35,8 +36,8 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     CAPACITY_BYTES, OPTIMIZER_GB_PER_S, HOST_LINK_GB_PER_S, GATHER_LATENCY_S, GATHER_GB_PER_S,
     SUM_LATENCY_S, SUM_GB_PER_S, GROUP_DEVICES, HOST_S, RULES, PLACE,
     DEVICE_OF, FIRST, EACH_S, STAGE_FIGURES, NEEDS, OWNERS, ISLAND, COUNTS, FINISH_S,
-    SLOWEST_S, HOMES, SHARE, USED, MICROBATCH, ORDER, STARTS, FIRST_STAGE, HELD, WHOLE, PIPELINE,
-    HERE, TRIED, BEST, CHOICE, OWN, BEST_CHOICE, KEYS, KNOWN_S, RANDOM,
+    SLOWEST_S, HOMES, SHARE, USED, LINK_S, MICROBATCH, ORDER, STARTS, FIRST_STAGE, HELD, WHOLE,
+    PIPELINE, HERE, TRIED, BEST, CHOICE, OWN, BEST_CHOICE, KEYS, KNOWN_S, RANDOM,
 ) = block(
     # freedoms
     "layers types devices min_stages max_stages most_on_device replicates equal placement"
@@ -65,7 +66,7 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     place=_INT, device_of=_INT, first=_INT, each_s=_REAL,
     stage_figures=FIGURES, needs=_REAL,
     owners=_INT, island=_INT, counts=_INT, finish_s=_REAL, slowest_s=_REAL, homes=_INT, share=_INT,
-    used=_INT, microbatch=_INT, order=_INT, starts=_INT, first_stage=_INT,
+    used=_INT, link_s=_REAL, microbatch=_INT, order=_INT, starts=_INT, first_stage=_INT,
     held=_INT, whole=_INT, pipeline=_INT, here=_INT, tried=_INT, best=_INT,
     choice=_LONG, own=_LONG, best_choice=_LONG, keys=np.dtype(np.uint64), known_s=_REAL,
     random=np.dtype(np.uint64),

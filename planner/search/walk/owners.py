@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 
 from planner.program.compiled import compiled, header, items, pointer_at, row
-from planner.program.lower.wires import GB_PER_S, LATENCY_S, WIRES, pair_of
+from planner.program.lower.wires import (
+    GB_PER_S,
+    LATENCY_S,
+    LINK_GB_PER_S,
+    WIRES,
+    pair_of,
+    route_end,
+    route_link,
+)
 from planner.program.stage_rows import (
     DEVICE,
     RECEIVED_BYTES,
@@ -35,6 +43,7 @@ from planner.search.walk.memory import (
     HOMES,
     ISLAND,
     ISLANDS,
+    LINK_S,
     OWNERS,
     SHARE,
     SLOWEST_S,
@@ -222,9 +231,10 @@ def _common(one: int, other: int) -> int:
 
 @compiled
 def least_time_s(w: Any, rows: Any, owner: Any) -> Any:
-    """Return a lower bound: what the busiest replica does, and the ways to it and back from it.
+    """Return a lower bound: what the busiest replica or the busiest link does.
 
-    It does its operations, the messages that block it, the reductions of its device and its step.
+    A replica does its operations, the messages that block it, the reductions of its device and its
+    step, between the ways to it and back from it; a link carries its messages.
 
     Args:
         w: pointer to the memory of the walk.
@@ -256,7 +266,7 @@ def least_time_s(w: Any, rows: Any, owner: Any) -> Any:
         way_s += forward_s
         if not splits:  # Else the last operation may be a weight gradient, which has no way back.
             back_way_s += least_back_s
-    return most_s
+    return max(most_s, _busiest_link_s(w, rows, owner))
 
 
 @compiled
@@ -278,6 +288,43 @@ def _find_busy_s(w: Any, rows: Any, owner: int) -> None:
                 both_s = _message_s(w, rows, before, here, 1) + _message_s(w, rows, here, before, 0)
                 busy_s[before] += share * both_s
                 busy_s[here] += share * both_s
+
+
+@compiled
+def _busiest_link_s(w: Any, rows: Any, owner: int) -> float:
+    """Return the seconds in which the link that messages fill most is full."""
+    numbers, owners, load_s = header(rows, ROWS), items(w, OWNERS), items(w, LINK_S)
+    links = header(pointer_at(header(w, WALK).wires, WIRES), WIRES).links
+    for n in range(links):
+        load_s[n] = 0.0
+    first = owner * numbers.stages * numbers.microbatches
+    for s in range(1, numbers.stages):
+        for m in range(numbers.microbatches):
+            at = first + s * numbers.microbatches + m
+            before, here = owners[at - numbers.microbatches], owners[at]
+            _load_links(w, rows, before, here, 1)
+            _load_links(w, rows, here, before, 0)
+    most_s = 0.0
+    for n in range(links):
+        most_s = max(most_s, load_s[n])
+    return most_s
+
+
+@compiled
+def _load_links(w: Any, rows: Any, source: int, target: int, forward: int) -> None:
+    """Add what a message takes of each link of its route."""
+    wires, there = pointer_at(header(w, WALK).wires, WIRES), row(rows, REPLICA, target)
+    bytes_ = items(rows, RECEIVED_BYTES)[2 * there.stage + forward]
+    from_device = row(rows, DEVICE, row(rows, REPLICA, source).device).number
+    to_device = row(rows, DEVICE, there.device).number
+    if bytes_ == 0 or from_device == to_device:
+        return
+    load_s, gb_per_s = items(w, LINK_S), items(wires, LINK_GB_PER_S)
+    end = route_end(wires, from_device, to_device)
+    for place in range(end):
+        link = route_link(wires, from_device, to_device, place, end)
+        if link >= 0:
+            load_s[link] += bytes_ / (gb_per_s[link] * 1e9)
 
 
 @compiled

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+
 from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import StageTable
 from planner.plan.problem import Problem
@@ -44,6 +46,8 @@ class Phase(NamedTuple):
 
 STARTS_UNTIL = 0.15
 """Share of the time in which starts are judged."""
+FEW_STARTS, FEW_UNTIL = 100, 0.4
+"""Where no more than so many were, they are judged up to that share."""
 PHASES = (
     Phase(0.25, 12, 1e-4, 1e-4),
     Phase(0.45, 4, 0.03, 0.001),
@@ -189,32 +193,56 @@ class WalkSearch:
         return sorted(found, key=lambda row: row.seconds)
 
     def _judge(self, walker: Walker, rows: Sequence[Start]) -> list[Candidate]:
-        """Judge layouts by few schedules, and the fastest by many, as far as there is time."""
+        """Judge layouts by few schedules, and the fastest by many, as far as there is time.
+
+        The next one is that with the least expected time: its lower bound times the least ratio of
+        time to bound that layouts of its kind had, which have as many stages, and stages of several
+        classes of devices or of one each.
+        """
         found: list[tuple[Candidate, Start]] = []
-        until = (self._clock.share + STARTS_UNTIL) / 2
-        for row in self._ranked(walker, rows):
-            if found and self._clock.share > until:
-                break
+        kinds = self._by_kind(walker, rows)
+        ratios: dict[tuple[int, bool], float] = {}
+        while kinds and not (found and self._is_over(len(found))):
+            kind = min(kinds, key=lambda kind: kinds[kind][-1][0] * ratios.get(kind, 1.0))
+            bound_s, _, row = kinds[kind].pop()
             candidate = walker.start(row, 0.0)
             if candidate is not None:
                 found.append((candidate, row))
+                ratio = candidate.seconds / max(bound_s, 1e-12)
+                ratios[kind] = min(ratios.get(kind, math.inf), ratio)
                 self._note(walker, candidate)
+            if not kinds[kind]:
+                del kinds[kind]
         found.sort(key=lambda both: both[0].seconds)
-        closely = []
+        closely, until = [], self._clock.share + STARTS_UNTIL / 2
         for candidate, row in found:
-            if self._clock.share > STARTS_UNTIL:
+            if self._clock.share > until:
                 break
             closely.append(walker.start(row, found[0][0].seconds) or candidate)
             self._note(walker, closely[-1])
         return [*closely, *(candidate for candidate, _ in found[len(closely) :])]
 
-    def _ranked(self, walker: Walker, rows: Sequence[Start]) -> list[Start]:
-        """Return layouts by their lower bounds; those for which there is no time come last."""
-        bounds, until = [], (self._clock.share + STARTS_UNTIL) / 3
-        for row in rows:
-            is_late = self._clock.share > until
-            bounds.append(math.inf if is_late else walker.bound_s(row))
-        return [rows[n] for n in sorted(range(len(rows)), key=bounds.__getitem__)]
+    def _is_over(self, judged: int) -> bool:
+        """Return whether enough of the time is used for starts, more if few could be judged."""
+        return self._clock.share > (STARTS_UNTIL / 2 if judged > FEW_STARTS else FEW_UNTIL)
+
+    def _by_kind(
+        self, walker: Walker, rows: Sequence[Start]
+    ) -> dict[tuple[int, bool], list[tuple[float, int, Start]]]:
+        """Return layouts by kind with their lower bounds, the least last; none that is none."""
+        kinds: dict[tuple[int, bool], list[tuple[float, int, Start]]] = {}
+        class_of, until = self.freedoms.class_of, FEW_UNTIL / 2
+        for number, row in enumerate(rows):
+            if kinds and self._clock.share > until:
+                break
+            bound_s = walker.bound_s(row)
+            if bound_s < math.inf:
+                mixes = any(len(np.unique(class_of[list(part)])) > 1 for part in row.devices)
+                kind = len(row.ends), mixes
+                kinds.setdefault(kind, []).append((bound_s, -number, row))
+        for of_kind in kinds.values():
+            of_kind.sort(reverse=True)
+        return kinds
 
     def _in_threads(
         self, work: Callable[[Walker, Sequence[T]], list[Candidate]], rows: Sequence[T]

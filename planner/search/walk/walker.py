@@ -82,7 +82,10 @@ class Walker:
         self._schedule = schedule_for(stages, replicas, devices, microbatches)
         program, room = room_for(self._rows, wires)
         self._empty = block_for(stages, replicas)
-        self.memory = _memory(stages, replicas, devices, len(table.types), microbatches, table)
+        links = len(network.links)
+        self.memory = _memory(
+            stages, replicas, devices, links, len(table.types), microbatches, table
+        )
         parts = (self._rows, self._schedule, wires, program, room)
         self.orders = OrderMemory(*parts, replay_schedule)
         self.orders.numbers["blocks"] = problem.runtime.blocks
@@ -206,7 +209,13 @@ class Walker:
 
 
 def _memory(
-    stages: int, replicas: int, devices: int, types: int, microbatches: int, table: StageTable
+    stages: int,
+    replicas: int,
+    devices: int,
+    links: int,
+    types: int,
+    microbatches: int,
+    table: StageTable,
 ) -> Tables:
     """Return memory for walks over so many stages, replicas and devices at most."""
     layers, size = len(table.layers), stages * microbatches
@@ -238,6 +247,7 @@ def _memory(
             m.STAGE_FIGURES: stages * types,
             m.OWNERS: MOST_OWNERS * size,
             **dict.fromkeys(by_group, groups),
+            m.LINK_S: links,
             **dict.fromkeys((m.HOMES, m.MICROBATCH), microbatches),
             **dict.fromkeys((m.ORDER,), 3 * size),
             m.STARTS: devices + 1,
