@@ -47,6 +47,8 @@ SHARES = {"bound": 0.04, "walk": 0.78, "close": 0.88, "prove": 1.0}
 """The steps, and the share of the time at the end of each; what one leaves is the next one's."""
 TINY_SHARES = {"bound": 0.04, "walk": 0.2, "prove": 0.3, "decide": 0.85, "close": 1.0}
 """The same where CP-SAT can decide the partitions one by one."""
+AGAIN = 0.02
+"""Share of the time that must be left to walk again."""
 TRIAL = 0.3
 """Share of the time in which all sizes of tensor-parallel groups are tried."""
 IN_REACH = 1.1
@@ -193,15 +195,35 @@ class _Search:
             begin = self.clock.elapsed_s / self.clock.limit_s
             for number, row in enumerate(rows, 1):
                 self._step(row, name, begin + (end - begin) * number / len(rows))
+        if not self._is_tiny:
+            self._go_on(rows)
         return self._result()
+
+    def _go_on(self, rows: Sequence[Steps]) -> None:
+        """Walk with other random numbers, and close again, as long as proofs have left time."""
+        before_s = -1.0
+        while (
+            self.clock.left_s() > AGAIN * self.clock.limit_s > 0 and self.clock.elapsed_s > before_s
+        ):
+            before_s, begin = self.clock.elapsed_s, self.clock.elapsed_s / self.clock.limit_s
+            end = begin + (1 - begin) * SHARES["close"]
+            for number, row in enumerate(rows, 1):
+                row.seed += 1
+                self._step(row, "walk", begin + (end - begin) * number / len(rows))
+            for row in rows:
+                self._step(row, "close", 1.0)
 
     @property
     def _shares(self) -> dict[str, float]:
         """The steps after the first bound."""
-        is_tiny = len(self.variants) == 1 and may_decide(self.problem)
-        is_tiny = is_tiny and self.settings.constrain is None and self.problem.job.rules.is_empty
-        shares = TINY_SHARES if is_tiny else SHARES
+        shares = TINY_SHARES if self._is_tiny else SHARES
         return {name: share for name, share in shares.items() if name != "bound"}
+
+    @property
+    def _is_tiny(self) -> bool:
+        """Whether CP-SAT can decide the partitions one by one."""
+        is_tiny = len(self.variants) == 1 and may_decide(self.problem)
+        return is_tiny and self.settings.constrain is None and self.problem.job.rules.is_empty
 
     def steps_of(self, variant: Variant) -> Steps:
         words = f"{variant.words}: " if len(self.variants) > 1 else ""
@@ -212,6 +234,7 @@ class _Search:
             found,
             self.settings,
             list(starts_of(variant.problem, self.warm_starts)),
+            self.settings.seed,
         )
 
     def _record(self, row: HistoryRow, words: str) -> None:

@@ -70,6 +70,7 @@ class Steps:
         found: what it has found.
         settings: of the search.
         starts: stages to start from.
+        seed: of the random numbers of walks and schedules.
     """
 
     problem: Problem
@@ -77,6 +78,7 @@ class Steps:
     found: Incumbent
     settings: Settings
     starts: list[Start] = field(default_factory=list)
+    seed: int = 0
 
     @cached_property
     def table(self) -> StageTable:
@@ -142,7 +144,7 @@ class Steps:
             self.problem,
             self.table,
             limit,
-            seed=self.settings.seed,
+            seed=self.seed,
             threads=self.settings.threads,
             told=self._take_walk,
         )
@@ -266,7 +268,7 @@ class Steps:
             Part(self.clock, until, lambda: self.found.is_enough),
             job.splits,
             best=best.timeline,
-            seed=self.settings.seed,
+            seed=self.seed,
             workers=self.settings.threads,
             told=self._offer_timeline,
         )

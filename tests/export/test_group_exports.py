@@ -155,7 +155,8 @@ def test_plans_of_groups_for_a_runtime_are_what_it_can_run(runtime: str, tmp_pat
 
 
 def test_deepspeed_runs_groups_that_are_planned_for_it() -> None:
-    told = problem(transformer(4, degrees=(2,)), machines(4, 2), tensor_parallel=2, microbatches=4)
+    freedoms = {"tensor_parallel": 2, "microbatches": 4, "min_stages": 2}
+    told = problem(transformer(4, degrees=(2,)), machines(4, 2), **freedoms)
     result = solve(for_runtime(told, "deepspeed"), time_limit_s=0.5, deterministic=True)
     assert result.plan.degree == 2
     notes = export_plan(result.plan, "deepspeed").notes

@@ -122,9 +122,10 @@ def test_bound_holds_after_no_time_at_all(seed):
     problem = tiny_problem(seed, layers=4, devices=3, microbatches=2, types=2, replication=False)
     best = brute_force(problem)
     result = solve(problem, time_limit_s=0.001, deterministic=True)
-    assert result.status == "feasible"
     assert result.lower_bound_s <= best.time_s * (1 + 1e-9)
     assert result.iteration_time_s >= best.time_s * (1 - 1e-9)
+    if result.status == "optimal":
+        assert result.iteration_time_s <= best.time_s * (1 + 1e-4)
 
 
 @pytest.mark.extensive
