@@ -22,6 +22,8 @@ from planner.search.cp_sat.decisions import Constrain
 from planner.search.finish import bounded_over, finished_plan, starts_of
 from planner.search.incumbent import Incumbent, Progress
 from planner.search.infeasible import why_no_form, why_nothing_fits
+from planner.search.orders.search import COOLEST
+from planner.search.orders.stages import StageOrders
 from planner.search.remedies import QuickPlan
 from planner.search.result import Ended, HistoryRow, Result, Status, StepRow
 from planner.search.settings import (
@@ -142,7 +144,14 @@ def decided(problem: Problem) -> list[Problem]:
 def compile_ahead() -> None:
     """Compile what searches run, or load it, before any clock starts: search two layers."""
     settings = Settings(0.01, OPTIMALITY_TOLERANCE, 0, 1, deterministic=True)
-    _Search(settings, two_layers(), None, (), Choice()).run()
+    search = _Search(settings, two_layers(), None, (), Choice())
+    search.run()
+    best = search.rows[0].found.best
+    assert best is not None
+    # Its schedule is proved before it would be annealed.
+    orders = StageOrders(best.timeline.pipeline, 0)
+    orders.replay(best.timeline.orders)
+    orders.anneal(COOLEST, 1)
 
 
 def quickly(problem: Problem) -> QuickPlan | None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Lock
 from typing import NamedTuple, TypeVar
 
@@ -47,7 +48,10 @@ class Phase(NamedTuple):
 STARTS_UNTIL = 0.15
 """Share of the time in which starts are judged."""
 FEW_STARTS, FEW_UNTIL = 100, 0.4
-"""Where no more than so many were, they are judged up to that share."""
+"""Where no more than so many were, they are judged up to that share; a quarter of it is for finding
+them, another one for their bounds."""
+MOST_STARTS = 3000
+"""Starts of which the likeliest are judged."""
 PHASES = (
     Phase(0.25, 12, 1e-4, 1e-4),
     Phase(0.45, 4, 0.03, 0.001),
@@ -186,7 +190,11 @@ class WalkSearch:
     def _judged(self, more: Iterable[Start]) -> list[Candidate]:
         """Return the starts that fit, the fastest first."""
         needs = needs_of(self._walkers[0].memory, self._table, self.freedoms)
-        rows = [*more, *starts(self._network, self.freedoms, needs)]
+        rows = [*more]
+        for row in islice(starts(self._network, self.freedoms, needs), MOST_STARTS):
+            rows.append(row)
+            if self._clock.share > FEW_UNTIL / 4:
+                break
         found = self._in_threads(lambda walker, own: self._judge(walker, own), rows)
         if not found:
             found = self._judge(self._walkers[0], [*singles(self.freedoms, needs)])

@@ -23,7 +23,11 @@ from planner.search.walk.cuts import cut_by_classes, cut_groups, cut_order, stag
 from planner.search.walk.freedoms import Freedoms
 from planner.search.walk.memory import LOOP, TYPE_OF
 
-MOST_UNITS = 48
+MOST_UNITS, MOST_CUTS = 48, 4e8
+"""Parts of an order of devices between which stages begin, and choices of a stage's layers and
+parts that are compared along one: many layers are cut along fewer parts."""
+MANY_DEVICES = 64
+"""On more devices grids leave out a tenth of them at most, on fewer ones half."""
 MOST_STATES = 1 << 25
 Order = tuple[int, ...]
 
@@ -77,11 +81,10 @@ def starts(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator[
 
 
 def _all_starts(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
-    orders = [*_orders(network, freedoms, needs)]
-    if freedoms.replicates and not freedoms.equal and freedoms.placement != LOOP:
-        for order in orders:
+    goes_along = freedoms.replicates and not freedoms.equal and freedoms.placement != LOOP
+    for order in _orders(network, freedoms, needs):
+        if goes_along:
             yield from _along(order, freedoms, needs)
-    for order in orders:
         yield from _grids(order, freedoms, needs)
 
 
@@ -154,7 +157,9 @@ def order_by_links(gb_per_s: NDArray[np.float64]) -> Order:
 
 def _along(order: Order, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
     """Yield the best cuts and replicas for each number of stages along an order."""
-    size = -(-len(order) // MOST_UNITS)
+    # For each of S stages an interval of N layers and one of U parts, of which there are S <= U.
+    most_units = max(2, min(MOST_UNITS, int((MOST_CUTS / needs.seconds.shape[2] ** 2) ** (1 / 3))))
+    size = -(-len(order) // most_units)
     units = [order[i : i + size] for i in range(0, len(order), size)]
     most = min(freedoms.max_stages, len(units), len(needs.seconds))
     kinds = needs.seconds.shape[1]
@@ -197,7 +202,8 @@ def _depths(devices: int, width: int, most: int) -> Iterable[int]:
     """Return numbers of stages: all for one replica, else those that leave few devices out."""
     if width == 1:
         return range(1, most + 1)
-    return [depth for depth in range(1, most + 1) if 2 * depth * width > devices]
+    least = 0.9 * devices if devices > MANY_DEVICES else 0.5 * devices
+    return [depth for depth in range(1, most + 1) if depth * width > least]
 
 
 def _arranged(order: Order, depth: int, width: int) -> Iterator[list[Order]]:
