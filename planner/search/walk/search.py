@@ -208,7 +208,7 @@ class WalkSearch:
         classes of devices or of one each.
         """
         found: list[tuple[Candidate, Start]] = []
-        kinds = self._by_kind(walker, rows)
+        kinds, rest = self._by_kind(walker, rows)
         ratios: dict[tuple[int, bool], float] = {}
         while kinds and not (found and self._is_over(len(found))):
             kind = min(kinds, key=lambda kind: kinds[kind][-1][0] * ratios.get(kind, 1.0))
@@ -221,6 +221,12 @@ class WalkSearch:
                 self._note(walker, candidate)
             if not kinds[kind]:
                 del kinds[kind]
+        for row in () if found else rest:
+            candidate = walker.start(row, 0.0)
+            if candidate is not None:
+                found.append((candidate, row))
+                self._note(walker, candidate)
+                break
         found.sort(key=lambda both: both[0].seconds)
         closely, until = [], self._clock.share + STARTS_UNTIL / 2
         for candidate, row in found:
@@ -236,12 +242,14 @@ class WalkSearch:
 
     def _by_kind(
         self, walker: Walker, rows: Sequence[Start]
-    ) -> dict[tuple[int, bool], list[tuple[float, int, Start]]]:
-        """Return layouts by kind with their lower bounds, the least last; none that is none."""
+    ) -> tuple[dict[tuple[int, bool], list[tuple[float, int, Start]]], Sequence[Start]]:
+        """Return layouts by kind, the least bound last, and those for which there is no time."""
         kinds: dict[tuple[int, bool], list[tuple[float, int, Start]]] = {}
         class_of, until = self.freedoms.class_of, FEW_UNTIL / 2
+        looked_at = len(rows)
         for number, row in enumerate(rows):
             if kinds and self._clock.share > until:
+                looked_at = number
                 break
             bound_s = walker.bound_s(row)
             if bound_s < math.inf:
@@ -250,7 +258,7 @@ class WalkSearch:
                 kinds.setdefault(kind, []).append((bound_s, -number, row))
         for of_kind in kinds.values():
             of_kind.sort(reverse=True)
-        return kinds
+        return kinds, rows[looked_at:]
 
     def _in_threads(
         self, work: Callable[[Walker, Sequence[T]], list[Candidate]], rows: Sequence[T]
