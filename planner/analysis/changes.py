@@ -96,7 +96,7 @@ def parse_move(text: str) -> Move:
         found = re.fullmatch(_pattern(form), words)
         if found is not None:
             return move(kind, **found.groupdict())
-    forms = "; ".join(form.replace("{", "").replace("}", "").upper() for form in FORMS.values())
+    forms = "; ".join(re.sub(r"\{(\w+)\}", lambda f: f[1].upper(), form) for form in FORMS.values())
     raise PipeplanError(
         f"change {shorten(text)}: is of no known form; write one of these, with names and numbers "
         f"in place of FIRST, LAST, SOURCE, …: {forms}"

@@ -131,7 +131,10 @@ class _Compiling(event.Listener):  # type: ignore[misc]
         module = event.data["dispatcher"].py_func.__module__
         if not self._is_known and module.startswith("planner."):
             self._is_known = True
-            LOG.warning("Compiling the planner's core; this takes about 20 s, once a version.")
+            LOG.warning(
+                "Compiling the planner's core, once a version; a command compiles what it needs of "
+                "it, up to about 20 s."
+            )
 
     def on_end(self, event: Any) -> None:
         """Do nothing: only the start is told."""

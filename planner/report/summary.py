@@ -38,6 +38,8 @@ def space_lines(plan: Plan) -> list[str]:
     if covers.space == plan.job.space:
         own = " that keeps the constraints of one's own" if covers.own_constraints else ""
         bound = f"every plan of this space{own}"
+        if not plan.job.rules.is_empty:
+            bound += ", also for those that the job's rules leave out"
     wider = () if covers.space is None else covers.space.not_proved_with
     if wider:
         bound += f"; its proof allows {', '.join(wider)} too"

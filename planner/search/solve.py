@@ -50,7 +50,7 @@ SHARES = {"bound": 0.04, "walk": 0.78, "close": 0.88, "prove": 1.0}
 TINY_SHARES = {"bound": 0.04, "walk": 0.2, "prove": 0.3, "decide": 0.85, "close": 1.0}
 """The same where CP-SAT can decide the partitions one by one."""
 AGAIN = 0.02
-"""Share of the time that must be left to walk again."""
+"""Share of the time that must be left to walk again; with less, the limit ended the search."""
 TRIAL = 0.3
 """Share of the time in which all sizes of tensor-parallel groups are tried."""
 IN_REACH = 1.1
@@ -331,7 +331,8 @@ class _Search:
             return "interrupted", "interrupted"
         if best_s <= bound_s * (1 + gap_limit):
             return status, "gap limit"
-        return status, "time limit" if self.clock.left_s() <= 0 else "nothing left to try"
+        is_over = self.clock.left_s() <= AGAIN * self.clock.limit_s
+        return status, "time limit" if is_over else "nothing left to try"
 
 
 STEPS: dict[str, Callable[[Steps, float], None]] = {

@@ -14,6 +14,7 @@ from planner import InfeasibleError, Job, PipeplanError, Problem, solve, verify
 from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import StageTable
 from planner.plan.kept_rules import broken
+from planner.report.summary import space_lines
 from planner.rules import Rules
 from planner.search.cp_sat.conflicts import MEMORY, conflict
 from planner.search.cp_sat.decisions import rule_constraints
@@ -85,6 +86,8 @@ def test_solved_plans_keep_them_and_others_are_refused(rules: dict[str, Any]) ->
     told = [row for row in verify(other.model_copy(update={"job": job})) if "job.rules" in row]
     assert [row.split(": ", 1)[1].removesuffix("; plan again") for row in told] == wrong
     assert plan.predicted.iteration_time_s >= other.predicted.iteration_time_s * (1 - 1e-9)
+    assert space_lines(plan)[1].endswith("also for those that the job's rules leave out")
+    assert "rules" not in space_lines(other)[1]
 
 
 REFUSED = [
