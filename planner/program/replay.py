@@ -72,7 +72,7 @@ def replay(program: Program, work: Work | None = None) -> Times:
 
     Raises:
         DeadlockError: if tasks wait for each other; the message names every waiting device.
-        PipeplanError: if the time of a task is not finite.
+        PipeplanError: if the time of a task is not finite, or a reduction never begins.
     """
     work = Work(program) if work is None else work
     work.numbers["tells_links"] = 1
@@ -87,7 +87,13 @@ def replay(program: Program, work: Work | None = None) -> Times:
         )
     if status != OK:
         raise ValueError("the memory for a replay was made for a smaller program")
-    return _times(program, work)
+    times = _times(program, work)
+    if (times.end_s[program.tasks["role"] == LATE_FLOW] == np.inf).any():
+        raise PipeplanError(
+            "orders: a reduction waits for gradients that no operation makes; `pipeplan verify` "
+            "names the operations that are missing"
+        )
+    return times
 
 
 def _times(program: Program, work: Work) -> Times:

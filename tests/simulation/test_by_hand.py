@@ -21,7 +21,7 @@ from builders import (
 from planner.analysis.explain.explanation import explain
 from planner.cluster.cluster_file import Host
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.errors import DeadlockError
+from planner.errors import DeadlockError, PipeplanError
 from planner.simulation.critical_path import critical_path
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import OperationEvent, Timeline
@@ -441,3 +441,11 @@ def test_two_stages_on_a_device_hand_over_without_a_transfer() -> None:
 def test_a_deadlock_names_every_device_that_waits() -> None:
     with pytest.raises(DeadlockError, match="d0 waits at 0B0, d1 waits at 1F0"):
         simulate(two_stages(), orders(d0="0B0 0F0 0F1 0B1", d1="1F0 1B0 1F1 1B1"))
+
+
+def test_a_reduction_without_its_gradients_is_refused() -> None:
+    """An order that lacks a backward, as an edit may leave it."""
+    the_graph = graph([layer("a", parameters=["p"])], (), [parameter("p", 1000)])
+    replicas = pipeline(the_graph, star(2), [(["a"], ["d0", "d1"])])
+    with pytest.raises(PipeplanError, match="waits for gradients that no operation makes"):
+        simulate(replicas, orders(d0="0F0", d1="0F1 0B1"))
