@@ -26,6 +26,20 @@ MIB = 2**20
 FAST = 1e15
 """GB/s: what the bytes themselves take is lost in rounding, so that equal times are equal."""
 
+SOLVED_SHAPES = [
+    ((0,), 4, True),
+    ((0, 1), 3, False),
+    ((0, 1), 3, True),
+    ((0, 1, 2), 3, False),
+    ((0, 1, 0), 2, False),
+    ((0, 1, 1, 0), 2, False),
+]
+"""The device of each stage, microbatches, and whether backwards are split, in cases that searches
+of schedules must solve."""
+A_LITTLE = 1 + 1e-9
+TICK = 1 + 2e-5
+"""Every one of a few dozen durations is rounded down to a millionth of the makespan."""
+
 
 @dataclass(frozen=True)
 class TinyPipeline:

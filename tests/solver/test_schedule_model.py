@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from schedule_brute_force import brute_force, fits
-from tiny_pipelines import TinyPipeline, draw_tiny
+from tiny_pipelines import A_LITTLE, SOLVED_SHAPES, TICK, TinyPipeline, draw_tiny
 
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import DeadlockError
@@ -18,18 +18,6 @@ from planner.search.cp_sat.schedule_model import ScheduleInstance, improve, prov
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 
-SHAPES = [
-    ((0,), 4, True),
-    ((0, 1), 3, False),
-    ((0, 1), 3, True),
-    ((0, 1, 2), 3, False),
-    ((0, 1, 0), 2, False),
-    ((0, 1, 1, 0), 2, False),
-]
-"""The device of each stage, microbatches, and whether backwards are split."""
-A_LITTLE = 1 + 1e-9
-TICK = 1 + 2e-5
-"""Every one of a few dozen durations is rounded down to a millionth of the makespan."""
 WORK = Effort(2.0, deterministic=True)
 
 
@@ -57,7 +45,7 @@ def slowest(tiny: TinyPipeline, *, split: bool) -> Timeline | None:
     return judge(tiny.placed)(orders)
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SOLVED_SHAPES, ids=str)
 def test_bound_and_value_enclose_the_best_of_all_orders(shape: tuple) -> None:
     device, microbatches, split = shape
     proved = tried = 0

@@ -10,7 +10,7 @@ from builders import boundary, graph, layer, pipeline, star
 from hypothesis import assume, given
 from schedule_brute_force import brute_force, fits
 from strategies import Scheduled, scheduled
-from tiny_pipelines import draw_tiny
+from tiny_pipelines import A_LITTLE, SOLVED_SHAPES, TICK, draw_tiny
 
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.operations import owners
@@ -20,19 +20,6 @@ from planner.search.orders.search import ScheduleSearch, search_schedule
 from planner.search.orders.stages import StageOrders
 from planner.simulation.simulator import simulate
 
-SHAPES = [
-    ((0,), 4, True),
-    ((0, 1), 3, False),
-    ((0, 1), 3, True),
-    ((0, 1, 2), 3, False),
-    ((0, 1, 0), 2, False),
-    ((0, 1, 1, 0), 2, False),
-]
-"""The device of each stage, microbatches, and whether backwards are split."""
-A_LITTLE = 1 + 1e-9
-TICK = 1 + 2e-5
-"""Every one of a few dozen durations is rounded down to a millionth of the makespan."""
-
 
 def searched(placed, *, splits: bool, limit_s: float = 1.0, **options) -> ScheduleSearch:
     clock = Clock(limit_s, deterministic=True)
@@ -41,7 +28,7 @@ def searched(placed, *, splits: bool, limit_s: float = 1.0, **options) -> Schedu
     return search
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SOLVED_SHAPES, ids=str)
 def test_bound_and_value_enclose_the_best_of_all_orders(shape: tuple) -> None:
     device, microbatches, split = shape
     best = 0
