@@ -5,7 +5,6 @@ are a second, 10**9 bytes over a link are a second.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -157,12 +156,6 @@ def pipeline(
     job = {"optimizer": "sgd", "microbatches": 2, "backward": "whole", **job}
     problem = Problem(the_graph, the_cluster, Job.model_validate(job), runtime=runtime)
     return place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
-
-
-def by_older_rule(placed: PlacedPipeline) -> PlacedPipeline:
-    """The same stages where messages wait for each other on links."""
-    rules = placed.problem.runtime.model_copy(update={"links": "in_turn"})
-    return replace(placed, problem=replace(placed.problem, runtime=rules))
 
 
 def checked(plan: Plan, seen: Plan | None = None) -> CheckedTimes:

@@ -355,10 +355,6 @@ def behaviours(draw: st.DrawFn) -> RuntimeBehaviour:
     )
 
 
-LINK_RULES = st.sampled_from(["fair", "in_turn"])
-"""How messages that meet on a link have it."""
-
-
 @st.composite
 def runtimes(draw: st.DrawFn) -> RuntimeRules:
     """Any rules, others where devices hold several stages, or the same."""
@@ -366,7 +362,6 @@ def runtimes(draw: st.DrawFn) -> RuntimeRules:
         name="random",
         behaviour=draw(behaviours()),
         interleaved=draw(st.none() | behaviours()),
-        links=draw(LINK_RULES),
         tied=draw(st.sampled_from(["at_once", "in_turn"])),
     )
 
@@ -391,13 +386,10 @@ def scheduled(
     replicas: bool = True,
     min_devices: int = 1,
     slowed: bool = False,
-    links: str | None = None,
     shards: bool = False,
 ) -> Scheduled:
-    """A random pipeline with random valid orders, by either rule for links unless one is named."""
+    """A random pipeline with random valid orders."""
     problem = draw(problems(shared=shared, min_devices=min_devices, slowed=slowed, shards=shards))
-    rules = RuntimeRules(links=links or draw(LINK_RULES))
-    problem = replace(problem, runtime=rules)
     sync = draw(SYNCS)
     if problem.job.shards_state and sync.strategy != "all_reduce":
         sync = Sync()
@@ -417,8 +409,7 @@ def divided(draw: st.DrawFn, *, slowed: bool = True) -> Scheduled:
         "equal_pipelines": True,
         "backward": "whole",
     }
-    rules = RuntimeRules(links=draw(LINK_RULES))
-    problem = replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
+    problem = replace(problem, job=problem.job.model_copy(update=fields))
     rows = draw(st.permutations(machines))
     each = draw(st.integers(1, len(machines) // count))
     pipelines = [rows[k * each : (k + 1) * each] for k in range(count)]

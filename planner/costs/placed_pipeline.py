@@ -37,8 +37,8 @@ class StageSpec:
     offload: tuple[str, ...] = ()
 
 
-Resource = tuple[int, int] | tuple[str, str] | str
-"""What serves one message at a time: a link, a pair of devices, or a device with one stream."""
+Resource = tuple[str, str] | str
+"""What serves one message at a time: a pair of devices, or a device with one stream."""
 
 
 @dataclass(frozen=True)
@@ -283,10 +283,8 @@ class PlacedPipeline:
         )
 
     def _waits_for(self, route: Route, source: str, target: str) -> tuple[Resource, ...]:
-        """Return what a message waits for: by the rules for links, and streams."""
+        """Return what a message waits for: those of its pair, and streams."""
         streams = (source, target) if self.behaviour.streams == "one" else ()
-        if self.problem.runtime.links == "in_turn":
-            return (*route.links, *streams)
         # Over links that any number may use at once, messages of one pair need not wait either.
         return (*([(source, target)] if route.links else []), *streams)
 

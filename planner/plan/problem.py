@@ -158,8 +158,7 @@ class Problem:
         """Return the digests with which a bound on a space holds for this problem.
 
         In no runtime may anything begin earlier or take less memory than in Pipeplan's own, which
-        is all that bounds count on, and on links in turn messages are no faster than they may be on
-        shared ones, so what was proved for Pipeplan's own with shared links holds for all, unless
+        is all that bounds count on, so what was proved for Pipeplan's own holds for all, unless
         some of what they send may be less.
         """
         own = replace(self, runtime=self.runtime if self.runtime.may_be_faster else PIPEPLAN)
@@ -272,17 +271,14 @@ _OLDER_FREEDOMS = {
 
 
 def _rules_of(runtime: RuntimeRules) -> dict[str, Any]:
-    """Return how a runtime runs plans.
-
-    There is nothing of Pipeplan's own, nor of links in turn: older versions had no others.
-    """
+    """Return how a runtime runs plans, of which Pipeplan's own has no more than its links."""
     rules = runtime.model_dump(mode="json", include={"behaviour", "interleaved"})
     own = PIPEPLAN.model_dump(mode="json", include={"behaviour", "interleaved"})
     found: dict[str, Any] = {} if rules == own else {"runtime": rules}
     for name in ("group_messages", "tied"):
         if getattr(runtime, name) != getattr(PIPEPLAN, name):
             found[name] = getattr(runtime, name)
-    return found if runtime.links == "in_turn" else {**found, "links": runtime.links}
+    return {**found, "links": runtime.links}
 
 
 def _costs_of(cluster: Cluster) -> dict[str, Any]:

@@ -32,7 +32,6 @@ GroupMessages = Literal["whole", "parts"]
 """How a tensor that all devices of a tensor-parallel group have whole is sent to another group."""
 TiedReduction = Literal["at_once", "in_turn"]
 """Whether replicas and stages that hold a tied parameter reduce its gradient in one go."""
-LinkRule = Literal["fair", "in_turn"]
 """How messages and reductions use a link: at once, max-min fairly, or one after the other."""
 
 
@@ -108,9 +107,7 @@ class RuntimeRules(Record):
         source: Where its behaviour is from, such as files and a version; nothing reads it.
         behaviour: How it runs a plan.
         interleaved: How it runs a plan in which a device holds several stages; null: likewise.
-        links: How messages and reductions that meet on a link have it. ``fair``: they share it
-            (max-min fair rates); ``in_turn``: messages wait for each other, and reductions for no
-            message.
+        links: ``fair``: messages and reductions that meet on a link share it (max-min fair rates).
         group_messages: How tensor-parallel groups send a tensor that each of their devices has
             whole. ``whole``: each device sends all of it; ``parts``: each sends another part, and
             the devices that receive them gather the whole (scatter-gather of Narayanan et al. 2021,
@@ -127,7 +124,7 @@ class RuntimeRules(Record):
     source: str = ""
     behaviour: RuntimeBehaviour = RuntimeBehaviour()
     interleaved: RuntimeBehaviour | None = None
-    links: LinkRule = "fair"
+    links: Literal["fair"] = "fair"
     group_messages: GroupMessages = "whole"
     tied: TiedReduction = "at_once"
 

@@ -47,7 +47,7 @@ _REDUCTION = _record(
     REDUCTION_DEVICE, REDUCTION_LINK, MAKER, AHEAD_S,
 ) = block(
     "stages replicas devices microbatches classes reductions makers send_blocks receive_blocks"
-    " exchange one_stream reduction_rule in_turn",
+    " exchange one_stream reduction_rule",
     stage=_STAGE, replica=_REPLICA, device=_DEVICE, seconds=REAL, received_bytes=np.dtype(np.int64),
     received_s=REAL, length_of=INT, reduction=_REDUCTION, reduction_device=INT, reduction_link=INT,
     maker=INT, ahead_s=REAL,
@@ -66,7 +66,7 @@ time, and gathering in a tensor-parallel group. LENGTH_OF: the class of each mic
 ranges of REDUCTION_DEVICE (rows of DEVICE), REDUCTION_LINK (the directed links that its edges
 cross, as often as they do) and MAKER (replicas that make its gradients); AHEAD_S: C x makers x 2,
 how long before the end of its last B, or W, each has made them. ``reduction_rule`` and
-``exchange`` are places in RULES and EXCHANGES; ``in_turn``: links serve one message at a time.
+``exchange`` are places in RULES and EXCHANGES.
 """
 
 
@@ -118,7 +118,6 @@ def stage_rows(
     for name, count in zip(names, [*counts, len(found[MAKER])], strict=True):
         found.numbers[name] = count
     set_rules(found, placed.behaviour)
-    found.numbers["in_turn"] = placed.problem.runtime.links == "in_turn"
     _fill_stages(found, placed, pairs)
     found[SECONDS][:] = np.ravel([_seconds(row, pairs) for row in classes])
     found[RECEIVED_BYTES][:] = np.ravel([_received_bytes(row) for row in classes])

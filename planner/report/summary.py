@@ -229,12 +229,7 @@ def figures_line(timeline: Timeline, lower_bound_s: float) -> str:
 
 
 def runtime_lines(rules: RuntimeRules) -> Iterator[str]:
-    """Yield what a plan's time leaves out of its runtime: links shared as today, host times."""
-    if rules.links == "in_turn":
-        yield (
-            "timed with messages that wait for each other on links; on "
-            f"shared links: --runtime {rules.name}"
-        )
+    """Yield what a plan's time leaves out of its runtime: unknown host times."""
     if rules.lacks_host_times:
         yield (
             f"host times of {rules.name} per operation and message are unknown, 0 is used; "

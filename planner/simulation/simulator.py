@@ -140,7 +140,6 @@ class Replay:
         self._reducing: list[tuple[float, int]] = []
         self._ready_s: dict[int, float] = {}
         self._reduced: dict[int, SynchronisationEvent] = {}
-        self._is_fair = pipeline.problem.runtime.links == "fair"
         self._shared: dict[tuple[Link, ...], tuple[Link, ...]] = {}
 
     def run(self) -> Timeline:
@@ -302,7 +301,7 @@ class Replay:
             waits_for=transfer.occupied,
             latency_s=transfer.latency_s,
             gb_per_s=transfer.gb_per_s,
-            links=self._shared_by(transfer.links) if self._is_fair else (),
+            links=self._shared_by(transfer.links),
             devices=transfer.ends,
         )
         self._network.request(flow, now)
@@ -369,7 +368,7 @@ class Replay:
             waits_for=[(device,) for device in sync.devices],
             latency_s=load.latency_s,
             gb_per_s=load.gb_per_s,
-            links=self._shared_by(load.links) if self._is_fair else (),
+            links=self._shared_by(load.links),
             devices=sync.devices,
         )
 

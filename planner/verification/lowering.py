@@ -45,7 +45,6 @@ class PlanTasks:
         self.plan, self.orders, self.costs = plan, orders, costs
         self._by_microbatch = by_microbatch
         self._rules = plan.behaviour
-        self._is_fair = plan.runtime.links == "fair"
         self._owner = owners(orders)
         self._inputs = {row for order in orders.values() for row in order if row.kind == "I"}
         # The backwards that need their stash back, each with the operation before it: a stash stays
@@ -197,11 +196,11 @@ class PlanTasks:
             ends,
             path.seconds(bytes_) + host_s,
             [Wait(operation_key(maker)), *posts.get(message, ())],
-            (*(pair if self._is_fair else path.lanes), *streams),
+            (*pair, *streams),
             maker if self._rules.send == self._rules.receive == "overlapped" else (),
             latency_s=path.latency_s + host_s,
             bytes_per_s=path.bytes_per_s,
-            crossings=dict.fromkeys(path.lanes, 1) if self._is_fair else {},
+            crossings=dict.fromkeys(path.lanes, 1),
         )
         self._sent[source].append(Wait(task.key))
         yield task
@@ -273,7 +272,7 @@ class PlanTasks:
             (key.of,),
             taken.latency_s,
             taken.bytes_per_s,
-            taken.crossings if self._is_fair else {},
+            taken.crossings,
         )
 
     def _steps(self) -> Iterator[Task]:

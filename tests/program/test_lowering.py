@@ -72,13 +72,12 @@ TIMES = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0])
 LAYER = st.lists(st.tuples(TIMES, TIMES), min_size=3, max_size=3)
 MESSAGES = st.lists(st.sampled_from([0.1, 0.5, 1.0, 2.0]), min_size=3, max_size=3).map(sorted)
 SEEDS = st.integers(0, 10**6)
-FAIR = scheduled(slowed=True, links="fair")
-DIVIDED = divided().filter(lambda case: case.pipeline.problem.runtime.links == "fair")
+SCHEDULED = scheduled(slowed=True)
 PROPERTIES = {
-    own_runtime: (scheduled(slowed=True, links="fair", shards=True),),
-    any_runtime: (FAIR, behaviours(), st.sampled_from(["at_once", "in_turn"])),
-    divided_weights: (DIVIDED,),
-    offload: (FAIR, SEEDS, st.sampled_from([0.3, 1.0])),
+    own_runtime: (scheduled(slowed=True, shards=True),),
+    any_runtime: (SCHEDULED, behaviours(), st.sampled_from(["at_once", "in_turn"])),
+    divided_weights: (divided(),),
+    offload: (SCHEDULED, SEEDS, st.sampled_from([0.3, 1.0])),
     lengths: (st.data(), st.lists(LAYER, min_size=2, max_size=4), MESSAGES, st.integers(1, 5)),
     tensor_parallel_groups: (st.data(), SEEDS, st.sampled_from(["whole", "parts"])),
 }

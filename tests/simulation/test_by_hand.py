@@ -6,7 +6,6 @@ import pytest
 from builders import (
     GIGA,
     boundary,
-    by_older_rule,
     cluster,
     device_type,
     graph,
@@ -257,18 +256,12 @@ def test_a_split_backward_sends_its_gradient_earlier() -> None:
 def test_the_two_directions_of_a_half_duplex_link_share_it(
     duplex: str, activation: tuple[float, float], gradient: tuple[float, float]
 ) -> None:
-    """At 8 a fourth of 0F1 is left, which takes 2 s at half the rate; then 1B0 has sent a fourth.
-
-    By the older rule the gradient waits: it moves from 9 to 13.
-    """
+    """At 8 a fourth of 0F1 is left: 2 s at half the rate; then 1B0 has sent a fourth."""
     timeline = simulate(two_stages(4 * GIGA, duplex), ONE_F_ONE_B)
     assert moves(timeline)["0F0"] == (1, 5)
     assert moves(timeline)["0F1"] == activation
     assert times(timeline)["1B0"] == (6, 8)
     assert moves(timeline)["1B0"] == gradient
-    if duplex == "half":
-        in_turn = by_older_rule(two_stages(4 * GIGA, duplex))
-        assert moves(simulate(in_turn, ONE_F_ONE_B))["1B0"] == (9, 13)
 
 
 def test_a_shared_link_takes_all_transfers_at_once() -> None:

@@ -124,8 +124,6 @@ def test_the_parts_of_an_iteration_sum_to_its_whole(case: Scheduled, rules: Runt
     alone = all(timeline.stretch(event) < 1 + 1e-9 for event in timeline.operations)
     if alone and not placed.problem.cluster.host_of:
         assert "slowed computation" not in parts
-    if rules.links == "in_turn":
-        assert "waiting for shared links" not in parts
     spent = [share for share in explanation.shares if share.spent.cause == "optimizer"]
     if not placed.problem.cluster.host_of:
         optimizer_s = sum(share.seconds for share in spent)

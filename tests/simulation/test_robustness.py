@@ -8,7 +8,7 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 import pytest
-from builders import GIGA, boundary, by_older_rule, graph, layer, orders, parameter, pipeline, star
+from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
 from chains import PAIR, chain
 from hypothesis import given
 from hypothesis import strategies as st
@@ -205,28 +205,10 @@ def test_factors_lengthen_what_they_are_for(factors: dict[str, float], time_s: f
     assert replay_times_s(timeline, Given(**factors)) == pytest.approx(time_s)
 
 
-def test_a_link_keeps_its_order_of_transfers() -> None:
-    """Replicas d0 and d1 send to d2 over its one link, for 2 s each, d0's microbatch first.
-
-    That is the older rule. With 0F0 of 4 s instead of 1 s, d1's result is ready at 1 s but waits
-    for the link until d0's has arrived at 6 s: it is there at 8 s.
-    """
-    the_graph = graph([layer("a", 1, 0), layer("b", 1, 0)], [boundary("a", "b", bytes_=2 * GIGA)])
-    placed = pipeline(the_graph, star(3), [(["a"], ["d0", "d1"]), (["b"], ["d2"])])
-    the_orders = orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1F1 1B0 1B1")
-    timeline = simulate(by_older_rule(placed), the_orders)
-    assert [(str(m.operation), m.start_s) for m in timeline.transfers[:2]] == [
-        ("0F0", 1),
-        ("0F1", 3),
-    ]
-    # 1F1 starts once both have arrived, at 5 s and 8 s; the second gradient arrives 4 s after it.
-    assert timeline.iteration_time_s == 5 + 1 + 4
-    assert replay_times_s(timeline, Given(_0F0=4.0)) == pytest.approx(8 + 1 + 4)
-
-
 def test_messages_that_share_a_link_take_as_long_as_they_do_then() -> None:
-    """The same replicas: both messages take 1-5 s, both forwards of d2 end at 7, both gradients 11.
+    """Replicas d0 and d1 send to d2 over its one link, both messages at 1-5 s.
 
+    Both forwards of d2 end at 7, both gradients at 11.
     With 0F0 of 4 s its message still takes 4 s, to 8; then two forwards and 4 s for the gradients.
     """
     the_graph = graph([layer("a", 1, 0), layer("b", 1, 0)], [boundary("a", "b", bytes_=2 * GIGA)])

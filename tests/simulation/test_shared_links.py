@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from itertools import combinations
 
 import pytest
 from builders import (
     GIGA,
     boundary,
-    by_older_rule,
     checked,
     cluster,
     graph,
@@ -20,7 +18,7 @@ from builders import (
     pipeline,
     star,
 )
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import Scheduled, scheduled
 
@@ -29,7 +27,6 @@ from planner.costs.placed_pipeline import PlacedPipeline
 from planner.search.orders.bound import StagesBound
 from planner.simulation.network import Link, Way, fair_rates, limiting_links
 from planner.simulation.simulator import simulate
-from planner.simulation.timeline import Timeline
 from planner.verification import verify
 
 CLOSE = 1e-9
@@ -54,13 +51,10 @@ BOTH = orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1B0", d3="1F1 1B1")
 
 
 def test_two_messages_that_meet_are_both_late() -> None:
-    in_turn = simulate(by_older_rule(two_pairs(1)), BOTH)
-    assert [event.end_s for event in in_turn.transfers[:2]] == [2, 3]
     shared = simulate(two_pairs(1), BOTH)
     assert [(e.start_s, e.end_s) for e in shared.transfers[:2]] == [(1, 3), (1, 3)]
     # Forward and backward, there and back, where the first has to itself what the other waits for.
     assert shared.iteration_time_s == pytest.approx(1 + 2 + 1 + 2 + 2 + 2)
-    assert in_turn.iteration_time_s == pytest.approx(1 + 2 + 1 + 2 + 1 + 2)
 
 
 def test_messages_of_one_pair_go_one_after_the_other() -> None:
@@ -138,7 +132,7 @@ def test_two_reductions_and_a_message_share_an_uplink() -> None:
     assert ends(0) == [(4, 6), (4, 6)]
 
 
-@given(scheduled(slowed=True, links="fair"))
+@given(scheduled(slowed=True))
 def test_no_message_is_faster_than_alone_and_no_link_than_full(case: Scheduled) -> None:
     """Messages and reductions: over any span of time a link carries no more than its bandwidth."""
     timeline = simulate(case.pipeline, case.orders)
@@ -163,25 +157,7 @@ def test_no_message_is_faster_than_alone_and_no_link_than_full(case: Scheduled) 
                 assert within <= max(0.0, end - begin) * width * (1 + CLOSE) + CLOSE
 
 
-def nothing_meets(timeline: Timeline) -> bool:
-    """Whether no two of what is on its way have a link in common, or wait for the same one."""
-    loads = timeline.pipeline.reduction_loads
-    rows = [(e.start_s, e.end_s, {*e.links}) for e in timeline.transfers]
-    rows += [(e.start_s, e.end_s, {*loads[e.number].links}) for e in timeline.synchronisations]
-    return not any(a[2] & b[2] and a[0] <= b[1] and b[0] <= a[1] for a, b in combinations(rows, 2))
-
-
-@given(scheduled(slowed=True, links="fair"))
-def test_where_nothing_meets_on_a_link_both_rules_give_the_same_timeline(case: Scheduled) -> None:
-    fair = simulate(case.pipeline, case.orders)
-    assume(nothing_meets(fair))
-    in_turn = simulate(by_older_rule(case.pipeline), case.orders)
-    assert fair.operations == in_turn.operations
-    assert fair.synchronisations == in_turn.synchronisations
-    assert fair.end_s == in_turn.end_s
-
-
-@given(scheduled(links="fair"))
+@given(scheduled())
 def test_bounds_on_schedules_hold_where_links_are_shared(case: Scheduled) -> None:
     fair, placed = simulate(case.pipeline, case.orders), case.pipeline
     bound_s = StagesBound(placed, splits=True).seconds
@@ -189,15 +165,10 @@ def test_bounds_on_schedules_hold_where_links_are_shared(case: Scheduled) -> Non
 
 
 def test_verify_shares_links_too() -> None:
-    """Two messages on one uplink: 10 s by shares, 9 s in turn, and verify says which is wrong."""
+    """Two messages on one uplink: 10 s."""
     plan = plan_by_hand(two_pairs(1), BOTH)
     assert checked(plan).iteration_time_s == 10
     assert verify(plan) == []
-    older = plan.model_copy(
-        update={"runtime": plan.runtime.model_copy(update={"links": "in_turn"})}
-    )
-    assert checked(older).iteration_time_s == 9
-    assert any("iteration_time_s" in problem for problem in verify(older))
 
 
 @st.composite

@@ -92,7 +92,6 @@ def assert_plans_of_the_job(
 @given(st.data(), st.sampled_from(FREEDOMS))
 def test_finds_plans_of_the_job(data: st.DataObject, freedoms: dict[str, Any]) -> None:
     problem, runtime = data.draw(problems()), data.draw(runtimes())
-    runtime = runtime.model_copy(update={"links": "fair", "gradients": "always"})
     problem = replace(problem, job=problem.job.model_copy(update=freedoms), runtime=runtime)
     if freedoms.get("offload"):
         problem = with_host_links(problem, data.draw(st.randoms(use_true_random=False)))

@@ -46,9 +46,8 @@ def many_sided_plans() -> Iterator[Plan]:
     """Yield plans with replicas, several stages a device, recompute and split backwards.
 
     All but the fourth overlap reductions with backwards. One is on hosts whose devices slow each
-    other, one on devices that communication slows, two have messages in turn on links; in three
-    replicas share the optimizer's state, in two they reduce tied gradients before the stages do;
-    others run by other rules than our own.
+    other, one on devices that communication slows; in three replicas share the optimizer's state,
+    in two they reduce tied gradients before the stages do; others run by other rules than our own.
     """
     one_each = [(NAMES[:3], "abc", ["l1"]), (NAMES[3:5], "de", ["l4"]), (NAMES[5:], "f", [])]
     twice = [(NAMES[:2], "d", []), (NAMES[2:4], "a", ["l2", "l3"]), (NAMES[4:6], "e", [])]
@@ -63,8 +62,6 @@ def many_sided_plans() -> Iterator[Plan]:
     yield _plan([(NAMES, "abd", [])], "float32", "adamw", seed=5, hosts=HOSTS)
     yield _plan(one_each, "float32", "adamw", seed=1, while_communicating=1.5)
     yield _plan(one_each, "float32", "adamw", seed=1, while_computing=2.5)
-    yield _plan(behind_shared, "bfloat16", "sgd", links="in_turn", **late)
-    yield _plan(one_each, "float32", "adamw", seed=6, links="in_turn")
     yield _plan(replicas, "bfloat16", "adamw", split=0.5, seed=7, shards=True)
     yield _plan(one_each, "float32", "sgd_momentum", seed=8, shards=True, hosts=HOSTS)
     yield _plan(replicas, "float32", "adamw", seed=9, tied="in_turn")
@@ -125,7 +122,6 @@ def _plan(
     hosts: Sequence[Host] = (),
     while_communicating: float = 1.0,
     while_computing: float = 1.0,
-    links: Literal["fair", "in_turn"] = "fair",
     shards: bool = False,
     tied: Literal["at_once", "in_turn"] = "at_once",
 ) -> Plan:
@@ -139,7 +135,7 @@ def _plan(
         shard_optimizer=shards,
     )
     behaviour = RuntimeBehaviour.model_validate(rules or {})
-    runtime = RuntimeRules(behaviour=behaviour, links=links, tied=tied)
+    runtime = RuntimeRules(behaviour=behaviour, tied=tied)
     machines = _cluster(slow_us, while_communicating, while_computing)
     machines = machines.model_copy(update={"hosts": tuple(hosts)})
     problem = Problem(_graph(precision), machines, job, runtime=runtime)

@@ -58,11 +58,6 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "self._lines[resource][0] is not flow",
         "False",
     ),
-    "links are shared where messages go in turn": (
-        placement.PlacedPipeline._waits_for,
-        'links == "in_turn"',
-        'links == "none"',
-    ),
     "every flow has all of its rate": (
         network._divide,
         "share = rate / gb_per_s",
@@ -79,7 +74,6 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "links = tuple(",
         "links = frozenset(",
     ),
-    "reductions leave messages alone": (Replay._collective, "if self._is_fair", "if False"),
     "a link serves those that ask at the same moment in reverse": (
         Replay._hear,
         "heapq.heappop(self.heap)",

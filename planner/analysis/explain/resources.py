@@ -126,8 +126,6 @@ def _carried(
 
 def _load_s(pipeline: PlacedPipeline, link: tuple[int, int], events: list[TransferEvent]) -> float:
     """Return the least time in which a link carries messages; those of a pair go in turn."""
-    if pipeline.problem.runtime.links == "in_turn":
-        return sum(event.transfer.seconds for event in events)
     of_pair: defaultdict[tuple[str, str], float] = defaultdict(float)
     moved = 0.0
     for event in events:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
@@ -25,7 +25,6 @@ from planner.cluster.routing import Route
 from planner.measured.events import MeasuredTransfer
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.problem import Problem
-from planner.plan.runtime_rules import LinkRule
 from planner.simulation.network import fair_rates
 
 Ends = tuple[str, str]
@@ -39,15 +38,14 @@ def transfer_samples(problem: Problem, measured: MeasuredTimeline) -> dict[Ends,
     """Seconds of messages between each two devices, both directions together, by bytes.
 
     Only the steps that count; of pairs with messages that had their links to themselves only
-    these. Else it is what a message would have taken alone: by the rule of the plan's runtime it
-    starts when the one before it has left their links, or has a max-min fair share of them beside
-    all that are on their way, less where its devices compute and slow it. Shares stay the same if
-    all bandwidths are wrong by one factor.
+    these. Else it is what a message would have taken alone: it has
+    a max-min fair share of them beside all that are on their way, less where its devices compute
+    and slow it. Shares stay the same if all bandwidths are wrong by one factor.
     """
     cluster = problem.cluster
     alone: dict[Ends, TransferSamples] = {}
     delayed: dict[Ends, TransferSamples] = {}
-    for event, seconds, is_alone in _served(cluster, measured, problem.runtime.links):
+    for event, seconds, is_alone in _served(cluster, measured):
         if event.bytes and seconds > 0:
             place = alone if is_alone else delayed
             rows = place.setdefault(_ends(cluster, event), defaultdict(list))
@@ -61,17 +59,14 @@ def _ends(cluster: Cluster, event: MeasuredTransfer) -> Ends:
 
 
 def _served(
-    cluster: Cluster, measured: MeasuredTimeline, rule: LinkRule
+    cluster: Cluster, measured: MeasuredTimeline
 ) -> Iterator[tuple[MeasuredTransfer, float, bool]]:
     """Each transfer with the time it takes alone, and whether it had its links to itself."""
     for step in measured.counted_steps:
         events = [event for event in measured.transfers if event.step == step]
         routes = [_resources(cluster, event) for event in events]
         crowded = _crowded(events, routes)
-        if rule == "in_turn":
-            times: Iterable[float] = _in_turn_s(events, routes)
-        else:
-            times = _shared_s(cluster, events, crowded, _slowing_work(cluster, measured, step))
+        times = _shared_s(cluster, events, crowded, _slowing_work(cluster, measured, step))
         for index, (event, seconds) in enumerate(zip(events, times, strict=True)):
             yield event, seconds, index not in crowded
 
@@ -79,19 +74,6 @@ def _served(
 def _resources(cluster: Cluster, event: MeasuredTransfer) -> tuple[_Resource, ...]:
     route = cluster.route(event.source, event.target)
     return () if route is None else route.links
-
-
-def _in_turn_s(
-    events: Sequence[MeasuredTransfer], routes: Sequence[tuple[_Resource, ...]]
-) -> Iterator[float]:
-    """Yield the time of each transfer since the one before it has left their links."""
-    free_at: dict[_Resource, float] = defaultdict(float)
-    for event, route in zip(events, routes, strict=True):
-        start_s = max([event.start_s, *(free_at[link] for link in route)])
-        # One that ended before those ahead of it did not wait for them.
-        yield event.end_s - (start_s if start_s < event.end_s else event.start_s)
-        for link in route:
-            free_at[link] = max(free_at[link], event.end_s)
 
 
 def _slowing_work(

@@ -61,18 +61,14 @@ def fill_links(rows: Any, wires: Any, program: Any, work: Any) -> None:
     state.n_link_classes = 1
     first = row(work, LINK_CLASSES, 0)
     first.last_way, first.users = 0, 0
-    in_turn = header(rows, ROWS).in_turn
-    if not in_turn:
-        ways = _use_by_reductions(rows, work)
-        _use_by_messages(rows, wires, program, work, ways)
+    ways = _use_by_reductions(rows, work)
+    _use_by_messages(rows, wires, program, work, ways)
     _number_limiting(wires, program, work)
     numbers.line_nodes = numbers.link_nodes = numbers.link_uses = 0
     for n in range(numbers.ways):
         way, use = row(program, WAYS, n), row(work, WAY_USES, n)
         way.link, way.once = state.way_links, state.way_once
-        if in_turn:
-            pass
-        elif n < state.message_ways and use.source >= 0:
+        if n < state.message_ways and use.source >= 0:
             end = route_end(wires, use.source, use.target)
             for place in range(end):
                 link = route_link(wires, use.source, use.target, place, end)

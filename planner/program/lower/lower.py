@@ -20,7 +20,7 @@ from planner.program.lower.operations import fill_devices, fill_operations, numb
 from planner.program.lower.reductions import fill_joins, fill_reductions, wait_for_sends
 from planner.program.lower.room import ROOM, join_edges, room_for
 from planner.program.lower.weights import fill_groups
-from planner.program.lower.wires import WIRES, wires_of
+from planner.program.lower.wires import wires_of
 from planner.program.program import COMPUTE, PROGRAM, Program
 from planner.program.replay import operation
 from planner.program.schedule import fixed_orders
@@ -69,7 +69,7 @@ def _begin(rows: Any, wires: Any, program: Any, work: Any) -> None:
     state.stream_lines = h.devices if h.reductions else 0
     state.copy_lines = state.stream_lines + (h.devices if h.one_stream else 0)
     state.pair_lines = state.copy_lines + (h.devices if offloads(rows) else 0)
-    numbers.lines = state.pair_lines + (header(wires, WIRES).links if h.in_turn else 0)
+    numbers.lines = state.pair_lines
 
 
 @entry

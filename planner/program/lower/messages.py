@@ -146,9 +146,7 @@ def _add_way(
     use = row(work, WAY_USES, way)
     use.seconds = latency_s + bytes_ / (gb_per_s * 1e9) + more_s
     use.source, use.target = u, v
-    if h.in_turn:
-        _wait_for_links(wires, program, work, way, u, v)
-    elif _has_links(wires, u, v):
+    if _has_links(wires, u, v):
         _stand_in_line(rows, program, work, way, source.device, target.device)
     if h.one_stream:
         stream = header(work, ROOM).stream_lines
@@ -168,16 +166,6 @@ def _has_links(wires: Any, u: int, v: int) -> bool:
         if route_link(wires, u, v, place, end) >= 0:
             return True
     return False
-
-
-@compiled
-def _wait_for_links(wires: Any, program: Any, work: Any, way: int, u: int, v: int) -> None:
-    """Have messages stand in a line of each link of their way."""
-    first, end = header(work, ROOM).pair_lines, route_end(wires, u, v)
-    for place in range(end):
-        link = route_link(wires, u, v, place, end)
-        if link >= 0:
-            add_line(program, work, way, first + link)
 
 
 @compiled

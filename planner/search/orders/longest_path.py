@@ -131,7 +131,7 @@ def read_program(o: Any) -> None:
     h.is_quick = h.blocks == 0
     is_plain = numbers.links == 0 and numbers.is_slowed == 0 and numbers.groups == 0
     is_plain = is_plain and not has_copies and header(rows, ROWS).reductions == 0
-    h.is_exact = is_plain and not header(rows, ROWS).in_turn and not header(rows, ROWS).one_stream
+    h.is_exact = is_plain and not header(rows, ROWS).one_stream
     _read_devices(o, rows, program)
     _read_operations(o, rows, program, room)
     h.mean_load_s = 0.0
@@ -228,5 +228,5 @@ def _read_input(
         return
     made.message_s = task.seconds
     way = row(program, WAYS, task.resource)
-    if way.line_end > way.line and not h.in_turn:
+    if way.line_end > way.line:
         made.line = items(program, WAY_LINES)[way.line]
