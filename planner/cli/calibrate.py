@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument
-from planner.cli.output import named, print_json, print_rich, say, user_errors
+from planner.cli.output import named, print_json, say, show, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def calibrate(
         from planner.interop.calibrate.calibrate import calibrate as calibrated
         from planner.measured.timeline import MeasuredTimeline
         from planner.prediction import load_plan
-        from planner.report.deviation import calibration_data, calibration_tables
+        from planner.report.deviation import calibration_data, calibration_view
 
         _check_outputs([path, measured], output, graph, cluster)
         plan, timeline = load_plan(path), MeasuredTimeline.load(measured)
@@ -65,7 +65,7 @@ def calibrate(
         if as_json:
             print_json({"plan": str(output), **calibration_data(result)})
             return
-        print_rich(calibration_tables(result))
+        show(*calibration_view(result))
         for written in (output, graph, cluster):
             if written is not None:
                 say(f"wrote {written}")

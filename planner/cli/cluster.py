@@ -12,7 +12,7 @@ import typer
 
 from planner.cli.import_ import DEFAULT_CLUSTER_OUTPUT, require_cluster_path
 from planner.cli.options import JsonOption
-from planner.cli.output import print_json, print_rich, say, user_errors
+from planner.cli.output import print_json, say, show, user_errors
 from planner.errors import PipeplanError
 from planner.units import plural
 
@@ -160,11 +160,11 @@ def _notes(made: Cluster, boxes: Sequence[MergedBox], cards: Mapping[str, str]) 
 
 def _show(made: Cluster, cards: Mapping[str, str]) -> None:
     from planner.plan.operations import compress_devices
-    from planner.report.tables import new_table, plain
+    from planner.report.tables import Table
 
     title = f"{made.name}: {plural(len(made.devices), 'device')}, {plural(len(made.links), 'link')}"
-    table = new_table(title, ("devices", "reach other boxes by"), ())
+    table = Table(title, ("devices", "reach other boxes by"), ())
     for card in dict.fromkeys(cards.values()):
         devices = [device for device, its in cards.items() if its == card]
-        table.add_row(plain(compress_devices(devices)), plain(card))
-    print_rich(table)
+        table.add_row(compress_devices(devices), card)
+    show(table)

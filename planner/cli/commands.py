@@ -15,7 +15,7 @@ from planner.cli.edit import edit
 from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
-from planner.cli.inspect import detect, plot, presets, profile, schema, trace, verify
+from planner.cli.inspect import detect, plot, profile, schema, trace, verify
 from planner.cli.output import say
 from planner.cli.plan import plan
 from planner.cli.replan import replan
@@ -105,7 +105,6 @@ COMMANDS = (
     plot,
     report,
     export,
-    presets,
     schema,
 )
 for command in COMMANDS:

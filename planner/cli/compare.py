@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from planner.cli.options import (
     SetOption,
     TensorParallelOption,
 )
-from planner.cli.output import console, print_json, say, user_errors
+from planner.cli.output import console, print_json, say, show, user_errors
 from planner.errors import PipeplanError
 from planner.units import format_seconds
 
@@ -142,14 +141,13 @@ def _save_best_baseline(rows: PlannerComparison, path: Path) -> None:
 
 def _report(rows: PlannerComparison, output: Path | None, as_json: bool) -> None:
     from planner.records.document import write_atomically
-    from planner.report.comparison import comparison_data, comparison_markdown, comparison_table
+    from planner.report.comparison import comparison_data, comparison_table
 
+    table = comparison_table(rows, rows.title)
     if as_json:
         print_json(comparison_data(rows))
     else:
-        # Piped output is for reading too: do not fold the table at 80 columns.
-        width = None if sys.stdout.isatty() else 140
-        console(width=width).print(comparison_table(rows, rows.title))
+        show(table)
     if output is not None:
-        write_atomically(output, comparison_markdown(rows, rows.title))
+        write_atomically(output, f"# {table.title}\n\n{table.markdown()}")
         say(f"wrote {output}", err=True)

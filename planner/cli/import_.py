@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.options import JsonOption
-from planner.cli.output import print_json, print_rich, say, user_errors
+from planner.cli.output import print_json, say, show, user_errors
 from planner.errors import PipeplanError
 from planner.units import format_bytes, format_seconds, plural
 
@@ -88,22 +88,22 @@ def _data(imported: Any, kind: str, path: Path) -> dict[str, Any]:
 
 
 def _show_cluster(imported: Any, kind: str, path: Path) -> None:
-    from planner.report.tables import new_table, plain
+    from planner.report.tables import Table
 
     cluster = imported.cluster
     title = (
         f"{cluster.name} ({kind}): {plural(len(cluster.devices), 'device')}, "
         f"{plural(len(cluster.links), 'link')}"
     )
-    table = new_table(title, ("between", "and"), ("GB/s", "latency us", "source"))
+    table = Table(title, ("between", "and"), ("GB/s", "latency us", "source"))
     for link in cluster.links:
         table.add_row(
-            *map(plain, link.between),
+            *link.between,
             f"{link.bandwidth_gb_per_s:.4g}",
             f"{link.latency_us:.4g}",
             link.source,
         )
-    print_rich(table)
+    show(table)
     for note in imported.notes:
         say(f"note: {note}")
     say(f"wrote {path}")

@@ -20,7 +20,7 @@ from planner.cli.options import (
     RunByOption,
     SetOption,
 )
-from planner.cli.output import named, print_json, print_rich, print_written, say, user_errors
+from planner.cli.output import named, print_json, print_written, say, show, user_errors
 from planner.errors import PipeplanError, shorten
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def trace(
         if as_json:
             print_json(graph.record.model_dump(mode="json"))
             return
-        from planner.report.tables import layer_table
+        from planner.report.layers import layer_table
 
-        print_rich(layer_table(graph))
+        show(layer_table(graph))
         if output is not None:
             say(f"wrote {output}", err=True)
 
@@ -93,7 +93,7 @@ def _show_splits(
     if is_graph_file(model):
         raise PipeplanError(f"{model}: a layer graph has no operations to split; name the model")
     from planner.model.layer_graph import LayerGraph
-    from planner.report.split import split_table, unsplit_lines
+    from planner.report.layers import split_table, unsplit_lines
     from planner.tracing.sharding.record import with_splits
     from planner.tracing.sharding.routing import ExpertRouting, routing_of
     from planner.tracing.trace import trace_step
@@ -108,9 +108,7 @@ def _show_splits(
         print_json(splits if len(splits) > 1 else splits[0])
         return
     for split in record.splits:
-        print_rich(split_table(record, split))
-        for line in unsplit_lines(split):
-            say(line)
+        show(split_table(record, split), *unsplit_lines(split))
     if output is not None:
         say(f"wrote {output}", err=True)
 
@@ -123,7 +121,12 @@ def profile(context: typer.Context) -> None:
 
 
 def detect(context: typer.Context) -> None:
-    """Measure this machine's devices and links, and write a cluster file (--help: all options)."""
+    """Write a cluster file of this machine (--help: all options), or list --presets of hardware."""
+    if context.args == ["--presets"]:
+        from planner.report.presets import preset_tables
+
+        show(*preset_tables())
+        return
     command = [sys.executable, "-m", "executor.detect", *context.args]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
@@ -217,18 +220,6 @@ def _charts(paths: Sequence[Path], plans: Sequence[Plan]) -> list[tuple[str, Tim
         with named(path):
             charts.append((title, replay(plan)))
     return charts
-
-
-def presets(as_json: JsonOption = False) -> None:
-    """List the presets of devices and links, with their sources."""
-    with user_errors(as_json):
-        from planner.report.tables import preset_data, preset_tables
-
-        if as_json:
-            print_json(preset_data())
-            return
-        for table in preset_tables():
-            print_rich(table)
 
 
 KINDS = (

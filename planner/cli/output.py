@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from planner.plan.plan import Plan
+    from planner.report.tables import Table
 
 
 REFUSED = 1
@@ -137,10 +138,10 @@ def named(path: Path) -> Iterator[None]:
 
 def show_plan(the_plan: Plan) -> None:
     """Print a plan's stages, devices and figures."""
-    from planner.report.summary import plan_tables
+    from planner.report.summary import plan_view
     from planner.simulation.simulator import simulate_plan
 
-    print_rich(plan_tables(the_plan, simulate_plan(the_plan)))
+    show(*plan_view(the_plan, simulate_plan(the_plan)))
 
 
 def show_runtime(the_plan: Plan) -> None:
@@ -159,10 +160,15 @@ def print_written(plans: Sequence[Path], written: Path, *, as_json: bool) -> Non
         say(f"wrote {written}")
 
 
-def print_rich(renderable: Any) -> None:
-    """Print a table or a group of tables."""
-    # Piped output is for reading too: do not fold tables at 80 columns.
-    console(width=None if sys.stdout.isatty() else 120).print(renderable)
+def show(*view: Table | str) -> None:
+    """Print tables and lines."""
+    for part in view:
+        if isinstance(part, str):
+            say(part)
+        else:
+            # Piped output is for reading too: do not fold tables at 80 columns.
+            console(width=None if sys.stdout.isatty() else 120).print(part)
+            say()
 
 
 def console(*, stderr: bool = False, width: int | None = None) -> Console:

@@ -16,7 +16,7 @@ from planner.cli.options import (
     RunByOption,
     SeedOption,
 )
-from planner.cli.output import print_json, print_rich, say, show_plan, user_errors
+from planner.cli.output import print_json, say, show, show_plan, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -152,10 +152,10 @@ def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) 
         print_json({"plan": str(output), **replanned_data(found)})
         return
     show_plan(found.plan)
-    print_rich(alternatives_table(found))
+    show(alternatives_table(found))
     table = moves_table(found.moves)
     if table is not None:
-        print_rich(table)
+        show(table)
     for line in replanned_lines(found):
         say(line)
     for note in found.notes:

@@ -53,7 +53,7 @@ def _report(
 ) -> None:
     """Compare as requested, and write the page."""
     from planner.prediction import load_plan
-    from planner.report.html.page import save_report
+    from planner.report.page import save_report
 
     plan = load_plan(path)
     plan = plan.model_copy(update={"job": with_epoch(plan.job, epoch_samples)})

@@ -14,8 +14,8 @@ from planner.cli.options import AgainstOption, EpochOption, JsonOption, PlanArgu
 from planner.cli.output import (
     named,
     print_json,
-    print_rich,
     say,
+    show,
     show_plan,
     show_runtime,
     user_errors,
@@ -66,10 +66,10 @@ def against_report(comparison: Comparison | None) -> dict[str, Any]:
 
 def show_against(comparison: Comparison | None) -> None:
     """Print the comparison, if any."""
-    from planner.report.deviation import comparison_tables
+    from planner.report.deviation import comparison_view
 
     if comparison is not None:
-        print_rich(comparison_tables(comparison))
+        show(*comparison_view(comparison))
 
 
 JitterOption = Annotated[
@@ -162,7 +162,7 @@ def show_noise(plan: Plan, noise: Noise | None) -> None:
     from planner.simulation.simulator import simulate_plan
 
     if noise is not None:
-        print_rich(noise_table(noise, times_under_noise(simulate_plan(plan), noise)))
+        show(noise_table(noise, times_under_noise(simulate_plan(plan), noise)))
 
 
 OutputOption = Annotated[

@@ -19,7 +19,7 @@ from planner.cli.models import (
     with_epoch,
     with_groups,
 )
-from planner.cli.output import console, print_json, print_rich, say
+from planner.cli.output import console, print_json, say, show
 from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
 
@@ -106,7 +106,7 @@ def show_sweep(result: SweepResult, *, as_json: bool) -> None:
         print_json(sweep_data(result))
         return
     if result.rows:
-        print_rich(sweep_table(result))
+        show(sweep_table(result))
     for line in sweep_lines(result):
         say(line)
     say(f"plans and index in {result.folder}")

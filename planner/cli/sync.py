@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.output import console, print_json, print_rich, say
+from planner.cli.output import console, print_json, say, show
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -271,12 +271,12 @@ def _show_choice(scenario: Scenario, request: SyncRequest, *, as_json: bool) -> 
 
 
 def _tell(found: SyncComparison, *, as_json: bool) -> None:
-    from planner.report.comparison import sync_data, sync_table
+    from planner.report.comparison import sync_data, sync_view
 
     if as_json:
         print_json(sync_data(found))
     else:
-        print_rich(sync_table(found))
+        show(*sync_view(found))
 
 
 def _or(value: int | None, usual: int) -> int:

@@ -108,7 +108,7 @@ def named_type(called: str, place: str) -> KnownType:
     if not found:
         raise PipeplanError(
             f"{place}: {called!r} is no preset; give --device-type NAME: the nearest "
-            "preset (`pipeplan presets`), or FILE.toml:NAME of your own"
+            "preset (`pipeplan detect --presets`), or FILE.toml:NAME of your own"
         )
     return KnownType(found[0], DEVICES[found[0]])
 

@@ -9,8 +9,8 @@ class _Package(ModuleType):
     """This package, which is called as the function of its name: ``planner.report(plan, path)``."""
 
     def __call__(self, plan: Any, path: Any) -> None:
-        """Write a plan as one HTML page that needs no network; see ``html/page.py``."""
-        from planner.report.html.page import save_report
+        """Write a plan as one HTML page that needs no network; see ``page.py``."""
+        from planner.report.page import save_report
 
         save_report(plan, path)
 

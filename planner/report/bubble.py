@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.analysis.explain.bubble import CAUSES, Bubble, IdleTime
 from planner.analysis.explain.stage_limits import StageLimit
 from planner.plan.operations import compress_devices
-from planner.report.tables import new_table, plain
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from planner.report.tables import Table
 
 LEAST_SHARE = 0.0005
 """A smaller one would be shown as 0.0%."""
@@ -82,7 +79,7 @@ def idle_table(bubble: Bubble) -> Table:
     ranked = sorted(bubble.devices, key=lambda row: -row.idle_s)
     more = len(ranked) - MOST_DEVICES
     rest = f"; {more} less idle devices not shown" if more > 0 else ""
-    table = new_table(
+    table = Table(
         f"Idle time, as a fraction of the iteration{rest}",
         ("device",),
         ("idle", "imbalance", *(heading for heading, _ in WAITS)),
@@ -91,7 +88,7 @@ def idle_table(bubble: Bubble) -> Table:
         seconds = [row.idle_s, row.imbalance_s, *(_waited_s(row, causes) for _, causes in WAITS)]
         whole_s = bubble.iteration_time_s
         shares = (part_s / whole_s if whole_s > 0 else 0.0 for part_s in seconds)
-        table.add_row(plain(row.device), *(f"{max(0.0, share):.1%}" for share in shares))
+        table.add_row(row.device, *(f"{max(0.0, share):.1%}" for share in shares))
     return table
 
 
@@ -101,7 +98,7 @@ def _waited_s(row: IdleTime, causes: tuple[str, ...]) -> float:
 
 def stages_table(stages: Iterable[StageLimit]) -> Table:
     """Return a table with one row per stage: its limit, its slack and the effect of its speed."""
-    table = new_table(
+    table = Table(
         "Stages: what limits them, and the effect of a faster or slower stage (same orders)",
         ("stage", "devices", "limited by"),
         ("slack", "slack\nfor +1%", "if 10%\nslower", "if 10%\nfaster"),
@@ -109,7 +106,7 @@ def stages_table(stages: Iterable[StageLimit]) -> Table:
     for row in stages:
         table.add_row(
             str(row.stage),
-            plain(compress_devices(row.devices)),
+            compress_devices(row.devices),
             row.limited_by,
             _slack(row.slack),
             _slack(row.slack_for_1_percent),

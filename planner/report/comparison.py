@@ -6,43 +6,22 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from planner.report.tables import new_table
+from planner.report.tables import Table, View
 from planner.sync.simulation.comparison import SyncComparison, SyncResult
 from planner.sync.strategies import sync_name
 from planner.units import format_bytes, format_seconds, listed, plural
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
     from planner.analysis.comparison import ComparisonRow
 
 
-HEADINGS = (
-    "planner, stages x devices, iteration, over ours, bubble, peak memory, gap to bound, schedule"
-).split(", ")
-
-
 def comparison_table(rows: Iterable[ComparisonRow], title: str) -> Table:
-    """Return a table with one row per planner; a planner without a plan has its reason."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for heading in HEADINGS:
-        words = heading in ("planner", "schedule")
-        table.add_column(heading, justify="left" if words else "right", overflow="fold")
+    """Return a row for each planner; one without a plan has the reason instead of a schedule."""
+    numbers = "stages x devices, iteration, over ours, bubble, peak memory, gap to bound"
+    table = Table(title, ["planner", "schedule"], numbers.split(", "))
     for row in rows:
-        table.add_row(*map(escape, row_cells(row)))
+        table.add_row(*_cells(row))
     return table
-
-
-def comparison_markdown(rows: Iterable[ComparisonRow], title: str) -> str:
-    """Return the table in Markdown, with a heading."""
-    lines = [f"# {title}", "", _line(HEADINGS), _line(["---"] * len(HEADINGS))]
-    lines += [_line(cell.replace("|", "\\|") for cell in row_cells(row)) for row in rows]
-    return "\n".join(lines) + "\n"
 
 
 def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
@@ -82,28 +61,22 @@ def _degrees_data(degrees: tuple[int, ...]) -> int | list[int]:
     return degrees[0] if len(degrees) == 1 else list(degrees)
 
 
-def row_cells(row: ComparisonRow) -> list[str]:
-    """Return a row as text, by :data:`HEADINGS`; the reason replaces a missing schedule."""
-    numbers = listed(row.degrees)
-    groups = "" if row.degrees == (1,) else f" in groups of {numbers}"
+def _cells(row: ComparisonRow) -> list[str]:
+    groups = "" if row.degrees == (1,) else f" in groups of {listed(row.degrees)}"
     shape = "-" if row.stages is None else f"{len(row.stages)} x {row.devices}{groups}"
     if row.figures is None:
-        return [row.planner, shape, *["-"] * 5, row.reason or "-"]
+        return [row.planner, row.reason or "-", shape, *["-"] * 5]
     figures = row.figures
     return [
         row.planner,
+        row.schedule or "-",
         shape,
         format_seconds(figures.iteration_time_s),
         "-" if row.ratio is None else f"{row.ratio:.3f}",
         f"{figures.bubble:.1%}",
         f"{format_bytes(figures.peak_memory_bytes)} ({figures.peak_memory_share:.0%})",
         "-" if row.gap is None else f"{row.gap:.2%}",
-        row.schedule or "-",
     ]
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 COLUMNS: Mapping[str, str] = {
@@ -125,11 +98,8 @@ SMALL_PROBLEM = (
 )
 
 
-def sync_table(comparison: SyncComparison) -> Group:
+def sync_view(comparison: SyncComparison) -> View:
     """Return a row per strategy, and what the columns mean."""
-    from rich.console import Group
-    from rich.text import Text
-
     scenario = comparison.scenario
     most, least = max(comparison.target_losses), min(comparison.target_losses)
     title = (
@@ -137,15 +107,11 @@ def sync_table(comparison: SyncComparison) -> Group:
         f"{format_seconds(scenario.world.iteration_s)}, {plural(scenario.iterations, 'iteration')}"
         f" each, {plural(comparison.seeds, 'seed')}; target losses {most:.4f} to {least:.4f}"
     )
-    table = new_table(title, ("strategy",), [name.replace("to ", "to\n") for name in COLUMNS])
-    # Names fold and figures do not; at 80 columns that leaves names as much room as can be.
-    table.padding, table.show_edge = (0, 0, 0, 0), False
-    for column in table.columns[1:]:
-        column.no_wrap = True
+    table = Table(title, ["strategy"], list(COLUMNS))
     for result in comparison.results:
         table.add_row(*_sync_row(result))
     legend = "; ".join(f"{name}: {what}" for name, what in COLUMNS.items())
-    return Group(table, Text(f"\n{legend}.\n{SMALL_PROBLEM}"))
+    return [table, f"{legend}.", SMALL_PROBLEM]
 
 
 def _sync_row(result: SyncResult) -> tuple[str, ...]:

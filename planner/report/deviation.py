@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.analysis.deviation import Comparison, Deviation
 from planner.interop.calibrate.calibrate import Calibration
 from planner.plan.operations import KIND_LABELS, Kind, compress_devices, stages_label
-from planner.report.tables import new_table, plain
+from planner.report.tables import Table, View
 from planner.units import format_seconds, plural
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
 
 MOST_LARGEST, NOTICEABLE = 3, 0.01
 """Most differences that are named, and the share of an iteration from which on they are."""
@@ -26,16 +21,15 @@ MOST_ROWS = 12
 _FIGURES = ("count", "predicted ms", "measured ms", "measured / predicted")
 
 
-def comparison_tables(comparison: Comparison) -> Group:
-    """Return tables of kinds of events, worst stages and links, and a summary line."""
-    from rich.console import Group
-    from rich.text import Text
-
-    tables = [_kinds_table(comparison), _stages_table(comparison)]
-    if comparison.transfers:
-        tables.append(_links_table(comparison))
-    lines = [Text(line) for line in comparison_notes(comparison)]
-    return Group(*tables, Text(comparison_line(comparison), style="bold"), *lines)
+def comparison_view(comparison: Comparison) -> View:
+    """Return tables of kinds of events, worst stages and links, and lines that sum them up."""
+    return [
+        _kinds_table(comparison),
+        _stages_table(comparison),
+        *([_links_table(comparison)] if comparison.transfers else []),
+        comparison_line(comparison),
+        *comparison_notes(comparison),
+    ]
 
 
 def comparison_notes(comparison: Comparison) -> Iterator[str]:
@@ -130,7 +124,7 @@ def _data(row: Deviation) -> dict[str, Any]:
 
 
 def _kinds_table(comparison: Comparison) -> Table:
-    table = new_table("Medians of all stages and devices", ("what",), _FIGURES)
+    table = Table("Medians of all stages and devices", ("what",), _FIGURES)
     for kind, row in comparison.kinds.items():
         table.add_row(f"{kind} {KIND_LABELS[kind]}", *_cells(row))
     for kind, row in _collectives(comparison).items():
@@ -174,26 +168,25 @@ def _stages_table(comparison: Comparison) -> Table:
         if old is None or row.factor > old[1].factor:
             worst[stage, device] = (kind, row)
     ranked = sorted(worst.items(), key=lambda item: -item[1][1].factor)
-    table = new_table("Largest errors, by stage and device", ("stage", "device", "what"), _FIGURES)
+    table = Table("Largest errors, by stage and device", ("stage", "device", "what"), _FIGURES)
     for (stage, device), (kind, row) in ranked[:MOST_ROWS]:
-        table.add_row(str(stage), plain(device), f"{kind} {KIND_LABELS[kind]}", *_cells(row))
+        table.add_row(str(stage), device, f"{kind} {KIND_LABELS[kind]}", *_cells(row))
     _count_rest(table, len(ranked))
     return table
 
 
 def _links_table(comparison: Comparison) -> Table:
-    table = new_table("Transfers, from ready to received", ("from", "to"), _FIGURES)
+    table = Table("Transfers, from ready to received", ("from", "to"), _FIGURES)
     ranked = sorted(comparison.transfers.items(), key=lambda item: -item[1].factor)
     for (source, target), row in ranked[:MOST_ROWS]:
-        table.add_row(plain(source), plain(target), *_cells(row))
+        table.add_row(source, target, *_cells(row))
     _count_rest(table, len(ranked))
     return table
 
 
 def _count_rest(table: Table, count: int) -> None:
     if count > MOST_ROWS:
-        table.caption = f"and {count - MOST_ROWS:,} with smaller errors; --json lists all"
-        table.caption_justify = "left"
+        table.note = f"and {count - MOST_ROWS:,} with smaller errors; --json lists all"
 
 
 def _cells(row: Deviation) -> tuple[str, str, str, str]:
@@ -208,25 +201,19 @@ def milliseconds(seconds: float | None) -> str:
 
 def devices_cell(names: Iterable[str]) -> str:
     """Format device names as one cell."""
-    return plain(compress_devices(names))
+    return compress_devices(names)
 
 
-def calibration_tables(calibration: Calibration) -> Group:
-    """Return tables of operations, links and all-reduces before and after, and notes."""
-    from rich.console import Group
-    from rich.text import Text
-
-    tables = []
-    if calibration.times:
-        tables.append(_times_table(calibration))
-    if calibration.links:
-        tables.append(_calibrated_links_table(calibration))
-    if calibration.optimizers:
-        tables.append(_optimizers_table(calibration))
-    if calibration.reductions:
-        tables.append(_reductions_table(calibration))
-    notes = [Text(f"note: {note}") for note in calibration.notes]
-    return Group(*tables, *notes, Text(calibration_line(calibration), style="bold"))
+def calibration_view(calibration: Calibration) -> View:
+    """Return operations, links and all-reduces before and after, and notes."""
+    return [
+        *([_times_table(calibration)] if calibration.times else []),
+        *([_calibrated_links_table(calibration)] if calibration.links else []),
+        *([_optimizers_table(calibration)] if calibration.optimizers else []),
+        *([_reductions_table(calibration)] if calibration.reductions else []),
+        *(f"note: {note}" for note in calibration.notes),
+        calibration_line(calibration),
+    ]
 
 
 def calibration_line(calibration: Calibration) -> str:
@@ -269,7 +256,7 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
 
 
 def _times_table(calibration: Calibration) -> Table:
-    table = new_table(
+    table = Table(
         "Operations, for one microbatch",
         ("stage", "type", "devices", "kind"),
         ("samples", "predicted ms", "measured ms"),
@@ -277,7 +264,7 @@ def _times_table(calibration: Calibration) -> Table:
     for row in calibration.times:
         table.add_row(
             str(row.stage),
-            plain(row.device_type),
+            row.device_type,
             devices_cell(row.device_s),
             row.kind,
             f"{row.samples:,}",
@@ -289,10 +276,10 @@ def _times_table(calibration: Calibration) -> Table:
 
 def _calibrated_links_table(calibration: Calibration) -> Table:
     figures = ("GB/s before", "after", "latency us before", "after")
-    table = new_table("Links", ("link", "how"), figures)
+    table = Table("Links", ("link", "how"), figures)
     for row in calibration.links:
         table.add_row(
-            plain(row.name),
+            row.name,
             row.method,
             *(f"{link.bandwidth_gb_per_s:,.4g}" for link in (row.before, row.after)),
             *(f"{link.latency_us:,.4g}" for link in (row.before, row.after)),
@@ -301,16 +288,16 @@ def _calibrated_links_table(calibration: Calibration) -> Table:
 
 
 def _optimizers_table(calibration: Calibration) -> Table:
-    table = new_table("Optimizer steps", ("type",), ("predicted ms before", "measured ms"))
+    table = Table("Optimizer steps", ("type",), ("predicted ms before", "measured ms"))
     for row in calibration.optimizers:
         cells = map(milliseconds, (row.predicted_s, row.measured_s))
-        table.add_row(plain(row.device_type), *cells)
+        table.add_row(row.device_type, *cells)
     return table
 
 
 def _reductions_table(calibration: Calibration) -> Table:
     figures = ("predicted ms before", "after", "measured ms")
-    table = new_table("All-reduces, predicted from the links", ("gradients of",), figures)
+    table = Table("All-reduces, predicted from the links", ("gradients of",), figures)
     for row in calibration.reductions:
         times_s = (row.before.predicted_s, row.after.predicted_s, row.before.measured_s)
         table.add_row(stages_label(row.stages), *map(milliseconds, times_s))

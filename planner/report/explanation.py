@@ -4,23 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.analysis.explain.explanation import DeviceUse, Explanation
 from planner.analysis.explain.memory import MemoryLimit, MemoryRoom
 from planner.analysis.explain.path_shares import PathShare
 from planner.analysis.explain.resources import Resource
 from planner.plan.operations import compress_devices, stages_label
-from planner.report.bubble import bubble_data, bubble_line
-from planner.report.summary import overflow_line, time_provenance_data
-from planner.report.tables import new_table
+from planner.plan.plan import Plan
+from planner.report.bubble import bubble_data, bubble_line, idle_table, stages_table
+from planner.report.summary import (
+    length_lines,
+    overflow_line,
+    time_provenance_data,
+    time_provenance_lines,
+)
+from planner.report.tables import Table, View
 from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import Event, OptimizerEvent
+from planner.simulation.time_provenance import path_time_provenance
 from planner.simulation.timeline import OperationEvent, SynchronisationEvent
 from planner.units import format_seconds, plural
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 MOST_NAMED = 3
 """Most devices or links named for each cause; the rest is summed."""
@@ -50,6 +54,19 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         *([] if binds else [memory]),
         bubble_line(explanation.bubble),
         _devices_line(explanation),
+    ]
+
+
+def explanation_view(plan: Plan, explanation: Explanation) -> View:
+    """Return why the iteration is not faster, in lines and tables."""
+    shares = path_time_provenance(explanation.pipeline, explanation.critical_path)
+    return [
+        *explanation_lines(explanation),
+        *time_provenance_lines(shares),
+        *length_lines(plan),
+        parts_table(explanation),
+        idle_table(explanation.bubble),
+        stages_table(explanation.stages),
     ]
 
 
@@ -151,7 +168,7 @@ def _less(lost_s: float, whole_s: float) -> str:
 
 def parts_table(explanation: Explanation) -> Table:
     """Return a table of what the iteration's time consists of; its rows sum to the whole."""
-    table = new_table("The iteration, along its critical path", ("part",), ("time", "share"))
+    table = Table("The iteration, along its critical path", ("part",), ("time", "share"))
     for part in explanation.parts:
         table.add_row(part.name, format_seconds(part.seconds), f"{part.share:.1%}")
     table.add_row("iteration", format_seconds(explanation.iteration_time_s), "100.0%")

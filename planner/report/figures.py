@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from planner.simulation.timeline import Timeline
 
 # Forward is cold, everything backward is warm; the lightness differs too, for grey print.
 KIND_COLOURS: dict[Kind, str] = {"F": "#56B4E9", "B": "#E69F00", "I": "#D55E00", "W": "#F0E442"}
@@ -42,7 +44,7 @@ def lighter(colour: str, share: float) -> str:
     return "#" + "".join(f"{round(value + (255 - value) * share):02X}" for value in channels)
 
 
-DOTS_PER_INCH = 150
+DOTS_PER_INCH, SCREEN_DOTS_PER_INCH = 150, 110
 # SVG carries a date and random ids unless told otherwise; PNG carries neither.
 _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
 
@@ -99,6 +101,32 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     with rc_context({"svg.hashsalt": "pipeplan"}):
         figure.savefig(buffer, format=suffix[1:], metadata=_METADATA[suffix])
     write_atomically(path, buffer.getvalue())
+
+
+def picture_data(axes: Axes) -> str:
+    """Return the figure of axes as a PNG in a ``data:`` address."""
+    picture = BytesIO()
+    root_figure(axes).savefig(picture, format="png", dpi=SCREEN_DOTS_PER_INCH)
+    return f"data:image/png;base64,{base64.b64encode(picture.getvalue()).decode()}"
+
+
+MOST_ROWS = 24
+"""Of more devices, the replicas of a stage on devices of one type share a row."""
+
+
+def chart_rows(timeline: Timeline) -> dict[str, str]:
+    """Return the devices that charts draw, in pipeline order, with the names of their rows."""
+    pipeline = timeline.pipeline
+    if len(pipeline.devices) <= MOST_ROWS:
+        return {device: device for device in pipeline.devices}
+    rows: dict[tuple[tuple[int, ...], str], list[str]] = {}
+    for device, stages in pipeline.stages_on.items():
+        kind = pipeline.problem.cluster.type_of(device)
+        rows.setdefault((tuple(stages), kind), []).append(device)
+    return {
+        first: f"{first} and {len(others):,} more" if others else first
+        for first, *others in rows.values()
+    }
 
 
 def bare_frame(axes: Axes, grid: Literal["x", "both"] = "x") -> None:

@@ -1,11 +1,12 @@
-"""Gantt charts: one row per device, or per group of replicas alike; one box per operation."""
+"""Gantt charts: one row per device, or per group of replicas; one box per operation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
+from planner.errors import PipeplanError
 from planner.plan.operations import KIND_LABELS, stages_label
 from planner.report.figures import (
     ACTIVATION_COLOUR,
@@ -17,6 +18,7 @@ from planner.report.figures import (
     MUTED_COLOUR,
     OPTIMIZER_COLOUR,
     bare_frame,
+    chart_rows,
     lighter,
     new_axes,
     plain_text,
@@ -25,119 +27,140 @@ from planner.report.figures import (
     save_figure,
     stacked_axes,
 )
-from planner.report.replicas import charted_together, row_name
 from planner.report.tables import problem_title
-from planner.simulation.timeline import OperationEvent, Timeline
+from planner.simulation.timeline import Timeline
 from planner.units import TimeUnit, format_seconds, time_unit
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.axes import Axes
-    from numpy.typing import NDArray
+
+WIDTH_INCHES = 15.0
+MOST_OPERATIONS = 160
+"""Of a row with more, the middle of the iteration is left out: no box would be wide enough."""
+GAP = 0.015
+"""Width of the mark where time is left out, as a share of the axis."""
+MOST_WHITE = 0.65
+"""White in the lightest shade of a device's stages, which still has its hue."""
+LEAST_BAR_PIXELS = 1.5
+NARROWEST_WITH_EDGE_PIXELS = 5.0
+SMALLEST_NUMBER_POINTS, LARGEST_NUMBER_POINTS = 4.5, 8.0
+DIGIT_WIDTH = 0.64
+"""Width of a digit of the default font, as a share of the font size."""
 
 
-# The lightest shade still has its hue.
-_MOST_WHITE = 0.65
-
-
-class GanttRow(NamedTuple):
+class Lane(NamedTuple):
     """A part of a row, from ``top`` to ``bottom``, relative to the row's middle, downwards."""
 
     top: float
     bottom: float
 
 
-COMPUTE = GanttRow(-0.42, 0.20)
+COMPUTE = Lane(-0.42, 0.20)
 # A reduction may run while another stage of the device computes, so it lies over the boxes' edge.
-REDUCTION = GanttRow(0.08, 0.20)
-ACTIVATIONS = GanttRow(0.24, 0.32)
-GRADIENTS = GanttRow(0.34, 0.42)
+REDUCTION = Lane(0.08, 0.20)
+ACTIVATIONS = Lane(0.24, 0.32)
+GRADIENTS = Lane(0.34, 0.42)
+_MIDDLE = (COMPUTE.top + COMPUTE.bottom) / 2
 
 
-class GanttStyle(NamedTuple):
-    """The look of one kind of boxes; ``label`` is the legend's."""
+class Look(NamedTuple):
+    """The look of one kind of boxes; ``label`` is the legend's, ``colour`` its plain colour."""
 
     label: str
     colour: str
-    lane: GanttRow
+    lane: Lane
 
 
 class Box(NamedTuple):
-    """One event on the row of one device; times in seconds."""
+    """An event on the row of a device; times in seconds; ``text`` is written if it fits."""
 
     row: int
     start_s: float
     end_s: float
+    look: Look
+    white: float = 0.0
+    text: str = ""
 
 
-class Boxes(NamedTuple):
-    """All boxes of one style."""
+class Axis(NamedTuple):
+    """A time axis of one or two parts of the iteration, in seconds, drawn without the rest."""
 
-    look: GanttStyle
-    boxes: tuple[Box, ...]
+    unit: TimeUnit
+    parts: tuple[tuple[float, float], ...]
+
+    @property
+    def gap_s(self) -> float:
+        """The width of the mark between two parts."""
+        return GAP * sum(end - start for start, end in self.parts)
+
+    @property
+    def offsets_s(self) -> list[float]:
+        """What is taken from a time of each part to get its place."""
+        shown_s, offsets = 0.0, []
+        for start, end in self.parts:
+            offsets.append(start - shown_s)
+            shown_s += end - start + self.gap_s
+        return offsets
+
+    @property
+    def width(self) -> float:
+        """The end of the axis, in its unit."""
+        shown_s = self.parts[-1][1] - self.offsets_s[-1]
+        return shown_s * self.unit.per_second if shown_s > 0 else 1.0
+
+    def spans(self, start_s: float, end_s: float) -> Iterator[tuple[float, float]]:
+        """Yield start and length, in the axis' unit, of what is shown of an event."""
+        for (first, last), offset in zip(self.parts, self.offsets_s, strict=True):
+            begin, end = max(start_s, first), min(end_s, last)
+            if begin < end:
+                yield (begin - offset) * self.unit.per_second, (end - begin) * self.unit.per_second
 
 
-_COLLECTIVES = {
-    kind: GanttStyle(kind, ALL_REDUCE_COLOUR, REDUCTION)
-    for kind in ("all-reduce", "reduce-scatter", "all-gather")
-}
-_OPTIMIZER = GanttStyle("optimizer step", OPTIMIZER_COLOUR, COMPUTE)
-_TRANSFERS = {
-    "F": GanttStyle("activations sent", ACTIVATION_COLOUR, ACTIVATIONS),
-    "B": GanttStyle("gradients sent", GRADIENT_COLOUR, GRADIENTS),
-}
-
-WIDTH_INCHES = 15.0
-# Beyond this many boxes none is wide enough for a number, and looking for one takes time.
-MOST_NUMBERS = 3000
-LARGEST_NUMBER_POINTS = 8.0
-SMALLEST_NUMBER_POINTS = 4.5
-# Width of a digit of the default font, as a share of the font size.
-_DIGIT_WIDTH = 0.64
-_NARROWEST_WITH_EDGE_PIXELS = 5.0
-_LEAST_BAR_PIXELS = 1.5
-_MIDDLE = (COMPUTE.top + COMPUTE.bottom) / 2
-
-
-def plot_gantt(timeline: Timeline, ax: Axes | None = None, *, title: str | None = None) -> Axes:
+def plot_gantt(
+    timeline: Timeline,
+    ax: Axes | None = None,
+    *,
+    title: str | None = None,
+    window_s: tuple[float, float] | None = None,
+) -> Axes:
     """Draw one iteration: rows are devices, boxes are operations with their microbatch's number.
 
     Thin bars are the all-reduces of gradients and, below the boxes, what the device sends, drawn a
-    pixel and a half wide at least. Of many devices those that are alike share a row, which shows
-    the first one's microbatches. The time axis is in s, ms or µs, as its label says.
+    pixel and a half wide at least. Of many devices the replicas of a stage share a row. Of many
+    microbatches the steady state is left out. The time axis is in s, ms or µs, as its label says.
 
     Args:
         timeline: what the simulator returned.
         ax: where to draw; default new axes on a figure of their own, outside pyplot.
         title: first line of the title; default the model, the cluster and the pipeline's size.
+        window_s: the part of the iteration to draw, in seconds; default the whole.
 
     Returns:
         The axes drawn on; ``ax.figure`` is the figure.
+
+    Raises:
+        PipeplanError: if the window does not lie within the iteration.
     """
     if ax is None:
-        ax = new_axes(WIDTH_INCHES, _height_inches(len(rows_of(timeline))))
-    end_s = timeline.iteration_time_s
-    _draw(ax, timeline, Scale(time_unit(end_s), end_s), title)
+        ax = new_axes(WIDTH_INCHES, _height_inches(timeline))
+    parts = _parts(timeline) if window_s is None else (_checked(window_s, timeline),)
+    _draw(ax, timeline, Axis(time_unit(timeline.iteration_time_s), parts), title)
     return ax
 
 
-class Scale(NamedTuple):
-    """A time axis: its unit, and where it ends."""
+def plot_gantts(charts: Sequence[tuple[str | None, Timeline]]) -> list[Axes]:
+    """Draw charts of several timelines below each other, on one scale of time.
 
-    unit: TimeUnit
-    end_s: float
-
-
-def _draw(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -> None:
-    unit = scale.unit
-    _label_axes(ax, timeline, scale, title)
-    _draw_idle(ax, timeline, unit)
-    groups = (*operation_boxes(timeline), *other_boxes(timeline))
-    for group in groups:
-        _draw_boxes(ax, group, unit)
-    _draw_legend(ax, [group.look for group in groups])
-    if len(timeline.operations) <= MOST_NUMBERS:
-        _draw_numbers(ax, timeline, unit)
+    Args:
+        charts: titles (see :func:`plot_gantt`) and timelines, from top to bottom.
+    """
+    if len(charts) == 1:
+        return [plot_gantt(charts[0][1], title=charts[0][0])]
+    every = stacked_axes(WIDTH_INCHES, [_height_inches(timeline) for _, timeline in charts])
+    end_s = max(timeline.iteration_time_s for _, timeline in charts)
+    for ax, (title, timeline) in zip(every, charts, strict=True):
+        _draw(ax, timeline, Axis(time_unit(end_s), ((0.0, end_s),)), title)
+    return every
 
 
 def save_gantts(charts: Sequence[tuple[str | None, Timeline]], path: str | Path) -> None:
@@ -150,116 +173,185 @@ def save_gantts(charts: Sequence[tuple[str | None, Timeline]], path: str | Path)
     save_figure(root_figure(plot_gantts(charts)[0]), path)
 
 
-def plot_gantts(charts: Sequence[tuple[str | None, Timeline]]) -> list[Axes]:
-    """Draw charts of several timelines below each other, on one scale of time.
+def boxes(timeline: Timeline) -> Iterator[Box]:
+    """Yield all operations, reductions, optimizer steps, and transfers that take time.
 
-    Args:
-        charts: titles (see :func:`plot_gantt`) and timelines, from top to bottom.
+    A transfer lies in the row of the device that sends it.
     """
-    heights = [_height_inches(len(rows_of(timeline))) for _, timeline in charts]
-    every = stacked_axes(WIDTH_INCHES, heights)
-    end_s = max(timeline.iteration_time_s for _, timeline in charts)
-    for ax, (title, timeline) in zip(every, charts, strict=True):
-        _draw(ax, timeline, Scale(time_unit(end_s), end_s), title)
-    return every
+    rows = {device: row for row, device in enumerate(chart_rows(timeline))}
+    stages_on = timeline.pipeline.stages_on
+    for event in timeline.operations:
+        if event.device in rows:
+            kind, stages = event.operation.kind, stages_on[event.device]
+            white = MOST_WHITE * stages.index(event.operation.stage) / len(stages)
+            look = Look(KIND_LABELS[kind], KIND_COLOURS[kind], COMPUTE)
+            text = str(event.operation.microbatch)
+            yield Box(rows[event.device], event.start_s, event.end_s, look, white, text)
+    for reduction in timeline.collectives:
+        look = Look(reduction.kind, ALL_REDUCE_COLOUR, REDUCTION)
+        for device in rows.keys() & set(reduction.synchronisation.devices):
+            yield Box(rows[device], reduction.start_s, reduction.end_s, look)
+    look = Look("optimizer step", OPTIMIZER_COLOUR, COMPUTE)
+    for device, row in rows.items():
+        end_s = timeline.end_s[device]
+        yield Box(row, end_s - timeline.optimizer_s[device], end_s, look)
+    for sent in timeline.transfers:
+        if sent.source in rows:
+            look = _SENT[sent.operation.kind]
+            yield Box(rows[sent.source], sent.start_s, sent.end_s, look)
 
 
-def _height_inches(rows: int) -> float:
+_SENT = {
+    "F": Look("activations sent", ACTIVATION_COLOUR, ACTIVATIONS),
+    "B": Look("gradients sent", GRADIENT_COLOUR, GRADIENTS),
+}
+
+
+def _checked(window_s: tuple[float, float], timeline: Timeline) -> tuple[float, float]:
+    start, end = window_s
+    if not 0 <= start < end <= timeline.iteration_time_s:
+        raise PipeplanError(
+            f"window: {start:g} to {end:g} s is not within the iteration, which takes "
+            f"{timeline.iteration_time_s:g} s; give a start below its end"
+        )
+    return window_s
+
+
+def _parts(timeline: Timeline) -> tuple[tuple[float, float], ...]:
+    """Return the whole iteration, or its start and end if a row has too many operations."""
+    whole = (0.0, timeline.iteration_time_s)
+    per_device: dict[str, list[tuple[float, float]]] = {}
+    for event in timeline.operations:
+        per_device.setdefault(event.device, []).append((event.start_s, event.end_s))
+    busiest = max(per_device.values(), key=len, default=[])
+    if len(busiest) <= MOST_OPERATIONS:
+        return (whole,)
+    first, last = busiest[MOST_OPERATIONS // 2][1], busiest[-MOST_OPERATIONS // 2][0]
+    return ((0.0, first), (last, timeline.iteration_time_s))
+
+
+def _height_inches(timeline: Timeline) -> float:
+    rows = len(chart_rows(timeline))
     return 1.5 + rows * min(0.6, max(0.21, 9 / rows))
 
 
-def _draw_idle(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
-    """A pale track behind each row: what stays visible of it is idle time."""
-    end = timeline.iteration_time_s * unit.per_second
-    for row in rows_of(timeline).values():
+def _draw(ax: Axes, timeline: Timeline, axis: Axis, title: str | None) -> None:
+    _label_axes(ax, timeline, axis, title)
+    ax.set_xlim(0.0, axis.width)
+    # Only a layout that was carried out has widths in pixels.
+    engine = root_figure(ax).get_layout_engine()
+    if engine is not None:
+        engine.execute(root_figure(ax))
+    groups: dict[tuple[Look, float, int], list[tuple[float, float, str]]] = {}
+    for box in boxes(timeline):
+        for start, width in axis.spans(box.start_s, box.end_s):
+            key = box.look, box.white, box.row
+            groups.setdefault(key, []).append((start, width, box.text))
+    for (look, white, row), spans in groups.items():
+        _draw_boxes(ax, look, white, row, spans)
+    _draw_legend(ax, [(look, white) for look, white, _ in groups])
+
+
+def _draw_boxes(
+    ax: Axes, look: Look, white: float, row: int, spans: Sequence[tuple[float, float, str]]
+) -> None:
+    """Draw the boxes of one look in one row, as one artist, and their numbers where these fit."""
+    pixels = ax.get_window_extent().width / ax.get_xlim()[1]
+    # Short messages would vanish beside long iterations.
+    least = 0.0 if look.lane == COMPUTE else LEAST_BAR_PIXELS / pixels
+    median = sorted(width for _, width, _ in spans)[len(spans) // 2]
+    has_edge = max(median, least) * pixels >= NARROWEST_WITH_EDGE_PIXELS
+    drawn = ax.broken_barh(
+        [(start, max(width, least)) for start, width, _ in spans],
+        (row + look.lane.top, look.lane.bottom - look.lane.top),
+        facecolor=lighter(look.colour, white),
+        # A white edge parts neighbours; on narrow boxes it would leave nothing of them.
+        edgecolor="white",
+        linewidth=0.6 if has_edge else 0.0,
+        # Whole pixels make crisp edges, but of boxes narrower than that they drop some.
+        snap=has_edge,
+        zorder=1 if look.lane == COMPUTE else 2,
+    )
+    drawn.set_gid(look.label)
+    if look.lane == COMPUTE:
+        _draw_numbers(ax, row, spans, 72 / root_figure(ax).dpi * pixels)
+
+
+def _draw_numbers(
+    ax: Axes, row: int, spans: Sequence[tuple[float, float, str]], points_per_unit: float
+) -> None:
+    """Write texts into the boxes that are wide enough, as large as three digits at most fit."""
+    digits = max(len(text) for _, _, text in spans)
+    if not digits:
+        return
+    for start, width, text in spans:
+        points = (width * points_per_unit - 1) / (digits * DIGIT_WIDTH)
+        if points >= SMALLEST_NUMBER_POINTS:
+            ax.text(
+                start + width / 2,
+                row + _MIDDLE,
+                text,
+                size=min(LARGEST_NUMBER_POINTS, points),
+                color=INK_COLOUR,
+                ha="center",
+                va="center_baseline",
+                clip_on=True,
+            )
+
+
+def _label_axes(ax: Axes, timeline: Timeline, axis: Axis, title: str | None) -> None:
+    stages_on, rows = timeline.pipeline.stages_on, chart_rows(timeline)
+    ax.set_ylim(len(rows) - 0.5, -0.5)
+    ax.set_yticks(
+        [row + _MIDDLE for row in range(len(rows))],
+        [f"{name}  {stages_label(stages_on[device])}" for device, name in rows.items()],
+    )
+    ax.set_xlabel(f"time ({axis.unit.symbol})")
+    bare_frame(ax)
+    # A pale track behind each row: what stays visible of it is idle time.
+    for row in range(len(rows)):
+        tracks = [
+            (start - offset, end - start)
+            for (start, end), offset in zip(axis.parts, axis.offsets_s, strict=True)
+        ]
         ax.broken_barh(
-            [(0.0, end)],
+            [(x * axis.unit.per_second, w * axis.unit.per_second) for x, w in tracks],
             (row + COMPUTE.top, COMPUTE.bottom - COMPUTE.top),
             facecolor=IDLE_COLOUR,
             zorder=0,
         )
-
-
-def _draw_boxes(ax: Axes, group: Boxes, unit: TimeUnit) -> None:
-    """All boxes of one look as one collection: an artist a box would take minutes."""
-    from matplotlib.collections import PolyCollection
-
-    corners = _corners(group, unit)
-    if group.look.lane != COMPUTE:
-        _widen(corners, _LEAST_BAR_PIXELS / _pixels_per_unit(ax))
-    edge_points = _edge_points(ax, corners)
-    collection = PolyCollection(
-        # The annotation leaves out the three-dimensional array, which is drawn without a loop.
-        cast("Sequence[NDArray[np.float64]]", corners),
-        facecolor=group.look.colour,
-        edgecolor="white",
-        linewidth=edge_points,
-        # Whole pixels make crisp edges, but of boxes narrower than that they drop some.
-        snap=edge_points > 0,
-        zorder=1 if group.look.lane == COMPUTE else 2,
-    )
-    collection.set_gid(group.look.label)
-    ax.add_collection(collection, autolim=False)
-
-
-def _corners(group: Boxes, unit: TimeUnit) -> NDArray[np.float64]:
-    import numpy as np
-
-    boxes = np.asarray(group.boxes, dtype=np.float64)
-    left, right = boxes[:, 1] * unit.per_second, boxes[:, 2] * unit.per_second
-    top, bottom = boxes[:, 0] + group.look.lane.top, boxes[:, 0] + group.look.lane.bottom
-    x = np.stack([left, right, right, left], axis=1)
-    y = np.stack([top, top, bottom, bottom], axis=1)
-    return np.stack([x, y], axis=2)
-
-
-def _widen(corners: NDArray[np.float64], least: float) -> None:
-    """Make bars so long at least, for short messages would vanish beside long iterations."""
-    corners[:, 1:3, 0] = corners[:, 1:3, 0].clip(min=corners[:, :1, 0] + least)
-
-
-def _edge_points(ax: Axes, corners: NDArray[np.float64]) -> float:
-    """A white edge parts neighbours; on narrow boxes it would leave nothing of them."""
-    import numpy as np
-
-    width = float(np.median(corners[:, 1, 0] - corners[:, 0, 0]))
-    return 0.6 if width * _pixels_per_unit(ax) >= _NARROWEST_WITH_EDGE_PIXELS else 0.0
-
-
-def _pixels_per_unit(ax: Axes) -> float:
-    left, right = ax.get_xlim()
-    return ax.get_window_extent().width / (right - left)
-
-
-def _label_axes(ax: Axes, timeline: Timeline, scale: Scale, title: str | None) -> None:
-    stages_on = timeline.pipeline.stages_on
-    rows, together = rows_of(timeline), charted_together(timeline)
-    end = scale.end_s * scale.unit.per_second
-    ax.set_xlim(0.0, end if end > 0 else 1.0)
-    ax.set_ylim(len(rows) - 0.5, -0.5)
-    ax.set_yticks(
-        [row + _MIDDLE for row in rows.values()],
-        [f"{row_name(together[device])}  {stages_label(stages_on[device])}" for device in rows],
-    )
-    ax.set_xlabel(f"time ({scale.unit.symbol})")
-    bare_frame(ax)
+    _set_ticks(ax, axis)
     figures = f"iteration {format_seconds(timeline.iteration_time_s)}, bubble {timeline.bubble:.1%}"
     if len(rows) < len(stages_on):
-        figures += "; replicas that are alike share a row, with the first one's microbatches"
+        figures += "; replicas of a stage share a row, which shows the first one"
+    if len(axis.parts) > 1:
+        left_out_s = axis.parts[1][0] - axis.parts[0][1]
+        figures += f"; {format_seconds(left_out_s)} of the steady state are left out"
     heading = plain_text(title or problem_title(timeline))
     ax.set_title(f"{heading}\n{figures}", loc="left", fontsize="medium")
 
 
-def _draw_legend(ax: Axes, looks: Sequence[GanttStyle]) -> None:
-    """One entry a label, below the time axis whatever the height of the axes."""
+def _set_ticks(ax: Axes, axis: Axis) -> None:
+    """Put round times on the axis, in each of its parts."""
+    from matplotlib.ticker import MaxNLocator
+
+    locator, scale = MaxNLocator(8 // len(axis.parts)), axis.unit.per_second
+    places, labels = [], []
+    for (start, end), offset in zip(axis.parts, axis.offsets_s, strict=True):
+        for time in locator.tick_values(start * scale, end * scale):
+            if start * scale <= time <= end * scale:
+                places.append(time - offset * scale)
+                labels.append(f"{time:g}")
+    ax.set_xticks(places, labels)
+
+
+def _draw_legend(ax: Axes, looks: Sequence[tuple[Look, float]]) -> None:
+    """Draw one entry a label, below the time axis whatever the height of the axes."""
     from matplotlib.patches import Patch
 
-    # Shades only raise the channels of a colour, so the plain one is the least.
-    colours: dict[str, str] = {}
-    for look in looks:
-        colours[look.label] = min(colours.get(look.label, look.colour), look.colour)
+    colours = {look.label: look.colour for look, _ in looks}
     handles = [Patch(facecolor=colour, label=label) for label, colour in colours.items()]
-    if len(looks) > len(colours):
+    if any(white for _, white in looks):
         pale = lighter(MUTED_COLOUR, 0.5)
         handles.append(Patch(facecolor=pale, label="paler: later stages of the device"))
     ax.legend(
@@ -271,97 +363,3 @@ def _draw_legend(ax: Axes, looks: Sequence[GanttStyle]) -> None:
         frameon=False,
         handlelength=1.2,
     )
-
-
-def _draw_numbers(ax: Axes, timeline: Timeline, unit: TimeUnit) -> None:
-    """Microbatch numbers in the boxes that are wide enough, all for one stage of one size."""
-    root_figure(ax).draw_without_rendering()  # Only a layout that was carried out has widths.
-    pixels_per_second = _pixels_per_unit(ax) * unit.per_second
-    digits = len(str(timeline.pipeline.microbatches - 1))
-    rows = rows_of(timeline)
-    for event in timeline.operations:
-        if event.device not in rows:
-            continue
-        points = _number_points(ax, (event.end_s - event.start_s) * pixels_per_second, digits)
-        if points >= SMALLEST_NUMBER_POINTS:
-            ax.text(
-                (event.start_s + event.end_s) / 2 * unit.per_second,
-                rows[event.device] + _MIDDLE,
-                str(event.operation.microbatch),
-                size=points,
-                color=INK_COLOUR,
-                ha="center",
-                va="center_baseline",
-                clip_on=True,
-            )
-
-
-def _number_points(ax: Axes, width_pixels: float, digits: int) -> float:
-    """The font size, in points, at which a number of so many digits fits a box."""
-    width_points = width_pixels * 72 / root_figure(ax).dpi
-    return min(LARGEST_NUMBER_POINTS, (width_points - 1) / (digits * _DIGIT_WIDTH))
-
-
-def rows_of(timeline: Timeline) -> dict[str, int]:
-    """Return the row of each device that is drawn, in pipeline order."""
-    return {device: row for row, device in enumerate(charted_together(timeline))}
-
-
-def operation_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
-    """Return every operation as a box, grouped by kind and by the stage's shade on its device."""
-    shades = {
-        (device, stage): _MOST_WHITE * place / len(stages)
-        for device, stages in timeline.pipeline.stages_on.items()
-        for place, stage in enumerate(stages)
-    }
-    rows = rows_of(timeline)
-
-    def look(event: OperationEvent) -> GanttStyle:
-        kind = event.operation.kind
-        shade = shades[event.device, event.operation.stage]
-        return GanttStyle(KIND_LABELS[kind], lighter(KIND_COLOURS[kind], shade), COMPUTE)
-
-    return _grouped(
-        (look(event), Box(rows[event.device], event.start_s, event.end_s))
-        for event in timeline.operations
-        if event.device in rows
-    )
-
-
-def other_boxes(timeline: Timeline) -> tuple[Boxes, ...]:
-    """Return boxes of all-reduces, optimizer steps, and transfers that take time.
-
-    A transfer lies in the row of the device that sends it.
-    """
-    return _grouped([*_reductions(timeline), *_optimizer(timeline), *_transfers(timeline)])
-
-
-def _optimizer(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
-    rows = rows_of(timeline)
-    for device, end_s in timeline.end_s.items():
-        seconds = timeline.optimizer_s[device]
-        if seconds > 0 and device in rows:
-            yield _OPTIMIZER, Box(rows[device], end_s - seconds, end_s)
-
-
-def _reductions(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
-    rows = rows_of(timeline)
-    for event in timeline.collectives:
-        for device in event.synchronisation.devices:
-            if device in rows:
-                yield _COLLECTIVES[event.kind], Box(rows[device], event.start_s, event.end_s)
-
-
-def _transfers(timeline: Timeline) -> Iterator[tuple[GanttStyle, Box]]:
-    rows = rows_of(timeline)
-    for event in timeline.transfers:
-        if event.end_s > event.start_s and event.source in rows:
-            look = _TRANSFERS[event.operation.kind]
-            yield look, Box(rows[event.source], event.start_s, event.end_s)
-
-
-def _grouped(pairs: Iterable[tuple[GanttStyle, Box]]) -> tuple[Boxes, ...]:
-    groups: dict[GanttStyle, list[Box]] = {}
-    for look, box in pairs:
-        groups.setdefault(look, []).append(box)
-    return tuple(Boxes(look, tuple(boxes)) for look, boxes in groups.items())

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from planner.plan.operations import stages_label
 from planner.report.figures import (
     LINE_COLOURS,
     MUTED_COLOUR,
     bare_frame,
+    chart_rows,
     new_axes,
     plain_text,
     require_format,
     root_figure,
     save_figure,
 )
-from planner.report.replicas import charted_together, row_name
 from planner.report.tables import problem_title
 from planner.units import SizeUnit, TimeUnit, format_bytes, size_unit, time_unit
 
@@ -38,9 +38,9 @@ FURTHEST_CAPACITY = 3.0
 def plot_memory(timeline: Timeline, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """Draw the memory each device uses over one iteration as steps, in the unit that fits.
 
-    Of many devices those that are alike share a line. Dashed lines are the capacities of the device
-    types in use; one far above all peaks is told in words at the upper edge. The time axis is in s,
-    ms or µs, as its label says.
+    Of many devices the replicas of a stage share a line. Dashed lines are the capacities of the
+    device types in use; one far above all peaks is told in words at the upper edge. The time axis
+    is in s, ms or µs, as its label says.
 
     Args:
         timeline: what the simulator returned.
@@ -79,8 +79,8 @@ def save_memory(timeline: Timeline, path: str | Path, title: str | None = None) 
 
 def _draw_devices(ax: Axes, timeline: Timeline, unit: TimeUnit, size: SizeUnit) -> None:
     """Draw steps up to the end of the iteration."""
-    stages_on, together = timeline.pipeline.stages_on, charted_together(timeline)
-    for (device, row), look in zip(together.items(), _looks(len(together)), strict=True):
+    stages_on, rows = timeline.pipeline.stages_on, chart_rows(timeline)
+    for (device, name), (colour, style) in zip(rows.items(), _looks(len(rows)), strict=True):
         steps = timeline.memory[device]
         times = [time for time, _ in steps] + [timeline.iteration_time_s]
         held = [bytes_ for _, bytes_ in steps] + [steps[-1][1]]
@@ -88,23 +88,16 @@ def _draw_devices(ax: Axes, timeline: Timeline, unit: TimeUnit, size: SizeUnit) 
             [time * unit.per_second for time in times],
             [bytes_ / size.bytes_ for bytes_ in held],
             where="post",
-            color=look.colour,
-            linestyle=look.style,
+            color=colour,
+            linestyle=style,
             linewidth=1.4,
-            label=f"{row_name(row)}  {stages_label(stages_on[device])}",
+            label=f"{name}  {stages_label(stages_on[device])}",
         )
 
 
-class _Look(NamedTuple):
-    """The look of a line."""
-
-    colour: str
-    style: str
-
-
-def _looks(lines: int) -> Sequence[_Look]:
-    """Return distinct looks: a few colours, each in several styles; for many lines a scale."""
-    looks = [_Look(colour, style) for style in LINE_STYLES for colour in LINE_COLOURS]
+def _looks(lines: int) -> Sequence[tuple[str, str]]:
+    """Return distinct colours and styles; for many lines a scale of colours."""
+    looks = [(colour, style) for style in LINE_STYLES for colour in LINE_COLOURS]
     if lines <= len(looks):
         return looks[:lines]
     from matplotlib import colormaps
@@ -112,7 +105,7 @@ def _looks(lines: int) -> Sequence[_Look]:
 
     # The upper end of the scale is too pale for a line on white.
     shades = (to_hex(colormaps["viridis"](0.9 * line / (lines - 1))) for line in range(lines))
-    return [_Look(shade, LINE_STYLES[0]) for shade in shades]
+    return [(shade, LINE_STYLES[0]) for shade in shades]
 
 
 def _capacities(timeline: Timeline) -> dict[int, str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import shlex
+from typing import Any
 
 from planner.analysis.moves import LEAST_GAIN, MovesFound, TimedMove
 from planner.plan.plan import Plan
-from planner.report.tables import new_table, plain
+from planner.report.tables import Table, View
 from planner.units import format_bytes, format_seconds, plural
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 MOST_ROWS = 5
 """Changes in the table."""
@@ -23,14 +21,20 @@ def signed_change(gain: float) -> str:
     return f"{-gain:+.1%}" if abs(gain) >= LEAST_SHARE else "0"
 
 
+def moves_view(plan: Plan, found: MovesFound, source: str) -> View:
+    """Return the changes that help most, and lines on them; ``source`` is the plan's file."""
+    tables = [] if found.best is None else [moves_table(found)]
+    return [*tables, *moves_lines(plan, found, shlex.quote(source))]
+
+
 def moves_table(found: MovesFound) -> Table:
     """Return a table of the changes that help most, one per row."""
     title = "Single changes of the plan" if found.fits else "Single changes that make the plan fit"
     title += ", compared with " + format_seconds(found.plan_s)
-    table = new_table(title, ("change",), ("iteration", "vs now"))
+    table = Table(title, ("change",), ("iteration", "vs now"))
     for row in found.helpful[:MOST_ROWS]:
         time = format_seconds(row.iteration_time_s)
-        table.add_row(plain(str(row.move)), time, signed_change(row.gain))
+        table.add_row(str(row.move), time, signed_change(row.gain))
     return table
 
 

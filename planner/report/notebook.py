@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 from collections import Counter
 from functools import singledispatch
 from html import escape
-from io import BytesIO, StringIO
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from planner.analysis.comparison import PlannerComparison, best_baseline, plan_of_row
@@ -15,17 +14,16 @@ from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError, printable
 from planner.plan.plan import Plan
 from planner.report.comparison import comparison_table
-from planner.report.deviation import comparison_tables
-from planner.report.figures import root_figure
+from planner.report.deviation import comparison_view
+from planner.report.figures import picture_data
 from planner.report.gantt import plot_gantt, plot_gantts
-from planner.report.summary import plan_tables
-from planner.report.tables import new_table, plain
+from planner.report.summary import plan_view
+from planner.report.tables import Table, View
 from planner.search.result import Result
 from planner.simulation.simulator import simulate_plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.console import RenderableType
 
 _WIDTH = 120
 
@@ -42,7 +40,7 @@ def _(plan: Plan) -> str:
         timeline = simulate_plan(plan)
     except PipeplanError as error:  # An edited plan may not run.
         return _pre(printable("\n".join(error.problems)))
-    return _tables(plan_tables(plan, timeline)) + _picture(plot_gantt(timeline))
+    return _text(plan_view(plan, timeline)) + _picture(plot_gantt(timeline))
 
 
 @html_of.register
@@ -53,23 +51,23 @@ def _(result: Result) -> str:
 @html_of.register
 def _(cluster: Cluster) -> str:
     numbers = ("devices", "GiB", "GB/s", "TFLOP/s")
-    table = new_table(plain(repr(cluster)), ("type",), numbers)
+    table = Table(repr(cluster), ("type",), numbers)
     for name, count in Counter(device.type for device in cluster.devices).items():
         kind = cluster.device_types[name]
         peaks = ", ".join(f"{key} {peak:g}" for key, peak in kind.peak_tflop_per_s.items())
         figures = (f"{kind.memory_gib:g}", f"{kind.memory_bandwidth_gb_per_s:g}", peaks)
-        table.add_row(plain(name), str(count), *figures)
-    return _tables(table)
+        table.add_row(name, str(count), *figures)
+    return _text([table])
 
 
 @html_of.register
 def _(comparison: Comparison) -> str:
-    return _tables(comparison_tables(comparison))
+    return _text(comparison_view(comparison))
 
 
 @html_of.register
 def _(comparison: PlannerComparison) -> str:
-    table = _tables(comparison_table(comparison, plain(comparison.title)))
+    table = _text([comparison_table(comparison, comparison.title)])
     ours, best = comparison[0], best_baseline(comparison)
     rows = [row for row in (ours, best) if row is not None and row.orders is not None]
     charts = [
@@ -79,11 +77,13 @@ def _(comparison: PlannerComparison) -> str:
     return table + (_picture(plot_gantts(charts)[0]) if charts else "")
 
 
-def _tables(renderable: RenderableType) -> str:
+def _text(view: View) -> str:
     from rich.console import Console
+    from rich.text import Text
 
     console = Console(record=True, file=StringIO(), width=_WIDTH)
-    console.print(renderable)
+    for part in view:
+        console.print(Text(part) if isinstance(part, str) else part)
     return _pre(printable(console.export_text()))
 
 
@@ -93,7 +93,4 @@ def _pre(text: str) -> str:
 
 def _picture(ax: Axes) -> str:
     """Return the figure of a chart."""
-    picture = BytesIO()
-    root_figure(ax).savefig(picture, format="png", bbox_inches="tight")
-    data = base64.b64encode(picture.getvalue()).decode()
-    return f'<img alt="Gantt chart" style="max-width: 100%" src="data:image/png;base64,{data}">'
+    return f'<img alt="Gantt chart" style="max-width: 100%" src="{picture_data(ax)}">'

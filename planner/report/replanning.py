@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from planner.plan.moves import CHECKPOINT, Moves
 from planner.plan.operations import compress_devices
-from planner.report.tables import new_table, plain
+from planner.report.tables import Table
 from planner.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from planner.replanning.choice import Alternative
     from planner.replanning.replan import Replanned
 
@@ -23,7 +21,7 @@ MOST_MOVES = 20
 def alternatives_table(found: Replanned) -> Table:
     """Return the chosen plan, the fastest and the one that moves least; equal ones in one row."""
     words, numbers = ["plan"], ["iteration", "vs fastest", "to move", "stages", "devices"]
-    table = new_table("Plans found", words, numbers)
+    table = Table("Plans found", words, numbers)
     fastest_s = min(row.iteration_time_s for row in found.alternatives)
     for roles, row in _distinct(found.alternatives):
         table.add_row(
@@ -49,13 +47,13 @@ def moves_table(moves: Moves) -> Table | None:
     """Return a table of moves, the largest first; None if nothing moves."""
     if not moves.moves:
         return None
-    table = new_table("State to move", ["to", "from", "layers"], ["bytes", "alone"])
+    table = Table("State to move", ["to", "from", "layers"], ["bytes", "alone"])
     ranked = sorted(moves.moves, key=lambda move: -move.bytes)
     for move in ranked[:MOST_MOVES]:
         table.add_row(
-            plain(move.target),
-            plain(move.source or CHECKPOINT),
-            plain(compress_devices(move.layers)),
+            move.target,
+            move.source or CHECKPOINT,
+            compress_devices(move.layers),
             format_bytes(move.bytes),
             "" if move.seconds is None else format_seconds(move.seconds),
         )

@@ -1,25 +1,23 @@
-"""A plan as tables for a terminal, and its time provenance."""
+"""A plan in tables and lines: its stages, devices, throughput and time provenance."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 from planner.costs.throughput import SECONDS_AN_HOUR, Throughput, throughput
 from planner.model.split_record import most_loaded
-from planner.plan.operations import compress_devices, stages_label
+from planner.plan.operations import KIND_LABELS, Kind, compress_devices, stages_label
 from planner.plan.plan import TimeProvenance, gap
-from planner.report.tables import new_table, plain
+from planner.report.tables import Table, View, common_prefix
 from planner.simulation.critical_path import PathStep
 from planner.simulation.time_provenance import path_time_provenance, time_provenance
 from planner.units import format_bytes, format_seconds, four_digits, plural
 
 if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-
     from planner.plan.plan import Plan
     from planner.plan.runtime_rules import RuntimeRules
     from planner.plan.tensor_parallel import TensorParallel
@@ -75,31 +73,27 @@ def overflow_line(devices: Sequence[tuple[str, int, int]]) -> str:
     return f"the plan exceeds memory: {named}; `pipeplan verify` refuses it"
 
 
-def plan_tables(plan: Plan, timeline: Timeline) -> Group:
-    """Return a plan's stages, devices and figures as tables.
+def plan_view(plan: Plan, timeline: Timeline) -> View:
+    """Return a plan's stages, devices and figures.
 
     Args:
         plan: gives the proven bound, and what each stage recomputes.
         timeline: a simulation of the plan; all other figures are its.
 
     Returns:
-        A rich renderable: the table of stages (milliseconds and bytes of one microbatch), the
-        table of devices (milliseconds of one iteration), what the time rests on, the line of
-        figures.
+        The table of stages (milliseconds and bytes of one microbatch), the table of devices
+        (milliseconds of one iteration), lines on what the time rests on, the line of figures.
     """
-    from rich.console import Group
-    from rich.text import Text
-
-    return Group(
-        _stage_table(plan, timeline),
-        _device_table(timeline),
-        *map(Text, time_provenance_lines(time_provenance(timeline))),
-        *map(Text, throughput_lines(plan, timeline.iteration_time_s)),
-        *map(Text, length_lines(plan)),
-        *map(Text, group_lines(plan)),
-        *map(Text, shared_state_lines(plan)),
-        Text(figures_line(timeline, plan.predicted.lower_bound_s), style="bold"),
-    )
+    return [
+        stage_table(plan, timeline),
+        device_table(timeline),
+        *time_provenance_lines(time_provenance(timeline)),
+        *throughput_lines(plan, timeline.iteration_time_s),
+        *length_lines(plan),
+        *group_lines(plan),
+        *shared_state_lines(plan),
+        figures_line(timeline, plan.predicted.lower_bound_s),
+    ]
 
 
 def length_lines(plan: Plan) -> list[str]:
@@ -251,7 +245,7 @@ def noise_table(noise: Noise, times: NoisyTimes) -> Table:
         "95th percentile": times.percentile_95_s,
         f"worst of {times.samples:,}": times.worst_s,
     }
-    table = new_table(f"Iteration time under noise: {noise}", (), ("predicted", *figures))
+    table = Table(f"Iteration time under noise: {noise}", (), ("predicted", *figures))
     above = (f"{format_seconds(s)}{_above(s, times.predicted_s)}" for s in figures.values())
     table.add_row(format_seconds(times.predicted_s), *above)
     return table
@@ -261,72 +255,70 @@ def _above(time_s: float, predicted_s: float) -> str:
     return f" ({time_s / predicted_s - 1:+.1%})" if predicted_s > 0 else ""
 
 
-def _stage_table(plan: Plan, timeline: Timeline) -> Table:
-    recomputes = any(stage.recompute for stage in plan.stages)
-    offloads = any(stage.offload for stage in plan.stages)
+def stage_table(plan: Plan, timeline: Timeline) -> Table:
+    """Return a row for each stage: times and bytes of one microbatch; columns that are in use."""
     kinds = {(o.stage, o.kind) for order in plan.parsed_orders().values() for o in order}
-    wholes = any(kind == "B" for _, kind in kinds)
-    splits = any(kind == "I" for _, kind in kinds)
-    table = new_table(
-        "Stages, for one microbatch",
-        ("stage", "devices", "layers"),
-        (
-            *("count", "forward ms"),
-            *(("backward ms",) if wholes else ()),
-            *(("input gradient ms", "weight gradient ms") if splits else ()),
-            *("stash", "weights, gradients, optimizer"),
-            *(("recomputed layers",) if recomputes else ()),
-            *(("offloaded layers", "offloaded") if offloads else ()),
+    columns: list[tuple[str, Callable[[int, PlacedStage], str]]] = [
+        ("layers", lambda _, stage: f"{len(stage.spec.layers):,}"),
+        *(
+            (f"{KIND_LABELS[kind]} ms", partial(_stage_ms, kinds=kinds, kind=kind))
+            for kind in KIND_LABELS
+            if any(ran == kind for _, ran in kinds)
         ),
-    )
-    for index, stage in enumerate(timeline.pipeline.stages):
+        ("stash", lambda _, stage: format_bytes(stage.stash_bytes)),
+        ("weights and optimizer", lambda _, stage: format_bytes(stage.static_bytes)),
+    ]
+    if any(stage.recompute for stage in plan.stages):
+        columns.append(("recomputed layers", lambda _, stage: str(len(stage.spec.recompute))))
+    if any(stage.offload for stage in plan.stages):
+        columns.append(("offloaded layers", lambda _, stage: str(len(stage.spec.offload))))
+        columns.append(("offloaded", lambda _, stage: format_bytes(stage.offload_bytes)))
+    stages = timeline.pipeline.stages
+    prefix = common_prefix(name for stage in stages for name in stage.spec.layers)
+    words = ["stage", "devices", f"layers of {prefix[:-1]}" if prefix else "layers"]
+    table = Table("Stages, for one microbatch", words, [heading for heading, _ in columns])
+    for index, stage in enumerate(stages):
         table.add_row(
             str(index),
-            plain(compress_devices(stage.spec.devices)),
-            plain(_layers(stage.spec.layers)),
-            str(len(stage.spec.layers)),
-            _milliseconds(times.forward_s for times in stage.times.values()),
-            *([_stage_ms(stage, "B", (index, "B") in kinds)] if wholes else []),
-            *([_stage_ms(stage, kind, (index, "I") in kinds) for kind in "IW"] if splits else []),
-            format_bytes(stage.stash_bytes),
-            format_bytes(stage.static_bytes),
-            *([str(len(stage.spec.recompute))] if recomputes else []),
-            *(_offloaded(stage) if offloads else []),
+            compress_devices(stage.spec.devices),
+            _ends(stage.spec.layers, prefix),
+            *(cell(index, stage) for _, cell in columns),
         )
     return table
 
 
-def _offloaded(stage: PlacedStage) -> list[str]:
-    return [str(len(stage.spec.offload)), format_bytes(stage.offload_bytes)]
+def _stage_ms(index: int, stage: PlacedStage, *, kinds: Set[tuple[int, Kind]], kind: Kind) -> str:
+    """Return the time of an operation of a stage, a dash if the plan does not run it."""
+    if (index, kind) not in kinds:
+        return "-"
+    return _milliseconds(times.seconds(kind) for times in stage.times.values())
 
 
-def _device_table(timeline: Timeline) -> Table:
-    pipeline = timeline.pipeline
-    table = new_table(
+def _ends(layers: tuple[str, ...], prefix: str) -> str:
+    first, last = (layers[place].removeprefix(prefix) for place in (0, -1))
+    return first if len(layers) == 1 else f"{first} … {last}"
+
+
+def device_table(timeline: Timeline) -> Table:
+    """Return a row for each device: its times and its memory in one iteration."""
+    pipeline, time_s = timeline.pipeline, timeline.iteration_time_s
+    table = Table(
         "Devices, for one iteration",
         ("device", "type", "stages"),
         ("busy ms", "idle", "peak memory"),
     )
     for device, stages in pipeline.stages_on.items():
         busy_s = timeline.busy_s[device]
+        peak, capacity = timeline.peak_memory_bytes[device], pipeline.capacity_bytes(device)
         table.add_row(
-            plain(device),
-            plain(pipeline.problem.cluster.type_of(device)),
+            device,
+            pipeline.problem.cluster.type_of(device),
             compress_devices(map(str, stages)),
             _milliseconds([busy_s]),
-            f"{_idle_share(busy_s, timeline.iteration_time_s):.1%}",
-            _peak(timeline.peak_memory_bytes[device], pipeline.capacity_bytes(device)),
+            f"{max(0.0, 1 - busy_s / time_s) if time_s > 0 else 0.0:.1%}",
+            f"{format_bytes(peak)} of {format_bytes(capacity)} ({peak / capacity:.0%})",
         )
     return table
-
-
-def _stage_ms(stage: PlacedStage, kind: str, runs: bool) -> str:
-    """Return the time of an operation of a stage, which is shown only if the plan runs it."""
-    return _milliseconds(times.seconds(kind) for times in stage.times.values()) if runs else "-"
-
-
-def _layers(layers: tuple[str, ...]) -> str:
-    return layers[0] if len(layers) == 1 else f"{layers[0]} … {layers[-1]}"
 
 
 def _milliseconds(seconds: Iterable[float]) -> str:
@@ -334,11 +326,3 @@ def _milliseconds(seconds: Iterable[float]) -> str:
     values = list(seconds)
     first, last = f"{min(values) * 1e3:.2f}", f"{max(values) * 1e3:.2f}"
     return first if first == last else f"{first} … {last}"
-
-
-def _idle_share(busy_s: float, iteration_time_s: float) -> float:
-    return max(0.0, 1 - busy_s / iteration_time_s) if iteration_time_s > 0 else 0.0
-
-
-def _peak(peak: int, capacity: int) -> str:
-    return f"{format_bytes(peak)} of {format_bytes(capacity)} ({peak / capacity:.0%})"

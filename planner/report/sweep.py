@@ -24,12 +24,11 @@ from planner.report.figures import (
     save_figure,
 )
 from planner.report.summary import cost_heading, format_epoch
-from planner.report.tables import new_table, plain
+from planner.report.tables import Table
 from planner.units import TimeUnit, format_seconds, four_digits, plural, time_unit
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from rich.table import Table
 
 
 FRONT_MARK = "*"
@@ -38,16 +37,16 @@ FRONT_MARK = "*"
 def sweep_table(result: SweepResult) -> Table:
     """Return a table with one row per point; those on the Pareto front are marked."""
     rates = _rates(result)
-    headings = (plain(rate.heading) for rate in rates)
+    headings = (rate.heading for rate in rates)
     group = ["group"] if _has_groups(result) else []
     numbers = ["devices", *group, "microbatches", "iteration", "per sample", *headings, "gap"]
-    title = plain(f"{result.model}: {plural(len(result.rows), 'point')}")
-    table = new_table(title, ("", "cluster"), numbers)
+    title = f"{result.model}: {plural(len(result.rows), 'point')}"
+    table = Table(title, ("", "cluster"), numbers)
     for row in result.rows:
         mark = FRONT_MARK if row.on_front else ""
         devices, *others = _numbers(row, rates)
         degree = [_group(row)] if group else []
-        table.add_row(mark, plain(row.point.cluster), devices, *degree, *others)
+        table.add_row(mark, row.point.cluster, devices, *degree, *others)
     return table
 
 

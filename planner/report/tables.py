@@ -1,44 +1,108 @@
-"""Tables for a terminal, all in one style."""
+"""Tables of text that terminals, notebooks, Markdown and the HTML page show alike."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
 
-from planner.cluster.hardware import DeviceType
-from planner.cluster.presets import DEVICE_SOURCES, DEVICES, LINK_SOURCES, LINKS
-from planner.costs.roofline import reach
-from planner.model.figures import EfficiencyClass
-from planner.model.layer_graph import LayerGraph
-from planner.plan.operations import compress_devices, stages_label
 from planner.simulation.timeline import Timeline
-from planner.units import format_bytes, four_digits, plural
+from planner.units import plural
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Table as RichTable
+
+NARROWEST_HEADING = 7
+"""Headings of numbers are broken into lines of at least so many characters."""
 
 
-def new_table(title: str, words: Iterable[str], numbers: Iterable[str]) -> Table:
-    """Return a table with columns of words, then columns of numbers."""
-    from rich import box
-    from rich.table import Table
+@dataclass
+class Table:
+    """Columns of words, then columns of numbers; cells are plain text.
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-    for word in words:
-        table.add_column(word, overflow="fold")
-    for number in numbers:
-        table.add_column(number, justify="right")
-    return table
+    Attributes:
+        title: above the table.
+        words: headings of the first columns, whose cells may be folded.
+        numbers: headings of the other columns, which are aligned to the right and never folded.
+        note: below the table; empty for none.
+        rows: of cells, one for each heading.
+    """
+
+    title: str
+    words: Sequence[str]
+    numbers: Sequence[str] = ()
+    note: str = ""
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+    @property
+    def headings(self) -> list[str]:
+        """All headings, from left to right."""
+        return [*self.words, *self.numbers]
+
+    def add_row(self, *cells: str) -> None:
+        """Add a row.
+
+        Raises:
+            ValueError: if there is not one cell for each heading.
+        """
+        if len(cells) != len(self.headings):
+            raise ValueError(f"{self.title}: {len(cells)} cells for {len(self.headings)} columns")
+        self.rows.append(cells)
+
+    def markdown(self) -> str:
+        """Return the table in Markdown, without its title."""
+        rules = ["---"] * len(self.words) + ["---:"] * len(self.numbers)
+        rows = [[cell.replace("|", "\\|") for cell in row] for row in self.rows]
+        return "".join(f"| {' | '.join(line)} |\n" for line in (self.headings, rules, *rows))
+
+    def __rich__(self) -> RichTable:
+        """Return the table as rich prints it, within 80 columns where words can be folded."""
+        from rich import box
+        from rich.table import Table as RichTable
+        from rich.text import Text
+
+        table = RichTable(
+            title=Text(self.title, "bold"),
+            title_justify="left",
+            caption=Text(self.note) if self.note else None,
+            caption_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            show_edge=False,
+        )
+        for heading in self.words:
+            table.add_column(Text(heading), overflow="fold")
+        for place, heading in enumerate(self.numbers, len(self.words)):
+            width = max([NARROWEST_HEADING, *(len(row[place]) for row in self.rows)])
+            lines = textwrap.fill(heading, width, break_long_words=False, break_on_hyphens=False)
+            table.add_column(Text(lines), justify="right", no_wrap=True)
+        for row in self.rows:
+            table.add_row(*map(Text, row))
+        return table
 
 
-def plain(text: str) -> str:
-    """Escape a name, so that brackets in it are no markup."""
-    from rich.markup import escape
-
-    return escape(text)
+View: TypeAlias = Sequence[Table | str]
+"""What is shown of one thing: tables, and lines of text between them."""
 
 
-__all__ = ["compress_devices", "problem_title", "stages_label"]
+def common_prefix(names: Iterable[str]) -> str:
+    """Return the dotted prefix that most names have, such as ``model.``; empty if none has one.
+
+    Without it, all names still differ, and none starts with a digit.
+    """
+    every = set(names)
+    counts = Counter(
+        name[: place + 1] for name in every for place, letter in enumerate(name) if letter == "."
+    )
+    for prefix in sorted(counts, key=len, reverse=True):
+        short = {name.removeprefix(prefix) for name in every}
+        if 2 * counts[prefix] > len(every) == len(short) and not any(
+            n[:1].isdigit() for n in short
+        ):
+            return prefix
+    return ""
 
 
 def problem_title(timeline: Timeline) -> str:
@@ -50,121 +114,3 @@ def problem_title(timeline: Timeline) -> str:
         plural(pipeline.microbatches, "microbatch", "es"),
     )
     return f"{pipeline.problem.graph.name} on {pipeline.problem.cluster.name}: {', '.join(parts)}"
-
-
-def layer_table(graph: LayerGraph) -> Table:
-    """Return layers with FLOPs, parameters, stash, and bytes sent if cut after them."""
-    from rich.table import Table
-
-    record = graph.record
-    table = Table(
-        title=f"{plain(record.name)}: {plural(len(record.layers), 'layer')}, "
-        f"{plural(record.samples_per_microbatch, 'sample')} per microbatch, "
-        f"{plain(record.precision)}",
-        caption=_caption(graph),
-        caption_justify="left",
-    )
-    table.add_column("layer", no_wrap=True)
-    for name in ("forward GFLOP", "backward GFLOP", "parameters", "stash", "cut"):
-        table.add_column(name, justify="right")
-    before: list[str] = []
-    for name, layer in graph.layers.items():
-        before.append(name)
-        backward = layer.input_gradient_flops + layer.weight_gradient_flops
-        table.add_row(
-            plain(name),
-            four_digits(layer.forward_flops / 1e9),
-            four_digits(backward / 1e9),
-            format_bytes(graph.nodes[name]["parameter_bytes"]),
-            format_bytes(layer.stash_bytes),
-            format_bytes(sum(tensor.bytes for tensor in graph.crossing(before))),
-        )
-    return table
-
-
-def _caption(graph: LayerGraph) -> str:
-    record = graph.record
-    trained = sum(p.elements for p in record.parameters if p.trainable)
-    others = sum(p.elements for p in record.parameters if not p.trainable)
-    frozen = f" and {others:,} without gradients (frozen, or buffers)" if others else ""
-    uncounted = plain(", ".join(record.uncounted_operators))
-    return (
-        f"{trained:,} parameters{frozen}; FLOP formulas cover {record.flop_coverage:.1%} of "
-        "operators; cut: bytes sent if the model is cut after this layer"
-    ) + (f"; counted as free: {uncounted}" if uncounted else "")
-
-
-DEVICE_COLUMNS = tuple("device GiB GB/s float32 tf32 float16 bfloat16 reached source".split())
-LINK_COLUMNS = ("link", "GB/s", "latency µs", "source")
-REACHED: tuple[EfficiencyClass, ...] = ("product", "convolution", "attention")
-
-
-def device_rows() -> list[tuple[str, ...]]:
-    """Return memory, bandwidth, dense peaks in TFLOP/s, fractions reached and source of each."""
-    return [
-        (
-            name,
-            f"{kind.memory_gib:g}",
-            f"{kind.memory_bandwidth_gb_per_s:g}",
-            *(_peak(kind, precision) for precision in DEVICE_COLUMNS[3:7]),
-            _reached(kind),
-            DEVICE_SOURCES[name].name,
-        )
-        for name, kind in DEVICES.items()
-    ]
-
-
-def link_rows() -> list[tuple[str, ...]]:
-    """Return bandwidth per direction, latency and source of each."""
-    return [
-        (name, f"{kind.bandwidth_gb_per_s:g}", f"{kind.latency_us:g}", LINK_SOURCES[name].name)
-        for name, kind in LINKS.items()
-    ]
-
-
-def _peak(kind: DeviceType, precision: str) -> str:
-    peak = kind.peak_tflop_per_s.get(precision)
-    return "-" if peak is None else f"{peak:g}"
-
-
-def _reached(kind: DeviceType) -> str:
-    """Return fractions of peak for products, convolutions, attention, and of bandwidth."""
-    shares = [reach(kind, name).efficiency for name in REACHED]
-    shares.append(reach(kind, "memory").bandwidth_efficiency)
-    return " ".join(f"{share:.2f}" for share in shares)
-
-
-def preset_tables() -> tuple[Table, Table]:
-    """Return the tables of devices and links."""
-    from rich.table import Table
-
-    devices = Table(
-        title="Devices: dense peaks in TFLOP/s",
-        caption="reached: fraction of peak throughput for matrix products, convolutions and "
-        "attention, and fraction of memory bandwidth for everything else; assumed for GPUs",
-        caption_justify="left",
-    )
-    links = Table(title="Links: each direction")
-    for table, columns, rows in (
-        (devices, DEVICE_COLUMNS, device_rows()),
-        (links, LINK_COLUMNS, link_rows()),
-    ):
-        for name in columns:
-            table.add_column(name, justify="left" if name in (columns[0], "source") else "right")
-        for row in rows:
-            table.add_row(*map(plain, row))
-    return devices, links
-
-
-def preset_data() -> dict[str, Any]:
-    """Return all figures and their sources as plain data."""
-    return {
-        "devices": {
-            name: {**kind.model_dump(mode="json"), "datasheet": vars(DEVICE_SOURCES[name])}
-            for name, kind in DEVICES.items()
-        },
-        "links": {
-            name: {**kind.model_dump(mode="json"), "datasheet": vars(LINK_SOURCES[name])}
-            for name, kind in LINKS.items()
-        },
-    }

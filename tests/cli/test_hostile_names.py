@@ -72,11 +72,11 @@ def test_text_that_prints_stays_as_it_is() -> None:
 def test_a_terminal_of_few_characters_gets_no_traceback() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "planner.cli", "presets"],
+        [sys.executable, "-m", "planner.cli", "detect", "--presets"],
         env=env,
         capture_output=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.isascii()
-    assert rb"latency \xb5s" in done.stdout
+    assert rb"\xb5s" in done.stdout

@@ -74,7 +74,6 @@ LINES: dict[str, tuple[str, ...]] = {
     "plot": ("plan.json", "-o", "plan.svg"),
     "report": ("plan.json", "-o", "plan.html"),
     "export": ("plan.json", "--to", "torch-csv", "-o", "out"),
-    "presets": (),
     "adopt": (*OF_A_MODEL, "--stages", "stages.json", "-o", "made.json"),
     "replan": ("plan.json", "--slow", "big/gpu0:1.5", "--time-limit", "0.2", "-o", "made.json"),
     "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),
@@ -115,7 +114,7 @@ def test_nothing_printed_through_a_pipe_is_an_escape_code(name: str, folder: Pat
     assert not any("\x1b" in result.output for result in printed)
 
 
-@pytest.mark.parametrize("name", sorted(set(LINES) - {"presets"}))
+@pytest.mark.parametrize("name", sorted(LINES))
 def test_what_is_wrong_is_a_document_too(name: str, folder: Path) -> None:
     words = [word.replace("plan.json", "nothing.json") for word in LINES[name]]
     words = [word.replace("job.toml", "nothing.toml") for word in words]

@@ -1,7 +1,6 @@
 """``pipeplan report``: one page, or a reason and nothing written."""
 
 import json
-from pathlib import Path
 
 import pytest
 from commands import ROOT, pipeplan
@@ -9,7 +8,7 @@ from measured_runs import run_of
 
 from planner.baselines import BASELINES
 from planner.plan.plan import Plan
-from planner.report.html.page import report_html
+from planner.report.page import report_html
 
 
 def test_it_writes_the_page_of_the_plan_and_says_where(plan_path, tmp_path):
@@ -90,7 +89,6 @@ def test_every_file_the_page_is_made_of_is_installed_with_the_package():
     with (ROOT / "pyproject.toml").open("rb") as file:
         patterns = tomllib.load(file)["tool"]["setuptools"]["package-data"]["planner"]
     installed = {path for pattern in patterns for path in (ROOT / "planner").glob(pattern)}
-    static = set((ROOT / "planner/report/html/static").iterdir())
-    assert static <= installed
-    assert {path.suffix for path in static} == {".html", ".css", ".js"}
-    assert Path(ROOT / "planner/report/html/static/page.html") in static
+    templates = set((ROOT / "planner/report/templates").iterdir())
+    assert {path.suffix for path in templates} == {".html", ".css"}
+    assert templates <= installed

@@ -15,7 +15,7 @@ from planner import Plan
 from planner.assembly import plan_by_hand
 from planner.cli.sync import with_sync
 from planner.errors import PipeplanError
-from planner.report.comparison import COLUMNS, _sync_row, sync_table
+from planner.report.comparison import COLUMNS, sync_view
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.planned import from_plan
@@ -93,7 +93,8 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
     name = "partial_all_reduce:schedule=static,pipelines_per_node=2"
     found = compare_syncs(Scenario(world, 10), (parse_sync("all_reduce"), parse_sync(name)))
     console = Console(width=80, record=True, file=io.StringIO())
-    console.print(sync_table(found))
+    table, *lines = sync_view(found)
+    console.print(table, *lines, sep="\n")
     text = console.export_text()
     assert "…" not in text
     lines = [line.strip() for line in text.splitlines()]
@@ -101,9 +102,9 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
         *("strategy", "rate", "plain", "overlap", "target", "speed-up", "loss", "apart", "mixing")
     ]
     first = next(number for number, line in enumerate(lines) if line.startswith("partial_all_"))
-    row = _sync_row(found.results[1])
+    row = table.rows[1]
     assert lines[first].split()[1:] == " ".join(row[1:]).split()
-    assert "".join(line.split()[0] for line in lines[first : first + 3]).startswith(name)
+    assert "".join(line.split()[0] for line in lines[first : first + 4]).startswith(name)
     assert all(f"{column}: " in " ".join(text.split()) for column in COLUMNS)
 
 

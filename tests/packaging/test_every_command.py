@@ -77,7 +77,6 @@ STEPS = (
     ("plot", "plot two.json -o two.png"),
     ("report", "report two.json -o two.html"),
     ("export", "export two.json --to torch-csv -o export"),
-    ("presets", "presets"),
     ("schema", "schema plan"),
 )
 """Commands in an order in which each has what it reads."""

@@ -1,6 +1,5 @@
 """Plans for the HTML report, and its pages taken apart by Python's own parser."""
 
-import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 from planner.assembly import plan_by_hand
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
-from planner.report.html.page import report_html
+from planner.report.page import report_html
 from planner.simulation.timeline import Timeline
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -92,8 +91,3 @@ def page_of(timeline: Timeline, **arguments: Any) -> Node:
     if id(timeline) not in _pages:
         _pages[id(timeline)] = timeline, parsed(report_html(plan_of(timeline)))
     return _pages[id(timeline)][1]
-
-
-def data_of(page: Node) -> dict[str, Any]:
-    """The data that the page's scripts read."""
-    return json.loads("".join(page.by_id("data").texts))

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from planner.assembly import plan_by_hand
 from planner.interop.calibrate.calibrate import calibrate
-from planner.report.deviation import calibration_data, calibration_tables
+from planner.report.deviation import calibration_data, calibration_view
 
 
 def test_all_reduces_are_told_before_after_and_measured() -> None:
@@ -20,6 +20,6 @@ def test_all_reduces_are_told_before_after_and_measured() -> None:
     ]
     console = Console(width=120)
     with console.capture() as printed:
-        console.print(calibration_tables(result))
+        console.print(*calibration_view(result), sep="\n")
     rows = [line.split() for line in printed.get().splitlines()]
     assert ["stage", "0", *["1,000.000"] * 3] in rows

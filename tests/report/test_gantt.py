@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from planner.errors import PipeplanError
 from planner.plan.operations import KIND_LABELS
 from planner.report import gantt
+from planner.report.figures import chart_rows
 from planner.report.gantt import plot_gantt, save_gantts
 from planner.report.memory_plot import save_memory
-from planner.report.replicas import charted_together, row_name
 from planner.schedules.assignment import balanced_assignment
 from planner.schedules.whole import one_forward_one_backward
 from planner.simulation.simulator import simulate
@@ -41,28 +41,19 @@ def test_there_is_one_row_a_device_named_with_its_stages(timeline):
     assert [label.split()[0] for label in labels] == list(timeline.pipeline.devices)
 
 
-def test_of_many_devices_those_that_are_alike_share_a_row(many_replicas):
-    """Of 31 microbatches the 16th device of a stage has one, the other fifteen have two each."""
-    timeline = many_replicas
-    rows = charted_together(timeline)
-    assert sorted(device for row in rows.values() for device in row) == sorted(timeline.end_s)
-    for first, row in rows.items():
-        for device in row:
-            assert timeline.pipeline.stages_on[device] == timeline.pipeline.stages_on[first]
-            assert timeline.end_s[device] == pytest.approx(timeline.end_s[first], rel=5e-3)
-    assert rows["d31"] == ("d31",)
-    assert len(rows) < 10
-    axes = plot_gantt(timeline)
-    assert [label.split()[0] for label in row_labels(axes)] == list(rows)
-    assert row_labels(axes)[0] == f"{row_name(rows['d0'])}  stage 0"
+def test_of_many_devices_the_replicas_of_a_stage_share_a_row(many_replicas):
+    """The last of 16 replicas of the second stage is of another type."""
+    axes, rows = plot_gantt(many_replicas), chart_rows(many_replicas)
+    assert rows == {"d0": "d0 and 15 more", "d16": "d16 and 14 more", "d31": "d31"}
+    assert [label.split("  ")[0] for label in row_labels(axes)] == list(rows.values())
     found = boxes(axes, *KIND_LABELS.values())
-    assert len(found) == sum(event.device in rows for event in timeline.operations)
+    assert len(found) == sum(event.device in rows for event in many_replicas.operations)
     assert "share a row" in axes.get_title(loc="left")
 
 
 def test_short_messages_are_drawn_wide_enough_to_be_seen(timeline_of):
     axes = plot_gantt(timeline_of("replicated"))
-    per_pixel = 1 / gantt._pixels_per_unit(axes)
+    per_pixel = axes.get_xlim()[1] / axes.get_window_extent().width
     for label in ("activations sent", "gradients sent", "all-reduce"):
         for _, begin, end in boxes(axes, label):
             assert end - begin >= 1.4 * per_pixel
@@ -215,7 +206,7 @@ def test_another_suffix_is_a_user_error(timeline_of, tmp_path, name):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_many_devices_and_microbatches_make_few_artists_and_no_text():
+def many_microbatches():
     count = 16
     names = [f"layer{index}" for index in range(count)]
     tensors = [boundary(u, v, bytes_=10**6) for u, v in pairwise(names)]
@@ -225,8 +216,36 @@ def test_many_devices_and_microbatches_make_few_artists_and_no_text():
         [((name,), (f"d{index}",)) for index, name in enumerate(names)],
         microbatches=256,
     )
-    timeline = simulate(placed, one_forward_one_backward(placed, balanced_assignment(placed)))
+    return simulate(placed, one_forward_one_backward(placed, balanced_assignment(placed)))
+
+
+def test_of_many_microbatches_the_start_and_the_end_are_shown():
+    """Beside each other, at the same scale, with the times of the axis as they are."""
+    timeline = many_microbatches()
     axes = plot_gantt(timeline)
-    assert len(boxes(axes, "forward", "backward")) == 2 * count * 256
-    assert len(axes.collections) <= count + 6
-    assert not axes.texts
+    assert "of the steady state are left out" in axes.get_title(loc="left")
+    first_row = [(start, end) for row, start, end in boxes(axes, "forward", "backward") if not row]
+    assert len(first_row) in range(gantt.MOST_OPERATIONS, gantt.MOST_OPERATIONS + 4)
+    events = [event for event in timeline.operations if event.device == "d0"]
+    assert first_row[0] == pytest.approx((events[0].start_s, events[0].end_s))
+    ticks = dict(zip(axes.get_xticks(), map(float, axis_labels(axes)), strict=True))
+    late = min(place for place, time in ticks.items() if place != time)
+    last = max(ticks)
+    assert last - late == pytest.approx(ticks[last] - ticks[late])
+    lost_s = ticks[last] - last
+    assert first_row[-1][1] + lost_s == pytest.approx(events[-1].end_s)
+
+
+def axis_labels(axes) -> list[str]:
+    return [label.get_text() for label in axes.get_xticklabels()]
+
+
+def test_a_window_of_an_iteration_is_drawn_alone():
+    timeline = many_microbatches()
+    axes = plot_gantt(timeline, window_s=(100.0, 110.0))
+    expected = [event for event in timeline.operations if event.end_s > 100 and event.start_s < 110]
+    found = boxes(axes, "forward", "backward")
+    assert len(found) == len(expected)
+    assert all(0 <= start < end <= 10 + 1e-9 for _, start, end in found)
+    with pytest.raises(PipeplanError, match="window: 10 to 5 s is not within the iteration"):
+        plot_gantt(timeline, window_s=(10.0, 5.0))

@@ -6,7 +6,7 @@ from builders import graph, layer, parameter
 from rich.console import Console
 
 from planner.model.layer_graph import LayerGraph
-from planner.report.tables import layer_table
+from planner.report.layers import layer_table
 
 
 def shown(the_graph: LayerGraph) -> str:
@@ -18,8 +18,8 @@ def shown(the_graph: LayerGraph) -> str:
 def test_every_layer_has_a_row_with_its_figures():
     rows = [layer("embed", 1, 2, stash_bytes=3 * 10**6, parameters=["w"]), layer("head", 3, 4)]
     lines = shown(graph(rows, parameters=[parameter("w", 10**6)])).splitlines()
-    row = next([x.strip() for x in line.split("│")[1:-1]] for line in lines if "embed" in line)
-    assert row == ["embed", "1000", "2000", "3.815 MiB", "2.861 MiB", "953.7 MiB"]
+    row = next(line.split() for line in lines if "embed" in line)
+    assert row == ["embed", "1000", "2000", *"3.815 MiB 2.861 MiB 953.7 MiB".split()]
     assert any("head" in line for line in lines)
 
 

@@ -2,12 +2,14 @@
 
 import io
 
+import pytest
 from builders import graph, layer, orders, parameter, pipeline, star
 from rich.console import Console
 
 from planner.assembly import plan_by_hand
 from planner.plan.plan import Plan
-from planner.report.summary import figures_line, plan_tables
+from planner.report.summary import figures_line, plan_view, stage_table
+from planner.report.tables import common_prefix
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_bytes
@@ -15,7 +17,7 @@ from planner.units import format_bytes
 
 def shown(plan: Plan, timeline: Timeline) -> str:
     console = Console(file=io.StringIO(), width=200, color_system=None)
-    console.print(plan_tables(plan, timeline))
+    console.print(*plan_view(plan, timeline), sep="\n")
     return console.file.getvalue()
 
 
@@ -43,14 +45,13 @@ def test_the_halves_of_a_backward_stand_where_they_run():
     layers = [layer("a", 1, 4), layer("b", 1, 4)]
     placed = pipeline(graph(layers, []), star(2), [(("a",), ("d0",)), (("b",), ("d1",))])
     timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1", d1="1F0 1I0 1W0 1F1 1I1 1W1"))
-    table = rows(by_hand(timeline), timeline)
-    heads = next(row for row in table if row[:1] == ["stage"])
-    assert heads[3:8] == [
-        *("count", "forward ms", "backward ms", "input gradient ms", "weight gradient ms")
+    table = stage_table(by_hand(timeline), timeline)
+    assert table.headings[3:8] == [
+        *("layers", "forward ms", "backward ms", "input gradient ms", "weight gradient ms")
     ]
-    first, second = (next(row for row in table if row[:2] == [n, f"d{n}"]) for n in "01")
-    assert first[3:8] == ["1", "1000.00", "4000.00", "-", "-"]
-    assert second[3:8] == ["1", "1000.00", "-", "2000.00", "2000.00"]
+    first, second = (row[3:8] for row in table.rows)
+    assert first == ("1", "1000.00", "4000.00", "-", "-")
+    assert second == ("1", "1000.00", "-", "2000.00", "2000.00")
 
 
 def test_every_device_has_a_row_with_its_peak_memory(timeline):
@@ -81,9 +82,34 @@ def test_recomputed_layers_are_counted_where_there_are_any(timeline_of):
     layers = [layer("a"), layer("b")]
     placed = pipeline(graph(layers, []), star(1), [(("a", "b"), ("d0",), ("a",))])
     timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1"))
-    assert "recomputed layers" in shown(by_hand(timeline), timeline)
+    assert "recomputed layers" in stage_table(by_hand(timeline), timeline).headings
     without = timeline_of("one_device")
-    assert "recomputed layers" not in shown(by_hand(without), without)
+    assert "recomputed layers" not in stage_table(by_hand(without), without).headings
+
+
+def test_a_prefix_that_most_layers_share_is_named_once():
+    names = [f"model.layers.{number}" for number in range(4)]
+    layers = [layer(name) for name in ("model.embed_tokens", *names, "lm_head")]
+    stages = [(("model.embed_tokens", *names[:2]), ("d0",)), ((*names[2:], "lm_head"), ("d1",))]
+    placed = pipeline(graph(layers, []), star(2), stages)
+    timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1", d1="1F0 1B0 1F1 1B1"))
+    table = stage_table(by_hand(timeline), timeline)
+    assert table.words[2] == "layers of model"
+    assert [row[2] for row in table.rows] == ["embed_tokens … layers.1", "layers.2 … lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("names", "prefix"),
+    [
+        (["a.x", "a.y", "b"], "a."),
+        (["a.x", "x"], ""),
+        (["a.x", "a.y", "x"], ""),
+        (["h.0", "h.1"], ""),
+        ([], ""),
+    ],
+)
+def test_names_stay_apart_without_their_prefix(names, prefix):
+    assert common_prefix(names) == prefix
 
 
 def test_brackets_in_names_are_not_markup():

@@ -11,7 +11,7 @@ from planner import Job, PipeplanError, Plan, Problem, compare, solve
 from planner.analysis.comparison import GIVEN, OURS, compare_plan
 from planner.baselines import BASELINES
 from planner.costs.placement import place
-from planner.report.comparison import comparison_data, comparison_markdown, row_cells
+from planner.report.comparison import comparison_data, comparison_table
 from planner.schedules.best import best_schedule
 
 
@@ -108,11 +108,12 @@ def test_where_nothing_fits_every_row_says_so() -> None:
 
 def test_rows_as_text_and_data_hold_the_same_figures() -> None:
     rows = compare(heavy_first_layer(), ["even", "spp"], time_limit_s=0.5, deterministic=True)
-    lines = comparison_markdown(rows, "heavy on two").splitlines()
-    assert lines[0] == "# heavy on two"
-    assert len(lines) == 4 + len(rows)
-    for line, row in zip(lines[4:], rows, strict=True):
-        assert [cell.strip() for cell in line.strip("|").split(" | ")] == row_cells(row)
+    table = comparison_table(rows, "heavy on two")
+    lines = table.markdown().splitlines()
+    assert len(lines) == 2 + len(rows)
+    for line, row, cells in zip(lines[2:], rows, table.rows, strict=True):
+        assert [cell.strip() for cell in line.strip("|").split(" | ")] == list(cells)
+        assert cells[0] == row.planner
     data = json.loads(json.dumps(comparison_data(rows)))
     assert [row["planner"] for row in data] == [OURS, "even", "spp"]
     assert data[1]["iteration_time_s"] is None

@@ -1,17 +1,51 @@
-"""How layers split over a tensor-parallel group, as a table and lines."""
+"""The layers of a model, and how they split over a tensor-parallel group."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from planner.model.graph_record import GraphRecord
+from planner.model.layer_graph import LayerGraph
 from planner.model.split_record import LayerSplit, SplitRecord
-from planner.report.tables import new_table, plain
+from planner.report.tables import Table
+from planner.units import format_bytes, four_digits, plural
 
-if TYPE_CHECKING:
-    from rich.table import Table
+
+def layer_table(graph: LayerGraph) -> Table:
+    """Return layers with FLOPs, parameters, stash, and bytes sent if cut after them."""
+    record = graph.record
+    table = Table(
+        f"{record.name}: {plural(len(record.layers), 'layer')}, "
+        f"{plural(record.samples_per_microbatch, 'sample')} per microbatch, {record.precision}",
+        ["layer"],
+        ["forward GFLOP", "backward GFLOP", "parameters", "stash", "cut"],
+        note=_note(record),
+    )
+    before: list[str] = []
+    for name, layer in graph.layers.items():
+        before.append(name)
+        backward = layer.input_gradient_flops + layer.weight_gradient_flops
+        table.add_row(
+            name,
+            four_digits(layer.forward_flops / 1e9),
+            four_digits(backward / 1e9),
+            format_bytes(graph.nodes[name]["parameter_bytes"]),
+            format_bytes(layer.stash_bytes),
+            format_bytes(sum(tensor.bytes for tensor in graph.crossing(before))),
+        )
+    return table
+
+
+def _note(record: GraphRecord) -> str:
+    trained = sum(p.elements for p in record.parameters if p.trainable)
+    others = sum(p.elements for p in record.parameters if not p.trainable)
+    frozen = f" and {others:,} without gradients (frozen, or buffers)" if others else ""
+    uncounted = ", ".join(record.uncounted_operators)
+    return (
+        f"{trained:,} parameters{frozen}; FLOP formulas cover {record.flop_coverage:.1%} of "
+        "operators; cut: bytes sent if the model is cut after this layer"
+    ) + (f"; counted as free: {uncounted}" if uncounted else "")
 
 
 def split_table(graph: GraphRecord, split: SplitRecord) -> Table:
@@ -21,8 +55,8 @@ def split_table(graph: GraphRecord, split: SplitRecord) -> Table:
         graph: the layer graph.
         split: its split at one degree.
     """
-    table = new_table(
-        f"{plain(graph.name)} over groups of {split.degree}"
+    table = Table(
+        f"{graph.name} over groups of {split.degree}"
         f"{', positions shared between regions' if split.sequence else ''}"
         f"{', whole experts' if split.experts else ''}",
         ("layer", "split by", "collectives forward", "backward"),
@@ -34,7 +68,7 @@ def split_table(graph: GraphRecord, split: SplitRecord) -> Table:
         bytes_ = sum(collective.bytes for collective in row.collectives)
         held = sum(sizes[name] for name in layer.parameters)
         table.add_row(
-            plain(layer.name),
+            layer.name,
             ", ".join(kinds) or "not split",
             _counts(row, forward=True),
             _counts(row, forward=False),

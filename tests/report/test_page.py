@@ -1,12 +1,8 @@
 """The page of a plan: one file, well formed, without a way out, and no name becomes markup."""
 
-import base64
-import hashlib
-import itertools
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 from builders import (
@@ -19,9 +15,8 @@ from builders import (
     orders,
     parameter,
     pipeline,
-    star,
 )
-from html_pages import Node, data_of, page_of, parsed, plan_of
+from html_pages import page_of, parsed, plan_of
 from measured_runs import run_of
 
 from planner.analysis.comparison import GIVEN, compare_plan
@@ -30,22 +25,15 @@ from planner.assembly import plan_by_hand
 from planner.baselines import BASELINES
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
-from planner.report.comparison import row_cells
+from planner.report.comparison import comparison_table
 from planner.report.explanation import explanation_lines
-from planner.report.html.page import SCRIPTS, report_html, save_report
-from planner.schedules.best import best_schedule
+from planner.report.page import report_html, save_report
 from planner.units import format_seconds
 
 HOSTILE = (
     "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;<!--\u202e${title}"
 )
-SECTIONS = ["timeline", "memory", "explanation", "what-if", "stages", "topology", "costs", "run"]
-
-
-def static(name: str) -> str:
-    import planner.report.html
-
-    return (Path(planner.report.html.__file__).parent / "static" / name).read_text()
+SECTIONS = ["timeline", "memory", "explanation", "changes", "stages", "costs", "run"]
 
 
 def hostile_plan() -> Plan:
@@ -98,39 +86,28 @@ def test_the_navigation_names_all_sections_in_order(timeline):
     assert targets == [node.attributes["id"] for node in page.all("section")] == SECTIONS
 
 
-def test_headings_leave_out_no_level_and_everything_interactive_has_a_name(timeline):
+def test_headings_and_tables_are_labelled(timeline):
     page = page_of(timeline)
     levels = [int(node.tag[1]) for node in page.all() if re.fullmatch("h[1-6]", node.tag)]
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
-    labelled = {node.attributes["for"] for node in page.all("label") if "for" in node.attributes}
-    wrapped = {id(inner) for node in page.all("label") for inner in node.all("input")}
-    for node in page.all():
-        if node.tag in ("button", "a", "summary"):
-            assert node.attributes.get("aria-label") or node.text
-        if node.tag in ("input", "select"):
-            assert id(node) in wrapped or node.attributes.get("id") in labelled
-        if "tabindex" in node.attributes:
-            assert node.attributes["tabindex"] == "0"
-            assert node.attributes["role"] in ("region", "application")
-            assert node.attributes["aria-label"]
+    assert levels == [1, *[2] * len(SECTIONS)]
     for table in page.all("table"):
         assert table.all("caption")[0].text
         assert all(cell.attributes.get("scope") in ("col", "row") for cell in table.all("th"))
+    for image in page.all("img"):
+        assert image.attributes["alt"]
 
 
-def test_nothing_is_loaded_from_elsewhere_and_the_policy_forbids_it(timeline):
-    text = report_html(plan_of(timeline))
-    page = parsed(text)
+def test_nothing_is_loaded_from_elsewhere_and_nothing_runs(timeline):
+    page = page_of(timeline)
+    assert not {"script", "link", "iframe", "object", "embed", "base"} & {
+        node.tag for node in page.all()
+    }
     for node in page.all():
-        assert not {"src", "srcset", "action", "ping", "style"} & set(node.attributes)
+        assert not {"srcset", "action", "ping", "style"} & set(node.attributes)
         assert not any(name.startswith("on") for name in node.attributes)
-        assert node.tag not in ("link", "iframe", "object", "embed", "base")
-    for name in ("page.css", *(f"{script}.js" for script in SCRIPTS)):
-        assert not re.search(
-            r"https?:|@import|url\(|\beval\b|innerHTML|insertAdjacent", static(name)
-        )
+        assert node.attributes.get("src", "data:").startswith("data:")
+    (style,) = page.all("style")
+    assert not re.search(r"https?:|@import|url\(", "".join(style.texts))
     (policy,) = [
         node.attributes["content"]
         for node in page.all("meta")
@@ -138,33 +115,21 @@ def test_nothing_is_loaded_from_elsewhere_and_the_policy_forbids_it(timeline):
     ]
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     assert rules["default-src"] == "'none'"
-    assert set(rules) == {"default-src", "script-src", "style-src", "base-uri", "form-action"}
-    script = next(node for node in page.all("script") if node.attributes["type"] == "module")
-    (style,) = page.all("style")
-    for node, rule in ((script, "script-src"), (style, "style-src")):
-        digest = hashlib.sha256("".join(node.texts).encode()).digest()
-        assert rules[rule] == f"'sha256-{base64.b64encode(digest).decode()}'"
+    assert rules["img-src"] == "data:"
+    assert set(rules) == {"default-src", "img-src", "style-src", "base-uri", "form-action"}
 
 
 def test_names_are_text_wherever_they_stand():
-    plan, harmless = hostile_plan(), report_html(a_plain_plan())
-    text = report_html(plan, plan_path=f"{HOSTILE}.json")
-    page = parsed(text)
-
-    def tags(node: Node) -> list[str]:
-        return sorted(found.tag for found in node.all() if found.tag != "li")
-
-    assert set(tags(page)) == set(tags(parsed(harmless)))
-    assert len(page.all("script")) == 2
-    assert not page.all("img")
+    page = parsed(report_html(hostile_plan(), plan_path=f"{HOSTILE}.json"))
+    harmless = parsed(report_html(a_plain_plan()))
+    assert {node.tag for node in page.all()} == {node.tag for node in harmless.all()}
+    assert len(page.all("img")) == 2
     shown = re.sub(r"\s+", " ", HOSTILE)
     assert shown in page.all("title")[0].text
     assert shown in page.all("h1")[0].text
     assert shown in page.by_id("stages").text
     assert shown in page.by_id("costs").text
     assert page.by_id("run").all("code")[0].text.count("torchrun") == 1
-    assert "<!--" not in "".join(page.by_id("data").texts)
-    assert "$title" not in text.replace("${title}", "")
 
 
 def a_plain_plan() -> Plan:
@@ -205,13 +170,14 @@ def test_the_figures_are_the_simulations(timeline):
     assert told["Iteration"] == format_seconds(timeline.iteration_time_s)
     assert told["Bubble"] == f"{timeline.bubble:.1%}"
     assert told["Lower bound"] == "none"
-    lines = [line.text for line in page.by_id("explanation").all("ul")[0].all("li")]
-    assert lines == [re.sub(r"\s+", " ", line) for line in explanation_lines(explain(timeline))]
+    lines = [line.text for line in page.by_id("explanation").all("p")]
+    for line in explanation_lines(explain(timeline)):
+        assert re.sub(r"\s+", " ", line) in lines
 
 
 def test_each_stage_and_each_of_its_layers_is_in_the_tables(timeline):
     page = page_of(timeline).by_id("stages")
-    stages, *layers, devices = page.all("table")
+    stages, devices, *layers = page.all("table")
     assert len(stages.all("tbody")[0].all("tr")) == len(timeline.pipeline.stages)
     for stage, table in zip(timeline.pipeline.stages, layers, strict=True):
         heads = [row.all("th")[0].text for row in table.all("tbody")[0].all("tr")]
@@ -235,7 +201,7 @@ def test_a_measurement_is_shown_beneath_and_in_figures(timeline_of):
     timeline = timeline_of("replicated")
     plan = plan_of(timeline)
     page = page_of(timeline, measured=run_of(plan, [timeline] * 3))
-    assert data_of(page)["measured"]["step"] == 2
+    assert page.all("header")[0].text.count("Measured") == 1
     assert "measured (median of 2 steps from step 2), error +0.0%" in page.by_id("measured").text
     with pytest.raises(PipeplanError, match="plan_digest"):
         report_html(plan_of(timeline_of("interleaved")), measured=run_of(plan))
@@ -246,13 +212,13 @@ def test_the_comparison_has_the_plan_and_every_classic_planner(timeline_of):
     rows = compare_plan(plan_of(timeline))
     page = page_of(timeline, comparison=rows).by_id("comparison")
     cells = [[cell.text for cell in row.children] for row in page.all("tbody")[0].all("tr")]
-    assert cells == [row_cells(row) for row in rows]
+    assert cells == [list(row) for row in comparison_table(rows, "").rows]
     assert [row[0] for row in cells] == [GIVEN, *BASELINES]
 
 
 def test_the_command_to_run_it_is_the_plan_commands(timeline_of):
     text = page_of(timeline_of("replicated"), plan_path="my plan.json").by_id("run").text
-    assert "there is no model to run" in text
+    assert "no model to run" in text
     page = parsed(report_html(a_plain_plan(), plan_path="my plan.json"))
     assert page.by_id("run").all("code")[0].text == (
         "torchrun --nproc-per-node 2 -m executor 'my plan.json'"
@@ -263,23 +229,3 @@ def test_a_plans_file_may_have_any_bytes_for_a_name(tmp_path):
     name = os.fsdecode(b"caf\xe9.json")
     save_report(a_plain_plan(), tmp_path / "plan.html", plan_path=name)
     assert "caf?.json" in (tmp_path / "plan.html").read_text()
-
-
-def test_a_page_has_few_bytes_an_operation():
-    count, microbatches = 8, 400
-    names = [f"l{index}" for index in range(count)]
-    chain = graph([layer(name, 0.0013, 0.0029, stash_bytes=2**20) for name in names])
-    machines = star(count, 1000)
-    stages = [((name,), (f"d{index}",)) for index, name in enumerate(names)]
-    placed = pipeline(chain, machines, stages, microbatches=microbatches)
-    classic = best_schedule(placed, backward="whole")
-    assert classic is not None
-    size = len(report_html(plan_of(classic.timeline)))
-    fixed = len(report_html(a_plain_plan()))
-    assert size - fixed < 90 * 2 * count * microbatches
-
-
-def test_styles_have_no_colour_of_their_own():
-    assert not re.search(r"#[0-9a-fA-F]{3,8}\b|\brgb|\bhsl", static("page.css"))
-    for script in SCRIPTS:
-        assert not re.search(r"[\"'`]#[0-9a-fA-F]{3,8}[\"'`]", static(f"{script}.js"))
