@@ -8,8 +8,6 @@ of a grid, rounded down.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from planner.errors import PipeplanError
@@ -22,8 +20,8 @@ from planner.verification.proof.layers import (
     before_last,
 )
 from planner.verification.proof.links import FAR
-from planner.verification.proof.program import MARGIN, Counted
-from planner.verification.proof.rules import fewest, trips
+from planner.verification.proof.program import Counted
+from planner.verification.proof.rules import MARGIN, fewest, trips
 
 STEPS = 2_000
 """Steps of the grid, for the whole budget."""
@@ -42,95 +40,62 @@ def require_few_amounts(intervals: ProvedIntervals) -> None:
     work = intervals.count**2 / 2 * STEPS / 4 * types**2
     if work > MOST_WORK:
         raise PipeplanError(
-            f"certificate: {intervals.layers.length} layers on {types} types of devices are too "
+            f"certificate: {intervals.count - 1} layers on {types} types of devices are too "
             "many to check"
         )
 
 
-class Budget:
-    """The passes of one problem.
-
-    Args:
-        intervals: of its layers.
-        links: of its devices, wherever they are.
-        prices: of a device by type, all devices together costing 1.
-    """
-
-    def __init__(self, intervals: ProvedIntervals, links: AnyDevices, prices: FloatArray) -> None:
-        self.intervals, self.layers, self.links, self.prices = (
-            intervals,
-            intervals.layers,
-            links,
-            prices,
-        )
-        layers = self.layers
-        self.forward_s, self.gradient_s, self.backward_s, self.weight_s = (
-            np.array([intervals.sums(row) for row in figure])
-            for figure in (layers.forward_s, layers.gradient_s, layers.backward_s, layers.weight_s)
-        )
-        self.fits = np.array(intervals.fits_type)
-        widths = [layers.cluster.device_types[name].optimizer_gb_per_s for name in layers.types]
-        self.step_s = intervals.optimizer_bytes / (max(widths) * 1e9)
-        way = layers.on_fastest(layers.forward_s + layers.gradient_s)
-        self.rest_s = np.concatenate([np.cumsum(way[::-1])[::-1], [0.0]])
-        there, back = (layers.crossing_bytes(gradients=g) for g in (False, True))
-        for row in (there, back):
-            row[0] = row[-1] = 0.0
-        self.there_s, self.back_s = links.message_s(there), links.message_s(back)
-        self.ahead_s = self.rest_s + self.there_s + self.back_s
-        before = np.concatenate([[0.0], np.cumsum(layers.on_fastest(layers.forward_s))])
-        self.head_s = before + self.there_s
-
-    def rest_of_all_s(self, back_s: FloatArray) -> FloatArray:
-        """Return what has to follow a cut at least, by cut and amount spent before it.
-
-        A microbatch's way, or all the work there: what is left of the budget pays for it.
-
-        Args:
-            back_s: that each microbatch takes besides its forward, by type and layer.
-        """
-        layers = self.layers
-        paid = layers.on_fastest(self.prices[:, None] * (layers.forward_s + back_s))
-        needed = layers.microbatches * np.concatenate([np.cumsum(paid[::-1])[::-1], [0.0]])
-        left = np.maximum(1 - np.arange(STEPS + 1) / STEPS, 1 / FAR)
-        rest = needed[:, None] / left
-        return np.asarray(np.minimum(np.maximum(rest, self.rest_s[:, None]), FAR))
-
-    @cached_property
-    def partners(self) -> BoolArray:
-        """Types that are no quicker than another one: that one, type, cuts."""
-        way = self.forward_s + self.gradient_s
-        return np.asarray(way[None] >= way[:, None] * (1 - 1e-12))
-
-    def refutes(self, time_s: float) -> bool:
-        """Return whether no sequence of stages that the budget pays for keeps a time."""
-        passes: tuple[Counted, ...] = ("way", "work") if self.layers.space.splits else ("way",)
-        return any(_BudgetPass(self, time_s * MARGIN, counted).refutes() for counted in passes)
-
-
-class _BudgetPass:
+class BudgetPass:
     """One pass for one time.
 
     Args:
-        budget: of the problem.
+        intervals: of the problem's layers.
+        links: of its devices, wherever they are.
+        prices: of a device by type, all devices together costing 1.
         limit_s: to keep.
         counted: what counts.
     """
 
-    def __init__(self, budget: Budget, limit_s: float, counted: Counted) -> None:
-        self._budget, self._limit_s, self._back = budget, limit_s, counted == "way"
-        self._count = budget.intervals.count
-        layers = budget.layers
-        back_s = layers.gradient_s if self._back else layers.backward_s
-        self._rest_s = budget.rest_of_all_s(back_s)
-        self._table = np.full((self._count, STEPS + 1), np.inf)
+    def __init__(
+        self,
+        intervals: ProvedIntervals,
+        links: AnyDevices,
+        prices: FloatArray,
+        limit_s: float,
+        counted: Counted,
+    ) -> None:
+        self._intervals, self._layers, self._links = intervals, intervals.layers, links
+        self._prices, self._limit_s, self._back = prices, limit_s, counted == "way"
+        layers = self._layers
+        self._step_s = intervals.step_s.min(axis=0)
+        self._way_s = intervals.forward_s + intervals.gradient_s
+        rest = _behind(layers.on_fastest(layers.forward_s + layers.gradient_s))
+        there, back = map(links.message_s, (layers.sent_bytes, layers.returned_bytes))
+        self._message_s = there + back if self._back else there
+        self._ahead_s = rest + there + back
+        before = np.concatenate([[0.0], np.cumsum(layers.on_fastest(layers.forward_s))])
+        self._head_s = before + there
+        self._rest_s = self._rest_of_all_s(rest)
+        self._table = np.full((intervals.count, STEPS + 1), np.inf)
         self._table[0, 0] = 0.0
+
+    def _rest_of_all_s(self, way_s: FloatArray) -> FloatArray:
+        """Return what has to follow a cut at least, by cut and amount spent before it.
+
+        A microbatch's way, or all the work there: what is left of the budget pays for it.
+        """
+        layers = self._layers
+        each_s = layers.forward_s + (layers.gradient_s if self._back else layers.backward_s)
+        needed = layers.microbatches * _behind(layers.on_fastest(self._prices[:, None] * each_s))
+        left = np.maximum(1 - np.arange(STEPS + 1) / STEPS, 1 / FAR)
+        rest = np.maximum(needed[:, None] / left, way_s[:, None])
+        return np.asarray(np.minimum(rest, FAR))
 
     def refutes(self) -> bool:
         """Return whether the end is not reached within the limit."""
-        for cut in range(self._count - 1):
+        for cut in range(self._intervals.count - 1):
             amounts = self._worth(cut)
-            for quickest in range(len(self._budget.layers.types)) if len(amounts) else ():
+            for quickest in range(len(self._prices)) if len(amounts) else ():
                 self._extend(cut, amounts, quickest)
         return bool(self._table[-1].min() > self._limit_s)
 
@@ -142,43 +107,41 @@ class _BudgetPass:
 
     def _extend(self, cut: int, amounts: IntArray, quickest: int) -> None:
         """Note what is reached by a stage whose quickest replica is of a type, for every end."""
-        budget, ends = self._budget, (cut, slice(cut + 1, None))
-        message_s = budget.there_s[cut] + (budget.back_s[cut] if self._back else 0.0)
-        arrival = (self._table[cut, amounts] + message_s)[:, None]
-        partners = budget.partners[quickest][(slice(None), *ends)]
-        fits = budget.fits[(slice(None), *ends)] & partners
+        rows, ends = self._intervals, (slice(None), cut, slice(cut + 1, None))
+        arrival = (self._table[cut, amounts] + self._message_s[cut])[:, None]
+        # The other replicas are of types that are no quicker.
+        partners = self._way_s[ends] >= self._way_s[quickest][ends[1:]] * (1 - 1e-12)
         forward, gradient, weight = (
-            np.where(partners, figure[(slice(None), *ends)], np.inf).min(axis=0)
-            for figure in (budget.forward_s, budget.gradient_s, budget.weight_s)
+            np.where(partners, figure[ends], np.inf).min(axis=0)
+            for figure in (rows.forward_s, rows.gradient_s, rows.weight_s)
         )
-        reduction = np.zeros((len(amounts), len(forward)))
-        most, _ = self._most(ends, arrival, weight, reduction, fits)
-        reduction = self._reduction_s(ends, most.max(axis=0))
-        most, spent = self._most(ends, arrival, weight, reduction, fits)
+        fits = rows.fits[ends] & partners
+        most, _ = self._most(cut, arrival, weight, np.zeros((len(amounts), len(forward))), fits)
+        reduction = self._reduction_s(cut, most.max(axis=0))
+        most, spent = self._most(cut, arrival, weight, reduction, fits)
         cost = np.floor(self._cost(most, quickest) * STEPS / MARGIN)
         value = spent + forward + gradient if self._back else arrival + forward
         after = amounts[:, None] + np.minimum(cost, 2 * STEPS).astype(np.int64)
-        rest = self._rest_s[np.arange(cut + 1, self._count), np.minimum(after, STEPS)]
+        rest = self._rest_s[np.arange(cut + 1, rows.count), np.minimum(after, STEPS)]
         row, column = np.nonzero((after <= STEPS) & (value + rest <= self._limit_s))
         place = (cut + 1 + column, after[row, column])
         np.minimum.at(self._table, place, np.broadcast_to(value, after.shape)[row, column])
 
-    def _reduction_s(self, ends: tuple[int, slice], most: FloatArray) -> FloatArray:
-        """Return all-reduces of a stage of as few replicas as can run all microbatches."""
-        budget, count = self._budget, self._budget.layers.microbatches
-        replicas = np.ceil(count / np.maximum(most, 1)).astype(np.int64)
-        own = budget.links.all_reduce_s(replicas, budget.intervals.own_gradient_bytes[ends])
-        shared = budget.intervals.shared_gradient_bytes[ends]
-        joint = budget.links.all_reduce_s(replicas + 1, shared)
-        if budget.layers.space.overlap_reduction:
+    def _reduction_s(self, cut: int, most: FloatArray) -> FloatArray:
+        """Return all-reduces of stages of as few replicas as can run all microbatches."""
+        rows, ends = self._intervals, (cut, slice(cut + 1, None))
+        replicas = np.ceil(self._layers.microbatches / np.maximum(most, 1)).astype(np.int64)
+        own = self._links.all_reduce_s(replicas, rows.own_gradient_bytes[ends])
+        joint = self._links.all_reduce_s(replicas + 1, rows.shared_gradient_bytes[ends])
+        if self._layers.space.overlap_reduction:
             # It begins when the last backward has run the stage's last layer.
-            earlier = before_last(budget.backward_s.max(axis=0))[ends]
+            earlier = before_last(rows.backward_s.max(axis=0))[ends]
             own = np.maximum(own - earlier, 0.0)
         return np.minimum(own + joint, FAR)
 
     def _most(
         self,
-        ends: tuple[int, slice],
+        cut: int,
         arrival: FloatArray,
         weight: FloatArray,
         reduction: FloatArray,
@@ -187,33 +150,31 @@ class _BudgetPass:
         """Return what a replica of each type can run, and what is spent before and after that.
 
         Args:
-            ends: the cut and those after it.
+            cut: before the stages.
             arrival: value at the cut with its messages, by amount.
             weight: least weights after the last gradient, by end.
             reduction: after the last backward, by amount and end.
             fits: by type and end.
         """
-        budget = self._budget
-        end = reduction + budget.step_s[ends]
-        before = budget.head_s[ends[0]] if self._back else arrival
+        ends, rows = (cut, slice(cut + 1, None)), self._intervals
+        end = reduction + self._step_s[ends]
+        before = self._head_s[cut] if self._back else arrival
         spent = np.maximum(arrival, before + weight + end) if self._back else arrival + end
-        ahead = budget.ahead_s[ends[1]]
-        rows = []
-        for k in range(len(fits)):
-            forward, backward = budget.forward_s[k][ends], budget.backward_s[k][ends]
-            rules = list(trips(self._limit_s - before - end, forward, backward, ahead))
+        ahead, found = self._ahead_s[ends[1]], []
+        for kind, may_run in enumerate(fits):
+            forward = rows.forward_s[kind][ends]
+            rules = trips(self._limit_s - before - end, forward, rows.backward_s[kind][ends], ahead)
             if self._back:
-                gradient = budget.gradient_s[k][ends]
+                gradient = rows.gradient_s[kind][ends]
                 rules += trips(self._limit_s - spent, forward, gradient, ahead)
-            counts = fewest(rules, budget.layers.microbatches)
-            rows.append(np.where(fits[k], np.maximum(counts, 0.0), 0.0))
-        return np.array(rows), spent
+            counts = fewest(rules, self._layers.microbatches)
+            found.append(np.where(may_run, np.maximum(counts, 0.0), 0.0))
+        return np.array(found), spent
 
     def _cost(self, most: FloatArray, quickest: int) -> FloatArray:
         """Return the least price of replicas that run all microbatches, the quickest one among."""
-        budget, price = self._budget, self._budget.prices
-        count = budget.layers.microbatches
-        if not budget.layers.space.replication:
+        price, count = self._prices, self._layers.microbatches
+        if not self._layers.space.replication:
             return np.where(most[quickest] >= count, price[quickest], np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             each = np.where(most > 0, price[:, None, None] / most, np.inf)
@@ -221,21 +182,6 @@ class _BudgetPass:
         return np.where(most[quickest] > 0, cost, np.inf)
 
 
-def typed_prices(
-    prices: dict[str, float], types: list[str], counts: IntArray | FloatArray
-) -> FloatArray:
-    """Return prices by type, so many devices of each together costing 1.
-
-    Raises:
-        PipeplanError: if they are not of the types in use, or all nothing.
-    """
-    if set(prices) != set(types):
-        raise PipeplanError(
-            f"argument.prices: of {', '.join(sorted(prices))}, but the cluster has "
-            f"{', '.join(sorted(types))}"
-        )
-    most = max(prices.values())
-    if most <= 0:
-        raise PipeplanError("argument.prices: all of them are 0, which proves nothing")
-    row = np.array([prices[name] for name in types]) / most
-    return np.asarray(row / float((row * counts).sum()))
+def _behind(per_layer: FloatArray) -> FloatArray:
+    """Return the sum of a figure over all layers behind each cut."""
+    return np.concatenate([np.cumsum(per_layer[::-1])[::-1], [0.0]])

@@ -18,12 +18,18 @@ from planner.plan.certificate import (
 from planner.plan.problem import Problem
 from planner.space import Space
 from planner.verification.proof.anywhere import AnyDevices
-from planner.verification.proof.budget import Budget, require_few_amounts, typed_prices
+from planner.verification.proof.budget import BudgetPass, require_few_amounts
 from planner.verification.proof.columns import MOST_STAGES, earned_too_little
 from planner.verification.proof.devices import ProvedDevices
-from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
+from planner.verification.proof.layers import (
+    FloatArray,
+    IntArray,
+    ProvedIntervals,
+    ProvedLayers,
+)
 from planner.verification.proof.links import ClassLinks
-from planner.verification.proof.program import MARGIN, Counted, ProofPass, require_few_states
+from planner.verification.proof.program import Counted, ProofPass, require_few_states
+from planner.verification.proof.rules import MARGIN
 from planner.verification.proof.stages import ProvedStages
 from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 from planner.verification.proof.vectors import Vectors
@@ -58,9 +64,9 @@ class BoundCheck:
             case WorkPrices() | MicrobatchPath():
                 return bound_s <= self.least_s(argument)
             case LikeDevices():
-                return _no_stages_keep(self._classed(argument), bound_s * MARGIN)
+                return self._no_stages_keep(argument, bound_s * MARGIN)
             case TypePrices():
-                return self._budget(argument).refutes(bound_s)
+                return self._no_budget_keeps(argument, bound_s * MARGIN)
             case LayerPrices():
                 prices = self._prices(argument)
                 return earned_too_little(self._devices, prices, bound_s)
@@ -87,12 +93,20 @@ class BoundCheck:
 
     # --- prices of devices ------------------------------------------------------------------------
 
-    def _budget(self, argument: TypePrices) -> Budget:
-        """Return the figures of stages that a budget pays for."""
+    def _no_budget_keeps(self, argument: TypePrices, limit_s: float) -> bool:
+        """Return whether no sequence of stages that the budget pays for keeps a time."""
         self._require_one("prices of devices")
         require_few_amounts(self._intervals)
         prices = typed_prices(argument.prices, self.layers.types, self.layers.counts)
-        return Budget(self._intervals, AnyDevices(self._cluster), prices)
+        links = AnyDevices(self._cluster)
+        passes = (
+            BudgetPass(self._intervals, links, prices, limit_s, what) for what in self._counted
+        )
+        return any(row.refutes() for row in passes)
+
+    @property
+    def _counted(self) -> tuple[Counted, ...]:
+        return ("way", "work") if self._space.splits else ("way",)
 
     def _require_one(self, what: str) -> None:
         if self._space.max_stages_per_device > 1:
@@ -106,7 +120,7 @@ class BoundCheck:
     @cached_property
     def _devices(self) -> ProvedDevices:
         self._require_few()
-        return ProvedDevices(self.layers, self._intervals)
+        return ProvedDevices(self._intervals)
 
     def _require_few(self) -> None:
         count = len(self._cluster.devices)
@@ -117,10 +131,10 @@ class BoundCheck:
 
     def _prices(self, argument: LayerPrices) -> FloatArray:
         """Return the prices, the largest of them 1."""
-        if len(argument.prices) != self.layers.length:
+        if len(argument.prices) != len(self.layers.rows):
             raise PipeplanError(
                 f"argument.prices: {len(argument.prices)} of them, but the layer graph has "
-                f"{self.layers.length} layers"
+                f"{len(self.layers.rows)} layers"
             )
         if self._space.max_stages_per_device > MOST_STAGES:
             raise PipeplanError(
@@ -131,6 +145,22 @@ class BoundCheck:
         return np.asarray(prices / (prices.max() or 1.0))
 
     # --- classes of devices -----------------------------------------------------------------------
+
+    def _no_stages_keep(self, argument: LikeDevices, limit_s: float) -> bool:
+        """Return whether no sequence of stages keeps a time, in all cases that plans may be in.
+
+        A pass over all plans may show it, or one over those of each case.
+        """
+        stages = self._classed(argument)
+
+        def is_refuted(case: StageCase) -> bool:
+            passes = (ProofPass(stages, case, limit_s, what) for what in self._counted)
+            return any(row.refutes() for row in passes)
+
+        if is_refuted(all_plans(stages)):
+            return True
+        cases = list(cases_by_classes(stages))
+        return bool(cases) and all(map(is_refuted, cases))
 
     def _classed(self, argument: LikeDevices) -> ProvedStages:
         self._require_one("classes")
@@ -165,17 +195,21 @@ class BoundCheck:
         return self.layers.types.index(names.pop())
 
 
-def _no_stages_keep(stages: ProvedStages, limit_s: float) -> bool:
-    """Return whether no sequence of stages keeps a time, in all cases that plans may be in.
+def typed_prices(
+    prices: dict[str, float], types: list[str], counts: IntArray | FloatArray
+) -> FloatArray:
+    """Return prices by type, so many devices of each together costing 1.
 
-    A pass over all plans may show it, or one over those of each case.
+    Raises:
+        PipeplanError: if they are not of the types in use, or all nothing.
     """
-    counted: tuple[Counted, ...] = ("way", "work") if stages.layers.space.splits else ("way",)
-
-    def is_refuted(case: StageCase) -> bool:
-        return any(ProofPass(stages, case, limit_s, what).refutes() for what in counted)
-
-    if is_refuted(all_plans(stages)):
-        return True
-    cases = list(cases_by_classes(stages))
-    return bool(cases) and all(map(is_refuted, cases))
+    if set(prices) != set(types):
+        raise PipeplanError(
+            f"argument.prices: of {', '.join(sorted(prices))}, but the cluster has "
+            f"{', '.join(sorted(types))}"
+        )
+    most = max(prices.values())
+    if most <= 0:
+        raise PipeplanError("argument.prices: all of them are 0, which proves nothing")
+    row = np.array([prices[name] for name in types]) / most
+    return np.asarray(row / float((row * counts).sum()))

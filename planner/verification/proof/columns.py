@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from planner.errors import PipeplanError
-from planner.verification.proof.devices import ProvedDevices, Ways
+from planner.verification.proof.devices import ProvedDevices, least_ways
 from planner.verification.proof.layers import FloatArray, IntArray, before_last
 from planner.verification.proof.links import FAR
-from planner.verification.proof.program import MARGIN
+from planner.verification.proof.rules import MARGIN
 
 MOST_CELLS = 4e6
 """Pairs of stages times numbers of microbatches times kinds of devices that are looked at."""
@@ -44,10 +44,10 @@ def _require_few_pairs(devices: ProvedDevices) -> None:
     """Refuse layers with too many pairs of stages, on each kind and for each number."""
     layers = devices.layers
     numbers = layers.microbatches if layers.space.replication else 1
-    cells = layers.length**4 / 24 * numbers * len(devices.counts)
+    cells = len(layers.rows) ** 4 / 24 * numbers * len(devices.counts)
     if cells > MOST_CELLS:
         raise PipeplanError(
-            f"certificate: pairs of stages of {layers.length} layers are too many to check, for "
+            f"certificate: pairs of stages of {len(layers.rows)} layers are too many to check, for "
             f"{numbers} microbatches on {len(devices.counts)} kinds of devices"
         )
 
@@ -79,20 +79,16 @@ class _Pairs:
         self._replication = devices.layers.space.replication
         self._numbers = np.arange(1 if self._replication else self._count, self._count + 1)
         self._paid = np.concatenate([[0.0], np.cumsum(prices)])
-        self._ways = Ways(devices, limit_s)
+        self._passed_s, self._left_s = least_ways(devices, limit_s)
+        # Time for all messages of a device, by its first cut.
+        self._window_s = limit_s - self._passed_s - self._left_s
         _require_few_pairs(devices)
-        self._pairs = _pairs_of(devices.layers.length)
-        self._forward_s, self._gradient_s, self._backward_s, self._step_s = map(
-            devices.sums,
-            (devices.forward_s, devices.gradient_s, devices.backward_s, devices.step_s),
-        )
+        self._pairs = _pairs_of(len(devices.layers.rows))
         self._static = devices.intervals.static_bytes
         self._replicas = np.full(self._static.shape, 2)
         if self._replication:
-            most = [
-                self._most_single(kind, self._reduction_s(kind), near=True)
-                for kind in range(len(devices.counts))
-            ]
+            kinds = range(len(devices.counts))
+            most = [self._most_single(k, self._reduction_s(k), near=True) for k in kinds]
             self._replicas = np.maximum(self._least_replicas(most), 2)
 
     def _reduction_s(self, kind: int) -> FloatArray:
@@ -104,7 +100,8 @@ class _Pairs:
             return np.zeros(self._static.shape)
         devices, replicas = self._devices, self._replicas
         shared = devices.reduction_s(kind, replicas, devices.intervals.shared_gradient_bytes)
-        own = self._left_s(kind) if devices.layers.space.overlap_reduction else self._own_s(kind)
+        overlaps = devices.layers.space.overlap_reduction
+        own = self._overlapped_s(kind) if overlaps else self._own_s(kind)
         return np.minimum(own + shared, FAR)
 
     def _own_s(self, kind: int, end: slice = slice(None)) -> FloatArray:
@@ -112,13 +109,13 @@ class _Pairs:
         own = self._devices.intervals.own_gradient_bytes[:, end]
         return self._devices.reduction_s(kind, self._replicas, own)
 
-    def _left_s(self, kind: int) -> FloatArray:
+    def _overlapped_s(self, kind: int) -> FloatArray:
         """Return what is left of overlapped all-reduces after the last backward, at least.
 
         The gradients of a stage's layers up to any one of them wait for that one's backward, and
         only the layers before it follow.
         """
-        before, left = before_last(self._backward_s[kind]), np.zeros_like(self._static)
+        before, left = before_last(self._devices.backward_s[kind]), np.zeros_like(self._static)
         for end in range(1, len(left)):
             place = slice(end, end + 1)
             beyond = self._own_s(kind, place) - before[:, place]
@@ -147,28 +144,23 @@ class _Pairs:
             reduction_s: after the last of them, unless it runs all.
             near: whether the stages around may be on the same device: no message is needed then.
         """
-        devices, ways, count = self._devices, self._ways, self._count
-        head = ways.passed_s + (0.0 if near else self._devices.into_s[kind])
-        home = ways.left_s + (0.0 if near else self._devices.out_s[kind])
-        work = self._forward_s[kind] + self._backward_s[kind]
-        spare = (self._limit_s - head)[:, None] - self._step_s[kind]
+        devices, count = self._devices, self._count
+        head, home = self._passed_s, self._left_s
+        if not near:
+            head, home = head + devices.into_s[kind], home + devices.out_s[kind]
+        work = devices.forward_s[kind] + devices.backward_s[kind]
+        way = devices.forward_s[kind] + devices.gradient_s[kind]
+        spare = (self._limit_s - head)[:, None] - devices.step_s[kind]
         most = _times(spare, work)
         reduced = np.minimum(_times(spare - reduction_s, work), count - 1)
         most = np.where(most >= count, most, reduced)
-        way = self._forward_s[kind] + self._gradient_s[kind]
-        most = np.minimum(most, _times((self._limit_s - head - home)[:, None] + 0 * way, way))
+        most = np.minimum(most, _times((self._limit_s - head - home)[:, None], way))
         if not near:
-            port, window = devices.port_s[kind], self._window_s
-            held = port[:, None] + port[None, :]
-            most = np.minimum(most, _times(window[:, None] + 0 * held, held))
+            port = devices.port_s[kind]
+            most = np.minimum(most, _times(self._window_s[:, None], port[:, None] + port))
         most = np.where(devices.fits[kind], np.clip(most, 0, count), 0)
         least = 0 if self._replication else count
         return np.where(most >= least, most, 0).astype(np.int64)
-
-    @property
-    def _window_s(self) -> FloatArray:
-        """Time for all messages of a device, by its first cut."""
-        return np.asarray(self._limit_s - self._ways.passed_s - self._ways.left_s)
 
     def _least_replicas(self, most: list[IntArray]) -> IntArray:
         """Return how many devices all microbatches of each interval need at least."""
@@ -189,11 +181,13 @@ class _Pairs:
         self, kind: int, pairs: IntArray, most: IntArray, reduction_s: FloatArray
     ) -> float:
         """Return the most that a device earns with two stages, of each so many at most."""
-        a, b, c, e = pairs.T
-        kept = self._may_hold(kind, pairs)
-        a, b, c, e = (cuts[kept] for cuts in (a, b, c, e))
-        if not len(a):
+        devices, (a, b, c, e) = self._devices, pairs.T
+        static = self._static[a, b] + self._static[c, e]
+        kept = devices.fits[kind][a, b] & devices.fits[kind][c, e]
+        kept &= static <= devices.capacity_bytes[kind]
+        if not kept.any():
             return 0.0
+        a, b, c, e = pairs[kept].T
         numbers = self._numbers[None, :].astype(float)
         first = self._most_of_first(kind, (a, b, c, e), numbers, reduction_s)
         first = np.minimum(first, most[a, b][:, None])
@@ -203,22 +197,19 @@ class _Pairs:
         earned += numbers * (self._paid[e] - self._paid[c])[:, None]
         return float(np.where(first > 0, earned, 0.0).max())
 
-    def _may_hold(self, kind: int, pairs: IntArray) -> IntArray:
-        a, b, c, e = pairs.T
-        fits = self._devices.fits[kind]
-        static = self._static[a, b] + self._static[c, e]
-        return np.flatnonzero(
-            fits[a, b] & fits[c, e] & (static <= self._devices.capacity_bytes(kind))
-        )
-
     def _most_of_first(
         self, kind: int, cuts: tuple[IntArray, ...], numbers: FloatArray, reduction_s: FloatArray
     ) -> FloatArray:
         """Return how many microbatches of the first stage fit beside each number of the second."""
-        a, b, c, e = cuts
+        devices, (a, b, c, e) = self._devices, cuts
         forward, gradient, backward, step = (
             (figure[kind][a, b][:, None], figure[kind][c, e][:, None])
-            for figure in (self._forward_s, self._gradient_s, self._backward_s, self._step_s)
+            for figure in (
+                devices.forward_s,
+                devices.gradient_s,
+                devices.backward_s,
+                devices.step_s,
+            )
         )
         spare = self._limit_s - step[0] - step[1]
         heads, homes = self._ends(kind, cuts)
@@ -245,11 +236,11 @@ class _Pairs:
         Backwards come after a whole way forward, forwards before a whole way back. A microbatch
         comes to the second stage over a link or, where the stages adjoin, from the first one.
         """
-        a, b, c, _ = cuts
+        devices, (a, b, c, _) = self._devices, cuts
         found = []
         for way, message, seconds in (
-            (self._ways.passed_s, self._devices.into_s[kind], self._forward_s[kind]),
-            (self._ways.left_s, self._devices.out_s[kind], self._gradient_s[kind]),
+            (self._passed_s, devices.into_s[kind], devices.forward_s[kind]),
+            (self._left_s, devices.out_s[kind], devices.gradient_s[kind]),
         ):
             first, second = way[a] + message[a], way[c] + message[c]
             on_device = first + seconds[a, c]
@@ -281,8 +272,7 @@ class _Pairs:
 
 def _times(spare_s: FloatArray, each_s: FloatArray | float) -> FloatArray:
     """Return how many times something fits; any number if it takes nothing."""
-    each = np.broadcast_to(each_s, spare_s.shape)
     free = np.where(spare_s >= 0, FAR, -1.0)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        fits = np.floor(spare_s / each)
-    return np.where(each > 0, np.minimum(fits, FAR), free)
+        fits = np.floor(spare_s / each_s)
+    return np.where(each_s > 0, np.minimum(fits, FAR), free)

@@ -1,4 +1,4 @@
-"""What the layers of a problem take at least, by type of device; the checker's own arithmetic."""
+"""What layers take at least, alone and in every interval of them; the checker's own arithmetic."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class ProvedLayers:
         space: freedoms of the plans that a bound is about.
 
     Attributes:
-        graph, cluster: of the problem.
+        graph, cluster, space: of the problem and the bound.
         costs: of single layers.
         rows: the layers.
+        position: number of each layer.
         microbatches: their number.
         tied_in_turn: whether stages that hold a parameter reduce its gradient after their replicas.
         types: names of the device types in use, in order of first use.
@@ -46,29 +47,31 @@ class ProvedLayers:
         backward_s: all of the backward, whether whole or split.
         weight_s: what remains of the backward once its gradient is on its way.
         may_run: whether a type may run a layer.
+        sent_bytes, returned_bytes: activations and gradients that pass each cut, from before the
+            first layer to behind the last one.
     """
 
     def __init__(self, problem: Problem, space: Space) -> None:
-        self.graph, self.cluster = problem.graph.record, problem.cluster
-        self.space = space
+        self.graph, self.cluster, self.space = problem.graph.record, problem.cluster, space
         self.costs = ProblemCosts(problem.cluster, problem.job)
-        self.rows = self.graph.layers
-        self.microbatches = problem.job.microbatches
+        self.rows, self.microbatches = self.graph.layers, problem.job.microbatches
+        self.position = {row.name: number for number, row in enumerate(self.rows)}
         self.tied_in_turn = problem.runtime.tied == "in_turn"
         kinds = [device.type for device in problem.cluster.devices]
         self.types = list(dict.fromkeys(kinds))
         self.counts = np.array([kinds.count(name) for name in self.types])
         self.at_once = self.counts - self._lost_to_others()
-        rows = {name: self.graph.on_types.get(name, self.graph).layers for name in self.types}
-        seconds = np.array([[self._seconds(r, name) for r in rows[name]] for name in self.types])
-        self.forward_s, self.gradient_s, self.backward_s, self.weight_s = np.moveaxis(seconds, 2, 0)
-        # Running a layer again waits for no batch.
-        self.again_s = np.array(
-            [[self.costs.loaded(row, name)[0] for row in rows[name]] for name in self.types]
+        graphs = [self.graph.on_types.get(name, self.graph) for name in self.types]
+        seconds = [
+            [self._seconds(row, name) for row in graph.layers]
+            for name, graph in zip(self.types, graphs, strict=True)
+        ]
+        self.forward_s, self.gradient_s, self.backward_s, self.weight_s, self.again_s = np.moveaxis(
+            np.array(seconds), 2, 0
         )
-        self.may_run = np.array(
-            [[row.may_run_on(name) for row in self.rows] for name in self.types]
-        )
+        self.may_run = np.array([[row.may_run_on(n) for row in self.rows] for n in self.types])
+        self.sent_bytes = self._crossing_bytes(gradients=False)
+        self.returned_bytes = self._crossing_bytes(gradients=True)
 
     def _lost_to_others(self) -> FloatArray:
         """By type, the devices less what they do at once: k of them do the work of k / slowdown."""
@@ -77,52 +80,43 @@ class ProvedLayers:
             numbers = np.arange(1, len(host.slowdown) + 1)
             most = float((numbers / np.array(host.slowdown)).max())
             kinds = [self.cluster.type_of(name) for name in host.devices]
-            for k, name in enumerate(self.types):
-                lost[k] += max(0.0, kinds.count(name) - most)
+            lost += [max(0.0, kinds.count(name) - most) for name in self.types]
         return lost
 
-    @property
-    def length(self) -> int:
-        """Number of layers."""
-        return len(self.rows)
-
-    def _seconds(self, layer: Layer, type_name: str) -> tuple[float, float, float, float]:
-        """Forward, gradient on its way, whole backward, what remains of it; each at least."""
+    def _seconds(self, layer: Layer, type_name: str) -> tuple[float, ...]:
+        """Forward, gradient on its way, whole backward, what remains, forward again; at least."""
         forward, inputs, weights, whole = self.costs.seconds(layer, type_name)
+        again = self.costs.loaded(layer, type_name)[0]  # Running again waits for no batch.
         if not self.space.splits:
-            return forward, whole, whole, 0.0
+            return forward, whole, whole, 0.0, again
         if self.space.backward == "split":
-            return forward, inputs, inputs + weights, weights
+            return forward, inputs, inputs + weights, weights, again
         gradient = min(whole, inputs)
         remains = min(whole - gradient, weights)
-        return forward, gradient, min(whole, inputs + weights), remains
+        return forward, gradient, min(whole, inputs + weights), remains, again
+
+    def _crossing_bytes(self, *, gradients: bool) -> FloatArray:
+        totals = np.zeros(len(self.rows) + 1)
+        for tensor in self.graph.boundaries:
+            if tensor.requires_grad or not gradients:
+                last = max((self.position[user] for user in tensor.users), default=-1)
+                totals[self.position[tensor.producer] + 1 : last + 1] += moved_bytes(tensor)
+        return totals
 
     @property
     def most_sharers(self) -> int:
         """Devices that share the optimizer's state of a parameter, at most."""
         return len(self.cluster.devices) if self.space.shards_state else 1
 
+    @cached_property
+    def optimizer_bytes_per_s(self) -> FloatArray:
+        """What an optimizer step moves a second, by type."""
+        kinds = self.cluster.device_types
+        return np.array([kinds[name].optimizer_gb_per_s * 1e9 for name in self.types])
+
     def on_fastest(self, seconds: FloatArray) -> FloatArray:
         """Return seconds of each layer on the fastest type that may run it."""
         return np.asarray(np.where(self.may_run, seconds, np.inf).min(axis=0))
-
-    @cached_property
-    def position(self) -> dict[str, int]:
-        """Number of each layer."""
-        return {row.name: number for number, row in enumerate(self.rows)}
-
-    def crossing_bytes(self, *, gradients: bool) -> FloatArray:
-        """Return what every cut sends, from before the first layer to behind the last one.
-
-        Args:
-            gradients: what goes back, else what goes forward.
-        """
-        totals = np.zeros(self.length + 1)
-        for tensor in self.graph.boundaries:
-            if tensor.requires_grad or not gradients:
-                last = max((self.position[user] for user in tensor.users), default=-1)
-                totals[self.position[tensor.producer] + 1 : last + 1] += moved_bytes(tensor)
-        return totals
 
     @cached_property
     def holders(self) -> dict[tuple[int, ...], list[str]]:
@@ -171,28 +165,53 @@ class ProvedIntervals:
     Args:
         layers: of the problem.
 
+    Attributes:
+        layers: the same.
+        count: of cuts, one more than layers.
+        is_stage: whether an interval has layers.
+        forward_s, gradient_s, backward_s, weight_s: by type and interval.
+        own_gradient_bytes: that the replicas of a stage reduce alone, at least.
+        shared_gradient_bytes: that a stage reduces together with other stages, at least.
+        static_bytes: weights, gradients and optimizer state of a stage.
+        step_s: the optimizer step, by type and interval.
+        kept_bytes: what each layer keeps of a microbatch, at least.
+        fits: whether a type may run an interval and has memory for a microbatch of it.
+
     Raises:
         PipeplanError: if there are too many.
     """
 
     def __init__(self, layers: ProvedLayers) -> None:
-        length = layers.length
+        length = len(layers.rows)
         if length > MOST_LAYERS:
             raise PipeplanError(
                 f"certificate: {length} layers are too many to check (at most {MOST_LAYERS})"
             )
         if len(layers.holders) * length**2 > MOST_TIED:
             raise PipeplanError("certificate: parameters are shared in too many ways to check")
-        self.layers = layers
-        self.count = length + 1
-        begin, end = np.arange(self.count)[:, None], np.arange(self.count)[None, :]
-        self._begin, self._end = begin, end
-        self.is_stage = end > begin
+        self.layers, self.count = layers, length + 1
+        self._begin, self._end = np.arange(self.count)[:, None], np.arange(self.count)
+        self.is_stage = self._end > self._begin
+        self.forward_s, self.gradient_s, self.backward_s, self.weight_s = map(
+            self.sums, (layers.forward_s, layers.gradient_s, layers.backward_s, layers.weight_s)
+        )
+        self._add_parameters()
+        self.kept_bytes = self._kept_bytes()
+        capacity = np.array([layers.costs.capacity_bytes(name) for name in layers.types])
+        enough = self.static_bytes + self.sums(self.kept_bytes) <= capacity[:, None, None]
+        foreign = self.sums((~layers.may_run).astype(float))
+        self.fits = enough & (foreign == 0) & self.is_stage
 
-    def sums(self, per_layer: FloatArray | IntArray) -> FloatArray:
-        """Return sums of a figure over each interval; 0 where there is none."""
-        prefix = np.concatenate([[0.0], np.cumsum(per_layer, dtype=float)])
-        return np.where(self.is_stage, np.maximum(prefix[None, :] - prefix[:, None], 0.0), 0.0)
+    def sums(self, per_layer: FloatArray) -> FloatArray:
+        """Return sums of figures over each interval; 0 where there is none.
+
+        Args:
+            per_layer: the last axis are the layers.
+        """
+        prefix = np.zeros((*per_layer.shape[:-1], self.count))
+        np.cumsum(per_layer, axis=-1, out=prefix[..., 1:])
+        between = prefix[..., None, :] - prefix[..., :, None]
+        return np.where(self.is_stage, np.maximum(between, 0.0), 0.0)
 
     @cached_property
     def tied_pair(self) -> ProvedTiedPair | None:
@@ -217,83 +236,41 @@ class ProvedIntervals:
 
     def _held(self, numbers: tuple[int, ...]) -> tuple[BoolArray, BoolArray]:
         """Whether an interval contains some of these layers, and whether it contains all."""
-        inside = sum((self._begin <= n) & (n < self._end) for n in numbers)
-        count = np.asarray(inside, dtype=np.int64)
-        return count > 0, count == len(numbers)
+        inside = [(self._begin <= n) & (n < self._end) for n in numbers]
+        return np.any(inside, axis=0), np.all(inside, axis=0)
 
-    @cached_property
-    def _parameter_bytes(self) -> tuple[FloatArray, ...]:
-        """Reduced by a stage alone, with others, optimizer traffic, static."""
+    def _add_parameters(self) -> None:
+        """Add up what intervals reduce, step and hold of their parameters."""
         own, shared, traffic, static = (np.zeros(self.is_stage.shape) for _ in range(4))
-        costs, sharers = self.layers.costs, self.layers.most_sharers
-        layers_divide = self.layers.space.shards_parameters
-        parameters = {row.name: row for row in self.layers.graph.parameters}
-        for numbers, names in self.layers.holders.items():
+        layers, costs, sharers = self.layers, self.layers.costs, self.layers.most_sharers
+        parameters = {row.name: row for row in layers.graph.parameters}
+        for numbers, names in layers.holders.items():
             some, every = self._held(numbers)
             rows = [parameters[name] for name in names]
             trained = [row for row in rows if row.trainable]
             gradient = float(sum(map(costs.least_reduced_bytes, trained)))
             # What replicas divide is reduced by every backward, which no bound counts.
-            divided = layers_divide and len(numbers) == 1
-            own += np.where(every, 0.0 if divided else gradient, 0.0)
-            if not self.layers.tied_in_turn:
-                shared += np.where(some & ~every, gradient, 0.0)
-            elif self.layers.space.has_pipelines:
-                own += np.where(some & ~every, gradient, 0.0)
-            moved = float(sum(map(costs.stepped_bytes, trained)))
-            moved /= sharers
-            traffic += np.where(some, moved, 0.0)
+            divided = layers.space.shards_parameters and len(numbers) == 1
+            own += every * (0.0 if divided else gradient)
+            if not layers.tied_in_turn:
+                shared += (some & ~every) * gradient
+            elif layers.space.has_pipelines:
+                own += (some & ~every) * gradient
+            traffic += some * (float(sum(map(costs.stepped_bytes, trained))) / sharers)
             held = (costs.static_bytes(row, sharers, in_parts=divided) for row in rows)
-            static += np.where(some, float(sum(held)), 0.0)
-        return own, shared, traffic, static
+            static += some * float(sum(held))
+        self.own_gradient_bytes, self.shared_gradient_bytes = own, shared
+        self.static_bytes = static
+        self.step_s = traffic / layers.optimizer_bytes_per_s[:, None, None]
 
-    @property
-    def own_gradient_bytes(self) -> FloatArray:
-        """Bytes that the replicas of a stage reduce alone, at least."""
-        return self._parameter_bytes[0]
-
-    @property
-    def shared_gradient_bytes(self) -> FloatArray:
-        """Bytes that a stage reduces together with other stages, at least."""
-        return self._parameter_bytes[1]
-
-    @property
-    def optimizer_bytes(self) -> FloatArray:
-        """What the optimizer step reads and writes."""
-        return self._parameter_bytes[2]
-
-    @property
-    def static_bytes(self) -> FloatArray:
-        """Weights, gradients and optimizer state of a stage."""
-        return self._parameter_bytes[3]
-
-    @cached_property
-    def least_bytes(self) -> FloatArray:
-        """Memory with one microbatch in flight, at least, whatever is recomputed."""
-        return self.static_bytes + self.sums(self.kept_bytes)
-
-    @cached_property
-    def fits_type(self) -> list[BoolArray]:
-        """Whether a type may run an interval and has memory for a microbatch of it, by type."""
-        layers, rows = self.layers, []
-        for k, name in enumerate(layers.types):
-            foreign = self.sums((~layers.may_run[k]).astype(float))
-            enough = self.least_bytes <= layers.costs.capacity_bytes(name)
-            rows.append(enough & (foreign == 0) & self.is_stage)
-        return rows
-
-    @cached_property
-    def kept_bytes(self) -> FloatArray:
-        """What each layer keeps at least: its stash or, run again, the tensors it starts from.
-
-        Nothing where stashes may go to the host.
-        """
+    def _kept_bytes(self) -> FloatArray:
+        """A layer's stash or, run again, the tensors it starts from; nothing if all may offload."""
         if self.layers.space.offload:
-            return np.zeros(self.layers.length)
+            return np.zeros(len(self.layers.rows))
         stash = np.array([float(row.stash_bytes) for row in self.layers.rows])
         if not self.layers.space.recompute:
             return stash
-        starts = np.zeros(self.layers.length)
+        starts = np.zeros(len(stash))
         for tensor in self.layers.graph.boundaries:
             alone = tensor.saved_by is None and len(set(tensor.users)) == 1
             if alone or tensor.saved_by in tensor.users:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from contextlib import suppress
+from functools import cache
 from itertools import combinations, product
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from networkx.utils import UnionFind
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.verification.proof.layers import FloatArray, IntArray
+from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
 from planner.verification.routes import Lane, Path, Routes, ring_and_tree
 
 FEW_CLASSES = 6
@@ -23,18 +24,6 @@ FAR = 1e60
 """Seconds, or seconds a byte, where no path is: above any bound, and no sum of such overflows."""
 WIDER = 1.5
 """By this factor links are wider than others, as those of a node than those between nodes."""
-
-
-class DevicePort(NamedTuple):
-    """What the links of a device carry together.
-
-    Attributes:
-        s_per_byte: in each direction; 0 if some link carries any number of messages at once.
-        takes_turns: whether every link carries one direction at a time.
-    """
-
-    s_per_byte: float
-    takes_turns: bool
 
 
 class _Cut(NamedTuple):
@@ -72,9 +61,12 @@ class ClassLinks:
         classes: names of devices; a stage may lie on any of a class.
 
     Attributes:
-        latency_s, s_per_byte: of the quickest and of the widest path between two devices.
+        latency_s, s_per_byte: of the quickest and of the widest path between two devices; the same
+            in both directions.
         is_exclusive: whether the messages from one device to another follow each other.
-        ports: the widest of each class.
+        port_s_per_byte: what the links of a device of each class carry together at best, in each
+            direction; 0 if some link carries any number of messages at once.
+        takes_turns: whether every link of all devices carries one direction at a time, by class.
         sizes: of the classes.
     """
 
@@ -89,7 +81,11 @@ class ClassLinks:
         self._carried: defaultdict[Lane, set[tuple[int, int]]] = defaultdict(set)
         for a, b in product(range(count), repeat=2):
             self._fill(a, b, list(self._paths(a, b)))
-        self.ports = [self._widest_port(members) for members in classes]
+        ports = [[self._port(name) for name in members] for members in classes]
+        self.port_s_per_byte = np.array([min(s for s, _ in rows) for rows in ports])
+        self.takes_turns = np.array([all(turns for _, turns in rows) for rows in ports])
+        # Of a device in a ring that sends and receives one after the other.
+        self._turns_s_per_byte = np.where(self.takes_turns, 2 * self.port_s_per_byte, 0.0)
         self._cuts = cache(self._cuts_between)
         self._growth = cache(self._growth_of)
 
@@ -102,17 +98,12 @@ class ClassLinks:
         for lane in set.intersection(*(set(path.lanes) for path in paths)):
             self._carried[lane].add((a, b))
 
-    def _width(self, lane: Lane) -> float:
-        return self._links[lane[0]].bandwidth_gb_per_s * 1e9
-
     def _paths(self, a: int, b: int) -> Iterator[Path]:
         """Paths from one class to another; of devices attached alike, those of three."""
         for source, target in product(*(self._representatives(k) for k in (a, b))):
             if source != target:
-                try:
+                with suppress(PipeplanError):  # No path: no figure is less than that of none.
                     yield self._routes.path(source, target)
-                except PipeplanError:  # No path: no figure is less than that of none.
-                    continue
 
     def _representatives(self, k: int) -> list[str]:
         alike: dict[object, list[str]] = {}
@@ -121,18 +112,19 @@ class ClassLinks:
         # With three no link of a single device is on all paths, unless there is no other device.
         return [name for names in alike.values() for name in (*names[:2], *names[2:][-1:])]
 
-    def _widest_port(self, members: Sequence[str]) -> DevicePort:
-        ports = [self._port(name) for name in members]
-        return DevicePort(
-            min(port.s_per_byte for port in ports), all(port.takes_turns for port in ports)
-        )
-
-    def _port(self, device: str) -> DevicePort:
+    def _port(self, device: str) -> tuple[float, bool]:
+        """Return seconds a byte of a device's links together, and whether they all take turns."""
         links = [link for link in self._links if device in link.between]
         if any(link.shared for link in links):
-            return DevicePort(0.0, takes_turns=False)
+            return 0.0, False
         width = 1e9 * sum(link.bandwidth_gb_per_s for link in links)
-        return DevicePort(1 / width if width else FAR, all(link.duplex == "half" for link in links))
+        return 1 / width if width else FAR, all(link.duplex == "half" for link in links)
+
+    def message_s(self, bytes_: FloatArray) -> FloatArray:
+        """Return the least seconds of messages between classes, 0 of nothing; classes come last."""
+        size = bytes_[..., None, None]
+        seconds = np.minimum(self.latency_s + size * self.s_per_byte, FAR)
+        return np.where(size > 0, seconds, 0.0)
 
     # --- sets of devices: a number for each class -------------------------------------------------
 
@@ -141,14 +133,12 @@ class ClassLinks:
 
         Lanes and ports that everything has to pass carry no more than their bandwidths together.
         """
-        give, take = (
-            {k: int(vector[k]) * self._port_bytes_per_s(k) for k in _held(vector)}
-            for vector in (senders, receivers)
-        )
+        ports = 1 / np.maximum(self.port_s_per_byte, 1 / FAR)
+        give, take = senders * ports, receivers * ports
         width = math.inf
-        for cut in self._cuts(tuple(give), tuple(take)):
-            ports = sum(give[k] for k in cut.senders), sum(take[k] for k in cut.receivers)
-            width = min(width, cut.bytes_per_s + min(ports))
+        for cut in self._cuts(_held(senders), _held(receivers)):
+            rest = give[list(cut.senders)].sum(), take[list(cut.receivers)].sum()
+            width = min(width, cut.bytes_per_s + float(min(rest)))
         return 1 / width
 
     def _cuts_between(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> list[_Cut]:
@@ -159,22 +149,21 @@ class ClassLinks:
         most = 2 if len(self._classes) <= FEW_CLASSES else 1
         for chosen in (chosen for n in range(most + 1) for chosen in combinations(lanes, n)):
             rest = frozenset(pairs.difference(*(self._carried[lane] for lane in chosen)))
-            width = sum(map(self._width, chosen))
+            width = sum(self._links[number].bandwidth_gb_per_s * 1e9 for number, _ in chosen)
             cuts[rest] = min(width, cuts.get(rest, math.inf))
         return [
             _Cut(width, frozenset(a for a, _ in rest), frozenset(b for _, b in rest))
             for rest, width in cuts.items()
         ]
 
-    def _port_bytes_per_s(self, k: int) -> float:
-        return 1 / max(self.ports[k].s_per_byte, 1 / FAR)
+    # --- all-reduces ------------------------------------------------------------------------------
 
     def all_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
         """Return the least seconds of an all-reduce over a set, for each number of bytes."""
         count = int(held.sum())
         if count < 2:
             return np.zeros_like(bytes_)
-        if np.isin(held - self.sizes * (held > 0), 0).all():
+        if ((held == 0) | (held == self.sizes)).all():
             return np.where(bytes_ > 0, self._exact_s(held, bytes_), 0.0)
         return self.spread_reduce_s(held, count, bytes_)
 
@@ -186,40 +175,49 @@ class ClassLinks:
             count: of devices, at least.
             bytes_: that are reduced.
         """
-        kept = _held(held)
-        alone = ~np.eye(len(kept), dtype=bool) | (held[kept] > 1)[:, None]
-        latency_s, inverse = (
-            np.where(alone, table[np.ix_(kept, kept)], FAR)
-            for table in (self._latency_s, self._inverse)
-        )
-        seconds = self._by_device_s(kept, count, bytes_, latency_s, inverse)
-        joint = reduced_s(count, bytes_, *self._joining(kept, kept, held, count))
-        return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, joint), FAR), 0.0)
+        kept = np.array(_held(held))
+        apart = ~np.eye(len(kept), dtype=bool) | (held[kept] > 1)[:, None]
+        joint = self._joining(_held(held), _held(held), held, count)
+        return self._reduced_s(count, bytes_, kept, kept, apart, joint)
 
-    def _by_device_s(
+    def joined_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
+        """Return the least seconds of an all-reduce over a set and other devices besides."""
+        count, kept, everyone = int(held.sum()) + 1, _held(held), np.arange(len(self.sizes))
+        apart = np.ones((len(kept), len(everyone)), dtype=bool)
+        return self._reduced_s(
+            count, bytes_, np.array(kept), everyone, apart, self.joining(kept, count)
+        )
+
+    def _reduced_s(
         self,
-        kept: Sequence[int],
         count: int,
         bytes_: FloatArray,
-        latency_s: FloatArray,
-        inverse: FloatArray,
+        kept: IntArray,
+        others: IntArray,
+        apart: BoolArray,
+        joint: tuple[float, float],
     ) -> FloatArray:
-        """Return what takes longest of any class: a device of it is joined to some other.
-
-        One whose links all take turns sends and receives one after the other.
+        """Return what takes longest of the worst link, and of the links of a device of any class.
 
         Args:
-            kept: the classes.
             count: of devices.
             bytes_: that are reduced.
-            latency_s: from each class to those that it may be joined to.
-            inverse: seconds a byte between them.
+            kept: classes of which there is a device; it is joined to some other device.
+            others: classes of these.
+            apart: whether a device of a kept class (row) may be joined to one of another.
+            joint: latency and seconds a byte of the worst link.
         """
+        place = np.ix_(kept, others)
+        latency_s, s_per_byte = (
+            np.where(apart, table[place], FAR).min(axis=1)
+            for table in (self.latency_s, self.s_per_byte)
+        )
         rows = [
-            reduced_s(count, bytes_, float(latency), float(each), self._turns(k))
-            for k, latency, each in zip(kept, latency_s.min(1), inverse.min(1), strict=True)
+            reduced_s(count, bytes_, *figures)
+            for figures in zip(latency_s, s_per_byte, self._turns_s_per_byte[kept], strict=True)
         ]
-        return np.asarray(np.max(rows, axis=0))
+        most = np.max([*rows, reduced_s(count, bytes_, *joint)], axis=0)
+        return np.where(bytes_ > 0, np.minimum(most, FAR), 0.0)
 
     def _exact_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
         """Return the better of ring and tree over all devices of the classes held."""
@@ -235,32 +233,8 @@ class ClassLinks:
             return np.full_like(bytes_, FAR)
 
     def _step_s(self, edges: Sequence[tuple[str, str]], bytes_: FloatArray) -> FloatArray:
-        rows = [latency + bytes_ / width for latency, width in self._edge_figures(edges)]
-        return np.asarray(np.max(rows, axis=0))
-
-    def _edge_figures(self, edges: Sequence[tuple[str, str]]) -> set[tuple[float, float]]:
-        return set(self._routes.step_figures(edges))
-
-    @cached_property
-    def _latency_s(self) -> FloatArray:
-        """Latency in the better direction."""
-        return np.asarray(np.minimum(self.latency_s, self.latency_s.T))
-
-    @cached_property
-    def _inverse(self) -> FloatArray:
-        """Seconds a byte in the better direction."""
-        return np.asarray(np.minimum(self.s_per_byte, self.s_per_byte.T))
-
-    def _turns(self, k: int) -> float:
-        port = self.ports[k]
-        return 2 * port.s_per_byte if port.takes_turns else 0.0
-
-    def joined_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
-        """Return the least seconds of an all-reduce over a set and other devices besides."""
-        count, kept = int(held.sum()) + 1, _held(held)
-        seconds = self._by_device_s(kept, count, bytes_, self._latency_s[kept], self._inverse[kept])
-        joint = reduced_s(count, bytes_, *self.joining(kept, count))
-        return np.where(bytes_ > 0, np.minimum(np.maximum(seconds, joint), FAR), 0.0)
+        figures = set(self._routes.step_figures(edges))
+        return np.asarray(np.max([latency + bytes_ / width for latency, width in figures], axis=0))
 
     def alone(self, k: int) -> tuple[float, float, float]:
         """Return least latency and seconds a byte of a device, and those both ways if in turns.
@@ -268,7 +242,8 @@ class ClassLinks:
         Args:
             k: its class.
         """
-        return float(self._latency_s[k].min()), float(self._inverse[k].min()), self._turns(k)
+        latency_s, s_per_byte = self.latency_s[k].min(), self.s_per_byte[k].min()
+        return float(latency_s), float(s_per_byte), float(self._turns_s_per_byte[k])
 
     def joining(self, kept: Sequence[int], count: int) -> tuple[float, float]:
         """Return least latency and seconds a byte of the worst link among so many devices.
@@ -282,14 +257,7 @@ class ClassLinks:
     def _joining(
         self, kept: Sequence[int], among: Sequence[int], most: IntArray, count: int
     ) -> tuple[float, float]:
-        """Return least latency and seconds a byte of the worst link among so many devices.
-
-        Args:
-            kept: classes with a device among them.
-            among: classes of all of them.
-            most: of each class.
-            count: of devices.
-        """
+        """Return the same where all devices are of some classes, and so many of each at most."""
         growth = self._growth(tuple(among))
         has_all = (growth.devices[:, list(kept)] > 0).all(axis=1)
         enough = np.minimum(growth.devices, most).sum(axis=1) >= count
@@ -331,18 +299,15 @@ class ClassLinks:
         return Growth(np.array(inverses), np.array(latencies), np.array(devices).reshape(shape))
 
     def _edges(self, devices: Sequence[str]) -> Iterator[tuple[float, float, tuple[str, str]]]:
-        """Yield seconds a byte and latency in the better direction for pairs that are joined."""
+        """Yield seconds a byte and latency between pairs that are joined."""
         for ends in combinations(devices, 2):
-            try:
-                there, back = self._routes.path(*ends), self._routes.path(*ends[::-1])
-            except PipeplanError:  # No path: they are joined by others, if at all.
-                continue
-            width = max(there.bytes_per_s, back.bytes_per_s)
-            yield 1 / width, min(there.latency_s, back.latency_s), ends
+            with suppress(PipeplanError):  # No path: they are joined by others, if at all.
+                path = self._routes.path(*ends)
+                yield 1 / path.bytes_per_s, path.latency_s, ends
 
 
-def _held(vector: IntArray) -> list[int]:
-    return [int(k) for k in np.flatnonzero(vector)]
+def _held(vector: IntArray) -> tuple[int, ...]:
+    return tuple(np.flatnonzero(vector).tolist())
 
 
 def reduced_s(

@@ -8,14 +8,13 @@ knapsack; with parts of layers allowed it has a closed form for every price of a
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from planner.model.graph_record import Boundary, Layer
-from planner.verification.proof.layers import FloatArray, ProvedIntervals
+from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
 
 EXACT, GROWTH = 6, 1.3
 """Every number of microbatches in flight is a level up to the first, beyond it some are."""
@@ -36,34 +35,37 @@ class ProvedMemoryLevel(NamedTuple):
     again_s: FloatArray
 
 
-class ProvedMemory:
-    """Levels of microbatches in flight by type of device.
+def memory_levels(intervals: ProvedIntervals) -> list[list[ProvedMemoryLevel]]:
+    """Return levels of microbatches in flight, by type; none where every number of them fits.
 
-    Args:
-        intervals: of the layers.
+    Of those whose stashes are on the host any number may be in flight.
     """
+    types = intervals.layers.types
+    if intervals.layers.space.offload:
+        return [[] for _ in types]
+    memory = _Memory(intervals)
+    return [list(memory.levels(kind)) for kind in range(len(types))]
+
+
+class _Memory:
+    """The bytes that stages of some layers hold, and what it costs to hold fewer."""
 
     def __init__(self, intervals: ProvedIntervals) -> None:
         self._intervals, self._layers = intervals, intervals.layers
         self._stash = np.array([float(row.stash_bytes) for row in self._layers.rows])
         self._saving = self._stash - intervals.kept_bytes
+        self._stashes = intervals.sums(self._stash) + self._received()
+        self._received_alone = self._bytes_received_alone()
+        self._held = intervals.static_bytes + _workspace(self._layers, self._stash)
+        self._held += np.maximum(*self._on_their_way())
 
-    @cached_property
-    def levels(self) -> list[list[ProvedMemoryLevel]]:
-        """Levels of each type; none where every number of microbatches fits.
-
-        Of those whose stashes are on the host any number may be in flight.
-        """
-        if self._layers.space.offload:
-            return [[] for _ in self._layers.types]
-        return [list(self._of_type(k)) for k in range(len(self._layers.types))]
-
-    def _of_type(self, kind: int) -> Iterator[ProvedMemoryLevel]:
-        numbers = [*_numbers(self._layers.microbatches), self._layers.microbatches + 1]
-        if not self._needed(kind, numbers[-2]).any():
-            return
-        for number, following in pairwise(numbers):
-            yield ProvedMemoryLevel(following - 1, self._again_s(kind, number))
+    def levels(self, kind: int) -> Iterator[ProvedMemoryLevel]:
+        """Yield the levels of a type."""
+        count = self._layers.microbatches
+        numbers = list(_numbers(count))
+        if self._needed(kind, numbers[-1]).any():
+            for number, following in pairwise([*numbers, count + 1]):
+                yield ProvedMemoryLevel(following - 1, self._again_s(kind, number))
 
     def _needed(self, kind: int, number: int) -> FloatArray:
         """Return the bytes that each of so many stashes is too large, by interval."""
@@ -91,29 +93,18 @@ class ProvedMemory:
             ratios = np.quantile(ratios, np.linspace(0, 1, MOST_PRICES))
         return np.asarray(ratios)
 
-    # --- bytes ------------------------------------------------------------------------------------
-
-    @cached_property
-    def _stashes(self) -> FloatArray:
-        """One stash of each interval, nothing run again."""
-        intervals, position = self._intervals, self._layers.position
-        received = np.zeros(intervals.is_stage.shape)
+    def _received(self) -> FloatArray:
+        """Received tensors by interval, unless their saver's stash has them already."""
+        position, received = self._layers.position, np.zeros(self._intervals.is_stage.shape)
         for tensor in self._layers.graph.boundaries:
             first, last = self._span(tensor)
             received[first : last + 1] += tensor.bytes
             if tensor.saved_by is not None:
-                # Its saver's stash has it already.
                 saver = position[tensor.saved_by]
                 received[first : min(saver, last) + 1, saver + 1 :] -= tensor.bytes
-        return intervals.sums(self._stash) + received
+        return received
 
-    def _span(self, tensor: Boundary) -> tuple[int, int]:
-        """Return the first and the last cut that a tensor passes."""
-        position = self._layers.position
-        return position[tensor.producer] + 1, max(position[user] for user in tensor.users)
-
-    @cached_property
-    def _received_alone(self) -> FloatArray:
+    def _bytes_received_alone(self) -> FloatArray:
         """Received tensors that one layer uses and nobody saves, by cut: kept in any case.
 
         What that layer keeps if it runs again has them too.
@@ -125,53 +116,50 @@ class ProvedMemory:
                 totals[first : last + 1] += tensor.bytes
         return totals
 
-    @cached_property
-    def _held(self) -> FloatArray:
-        """What is held besides while as many stashes as ever are, at least.
+    def _span(self, tensor: Boundary) -> tuple[int, int]:
+        """Return the first and the last cut that a tensor passes."""
+        position = self._layers.position
+        return position[tensor.producer] + 1, max(position[user] for user in tensor.users)
 
-        Then a forward runs and makes what is sent; and the next backward, with the gradient that
-        came and the one it makes. Operations of no length hold nothing that is seen.
+    def _on_their_way(self) -> tuple[FloatArray, FloatArray]:
+        """What a forward makes that is sent, and a backward's gradients that came and go.
+
+        Both run while as many stashes as ever are held; operations of no length hold nothing that
+        is seen.
         """
-        forward = self._intervals.sums(self._layers.forward_s.min(axis=0)) > 0
-        sent = np.where(forward, self._layers.crossing_bytes(gradients=False)[None, :], 0.0)
-        return np.maximum(self._settled, self._intervals.static_bytes + self._workspace + sent)
+        layers, sums = self._layers, self._intervals.sums
+        forward = sums(layers.forward_s.min(axis=0)) > 0
+        gradient = sums(layers.gradient_s.min(axis=0)) > 0
+        back = layers.returned_bytes
+        both = np.where(gradient, back[:, None] + back, 0.0)
+        return np.where(forward, layers.sent_bytes, 0.0), both
 
-    @cached_property
-    def _settled(self) -> FloatArray:
-        """The same while a backward runs alone."""
-        back = self._layers.crossing_bytes(gradients=True)
-        gradient = self._intervals.sums(self._layers.gradient_s.min(axis=0)) > 0
-        both = np.where(gradient, back[:, None] + back[None, :], 0.0)
-        return self._intervals.static_bytes + self._workspace + both
 
-    @cached_property
-    def _workspace(self) -> FloatArray:
-        """What layers hold while they run, beyond whole stashes; at least."""
-        rows = self._layers.rows
-        kept = np.maximum(self._stash, [self._saved_inputs(row) for row in rows])
-        before = np.concatenate([[0.0], np.cumsum(kept)])
-        peaks = np.array([self._peak_bytes(row) for row in rows]) + before[:-1]
-        table = np.zeros(self._intervals.is_stage.shape)
-        for begin in range(len(rows)):
-            most = np.maximum.accumulate(peaks[begin:])
-            table[begin, begin + 1 :] = np.maximum(most - before[begin + 1 :], 0.0)
-        return table
+def _workspace(layers: ProvedLayers, stash: FloatArray) -> FloatArray:
+    """Return what layers hold while they run, beyond whole stashes; at least, by interval."""
+    used = {
+        row.name: [t for t in layers.graph.boundaries if row.name in t.users] for row in layers.rows
+    }
+    saved = [sum(t.bytes for t in used[row.name] if t.saved_by == row.name) for row in layers.rows]
+    before = np.concatenate([[0.0], np.cumsum(np.maximum(stash, saved))])
+    peaks = (
+        np.array([_peak_bytes(layers, row, used[row.name]) for row in layers.rows]) + before[:-1]
+    )
+    table = np.zeros((len(before), len(before)))
+    for begin in range(len(peaks)):
+        most = np.maximum.accumulate(peaks[begin:])
+        table[begin, begin + 1 :] = np.maximum(most - before[begin + 1 :], 0.0)
+    return table
 
-    def _saved_inputs(self, layer: Layer) -> float:
-        return float(sum(t.bytes for t in self._used(layer) if t.saved_by == layer.name))
 
-    def _used(self, layer: Layer) -> list[Boundary]:
-        return [t for t in self._layers.graph.boundaries if layer.name in t.users]
-
-    def _peak_bytes(self, layer: Layer) -> float:
-        if layer.peak_bytes is not None:
-            return float(layer.peak_bytes)
-        graph = self._layers.graph
-        made = sum(2 * t.bytes for t in graph.boundaries if t.producer == layer.name)
-        sent_back = sum(t.bytes for t in self._used(layer) if t.requires_grad)
-        trained = {row.name: row.bytes for row in graph.parameters if row.trainable}
-        gradient = max((trained.get(name, 0) for name in layer.parameters), default=0)
-        return float(layer.stash_bytes + layer.again_bytes + made + sent_back + gradient)
+def _peak_bytes(layers: ProvedLayers, layer: Layer, used: list[Boundary]) -> float:
+    if layer.peak_bytes is not None:
+        return float(layer.peak_bytes)
+    made = sum(2 * t.bytes for t in layers.graph.boundaries if t.producer == layer.name)
+    sent_back = sum(t.bytes for t in used if t.requires_grad)
+    trained = {row.name: row.bytes for row in layers.graph.parameters if row.trainable}
+    gradient = max((trained.get(name, 0) for name in layer.parameters), default=0)
+    return float(layer.stash_bytes + layer.again_bytes + made + sent_back + gradient)
 
 
 def _numbers(count: int) -> Iterator[int]:

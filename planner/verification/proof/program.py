@@ -28,8 +28,6 @@ from planner.verification.proof.staggered import (
 from planner.verification.proof.tied import StageCase
 from planner.verification.proof.vectors import Vectors
 
-MARGIN = 1 + 1e-9
-"""A time is refuted only if one that is longer by this factor is: rounding refutes nothing."""
 MOST_WORK = 6e7
 """Stages of all states, times classes, that are looked at for one time."""
 
@@ -40,6 +38,9 @@ Counted = Literal["way", "work"]
 last gradient back, or what its own stage still has to do. ``work``: on every stage all work, and
 then its own reduction and step, but no way back. With whole backwards the first counts everything.
 """
+
+Numbered = tuple[FloatArray, FloatArray]
+"""When first microbatches come to stages, and what follows their last gradients; by number."""
 
 
 def require_few_states(vectors: Vectors, cuts: int) -> None:
@@ -64,19 +65,12 @@ class _Reached:
     Attributes:
         pairs: their numbers.
         arrival_s: what has passed and is to follow, with the messages of the cut.
-        left_s: the same without them.
-        come_s: when the first microbatches come, by number and pair.
-        follow_s: what follows the last gradients that leave, by number and pair.
-        since: in rows, of the last stage that was on one of two classes alone: the value, and the
-            least bytes of activations and of gradients at all cuts since, by pair.
+        known: by row of the table and pair, see :class:`ProofPass`.
     """
 
     pairs: IntArray
     arrival_s: FloatArray
-    left_s: FloatArray
-    come_s: FloatArray
-    follow_s: FloatArray
-    since: FloatArray
+    known: FloatArray
 
 
 @dataclass(frozen=True)
@@ -119,6 +113,11 @@ class _Tried:
 class ProofPass:
     """One pass for one time.
 
+    Its table has for each cut and pair of vectors, of which the second is of the stage before the
+    cut: the least value; by number, when first microbatches have passed that stage, and what
+    follows before the last gradients begin there; and of the last stage that was on one of two
+    classes alone the value, and the least bytes of activations and of gradients at all cuts since.
+
     Args:
         stages: of the problem.
         case: of the plans that are looked at.
@@ -129,151 +128,123 @@ class ProofPass:
     def __init__(
         self, stages: ProvedStages, case: StageCase, limit_s: float, counted: Counted
     ) -> None:
-        self._stages, self._case, self._limit_s = stages, case, limit_s
-        self._back = counted == "way"
-        self._rest_s = stages.rest_ways_s if self._back else stages.rest_works_s
+        self._stages, self._vectors, self._case = stages, stages.vectors, case
+        self._limit_s, self._back = limit_s, counted == "way"
+        self._microbatches = stages.layers.microbatches
+        layers = stages.layers
+        self._rest_s = stages.rest_of_all_s(layers.gradient_s if self._back else layers.backward_s)
         self._path_s = stages.way_s if self._back else stages.forward_s
-        self._count = stages.intervals.count
-        # A row for each cut, a column for each pair: the stage before the cut is its second one.
-        self._table = np.full((self._count, len(stages.vectors.used)), np.inf)
-        replicas = int(stages.vectors.rows[stages.vectors.options].sum(axis=1).max())
-        most = min(replicas, stages.layers.microbatches)
-        self._columns = int(np.searchsorted(NUMBERS, most, side="right"))
-        # By number, when first microbatches have passed that stage, and what follows before the
-        # last gradients begin there.
-        shape = (self._columns, *self._table.shape)
-        self._past_s, self._home_s = np.full(shape, np.inf), np.full(shape, np.inf)
-        # Of stages on both of two classes; see _Reached.since.
-        self._since = np.full((3, *self._table.shape), np.inf)
+        vectors, self._count = stages.vectors, stages.intervals.count
+        replicas = int(vectors.rows[vectors.options].sum(axis=1).max())
+        most = min(replicas, self._microbatches)
+        columns = int(np.searchsorted(NUMBERS, most, side="right"))
+        self._past, self._home = slice(1, 1 + columns), slice(1 + columns, 1 + 2 * columns)
+        self._since = slice(1 + 2 * columns, 4 + 2 * columns)
+        shape = self._since.stop, self._count, len(vectors.used)
+        self._table = np.full(shape, np.inf)
 
     def refutes(self) -> bool:
         """Return whether the end is not reached within the limit."""
         for cut in range(self._count - 1):
-            reached = self._reached(cut)
-            if len(reached.pairs):
+            reached = self._reached(cut) if cut else self._at_begin()
+            if reached is not None and len(reached.pairs):
                 self._extend(cut, reached)
-        return bool(self._table[-1].min() > self._limit_s)
+        return bool(self._table[0, -1].min() > self._limit_s)
 
-    def _reached(self, cut: int) -> _Reached:
-        vectors = self._stages.vectors
-        columns = self._columns
-        if cut == 0:
-            nothing = np.zeros(len(vectors.first))
-            at_once = np.zeros((columns, len(vectors.first)))
-            never = np.full((3, len(vectors.first)), np.inf)
-            return _Reached(vectors.first, nothing, nothing, at_once, at_once, never)
-        if not len(vectors.later) or not np.isfinite(self._table[cut]).any():
-            none, nowhere = np.zeros(0), np.zeros((columns, 0))
-            return _Reached(vectors.later[:0], none, none, nowhere, nowhere, np.zeros((3, 0)))
-        there, back = self._stages.messages_s(cut)
-        value = self._table[cut][vectors.before]
+    def _at_begin(self) -> _Reached:
+        known = np.zeros((len(self._table), len(self._vectors.first)))
+        known[self._since] = np.inf
+        return _Reached(self._vectors.first, known[0], known)
+
+    def _reached(self, cut: int) -> _Reached | None:
+        vectors, (there, back) = self._vectors, self._stages.messages_s(cut)
+        value = self._table[0, cut, vectors.before]
         busy = self._stages.channel_s(cut)[vectors.between]
-        since = self._since_last(cut)
-        changed = self._changed_s(cut, since)
-        ways = np.flatnonzero((value + busy <= self._limit_s) & (changed <= self._limit_s))
-        value, since = value[ways], since[:, ways]
-        before, between = vectors.before[ways], vectors.between[ways]
+        ways = np.flatnonzero(value + busy <= self._limit_s)
+        since = self._since_last(cut, vectors.before[ways])
+        in_time = self._changed_s(cut, ways, since) <= self._limit_s
+        ways, since = ways[in_time], since[:, in_time]
+        if not len(ways):
+            return None
+        there, back = (row[vectors.between[ways]] for row in (there, back))
+        known = self._table[:, cut, vectors.before[ways]]
+        arrival = known[0] + (there + back if self._back else there)
+        known[self._past] += there
+        known[self._home] = known[self._home] + back if self._back else 0.0
+        known[self._since] = since
         begins = np.flatnonzero(np.diff(vectors.way[ways], prepend=-1))
         pairs = vectors.later[vectors.way[ways[begins]]]
-
-        def least(values: FloatArray) -> FloatArray:
-            return np.asarray(np.minimum.reduceat(values, begins, axis=-1))
-
-        messages = there + back if self._back else there
-        arrival = least(value + messages[between])
+        arrival = np.minimum.reduceat(arrival, begins)
         alive = np.flatnonzero(arrival + self._rest_s[vectors.used[pairs], cut] <= self._limit_s)
+        known = np.minimum.reduceat(known, begins, axis=1)[:, alive]
+        return _Reached(pairs[alive], arrival[alive], known)
 
-        def by_number(table: FloatArray, message: FloatArray) -> FloatArray:
-            return least(table[:, cut, before] + message[between])[:, alive]
-
-        come = by_number(self._past_s, there)
-        follow = by_number(self._home_s, back) if self._back else np.zeros_like(come)
-        arrival, left, since = arrival[alive], least(value)[alive], least(since)[:, alive]
-        return _Reached(pairs[alive], arrival, left, come, follow, since)
-
-    def _since_last(self, cut: int) -> FloatArray:
+    def _since_last(self, cut: int, before: IntArray) -> FloatArray:
         """Return, by way, what is known since the last stage on one of two classes alone."""
-        vectors = self._stages.vectors
-        since = self._since[:, cut, vectors.before]
-        alone = ~vectors.is_split[vectors.before]
-        since[0, alone] = self._table[cut, vectors.before[alone]]
-        for row, bytes_ in zip(since[1:], self._stages.crossing_bytes, strict=True):
-            row[alone] = np.inf
-            np.minimum(row, bytes_[cut], out=row)
+        layers, since = self._stages.layers, self._table[self._since, cut, before]
+        alone = ~self._vectors.is_split[before]
+        since[0, alone] = self._table[0, cut, before[alone]]
+        since[1:, alone] = np.inf
+        bytes_ = np.array([layers.sent_bytes[cut], layers.returned_bytes[cut]])
+        since[1:] = np.minimum(since[1:], bytes_[:, None])
         return since
 
-    def _changed_s(self, cut: int, since: FloatArray) -> FloatArray:
+    def _changed_s(self, cut: int, ways: IntArray, since: FloatArray) -> FloatArray:
         """Return, by way, what passes where all microbatches change the class; 0 elsewhere."""
-        vectors = self._stages.vectors
-        seconds = np.zeros(len(vectors.before))
-        for side in (0, 1) if vectors.changes.any() else ():
-            rows = np.flatnonzero(vectors.changes & (vectors.side[vectors.before] == side))
-            passed = self._stages.changed_s(cut, (side, 1 - side), since[1:, rows])
+        vectors, seconds = self._vectors, np.zeros(len(ways))
+        changes, side = vectors.changes[ways], vectors.side[vectors.before[ways]]
+        for source in (0, 1) if changes.any() else ():
+            rows = np.flatnonzero(changes & (side == source))
+            passed = self._stages.changed_s(cut, (source, 1 - source), since[1:, rows])
             seconds[rows] = since[0, rows] + passed
         return seconds
 
     def _extend(self, cut: int, reached: _Reached) -> None:
         """Note what is reached by a stage on each pair's second vector, for every end."""
-        stages = self._stages
-        tried = self._tried(cut, reached)
-        path = self._path_s[tried.option, cut, tried.end]
-        value = self._spent_s(cut, tried, stages.tails) + path
-        rest = self._rest_s[self._used_after(tried.pair), tried.end]
-        kept = np.flatnonzero(value + rest <= self._limit_s)
-        kept = kept[self._run(cut, tried.of(kept), self._most) >= stages.layers.microbatches]
-        kept = kept[self._fits_in_flight(cut, tried.of(kept))]
-        some = tried.of(kept)
-        come, follow = reached.come_s[:, some.place], self._follow_s(cut, some, reached)
-        enough = self._run_staggered(cut, some, come, follow) >= stages.layers.microbatches
-        enough[enough] = self._run_in_order(
-            cut, some.of(enough), come[:, enough], follow[:, enough]
-        )
-        kept, some = kept[enough], some.of(enough)
-        come, follow = come[:, enough], follow[:, enough]
+        stages, tried = self._stages, self._tried(cut, reached)
+        place = tried.option, cut, tried.end
+        value = self._spent_s(cut, tried, stages.tails) + self._path_s[place]
+        kept = value + self._rest_s[self._used_after(tried.pair), tried.end] <= self._limit_s
+        tried, value = tried.of(kept), value[kept]
+        for runs in (self._run_alone, self._run_in_flight, self._run_staggered, self._run_in_order):
+            enough = runs(cut, tried, reached) >= self._microbatches
+            tried, value = tried.of(enough), value[enough]
+        known, (come, follow) = reached.known[:, tried.place], self._numbered(cut, tried, reached)
+        place = tried.option, cut, tried.end
+        replicas = self._replicas(tried).sum(axis=1)
+        known[0] = value
+        known[self._past] = passed_s(come, stages.forward_s[place], replicas)
+        known[self._home] = passed_s(follow, stages.gradient_s[place], replicas)
         # No two pairs lead to one state by a stage from the same cut.
-        state = some.end, some.pair
-        self._table[state] = np.minimum(self._table[state], value[kept])
-        place = slice(None), *state
-        self._since[place] = np.minimum(self._since[place], reached.since[:, some.place])
-        self._note(cut, some, self._past_s, come, stages.forward_s)
-        if self._back:
-            self._note(cut, some, self._home_s, follow, stages.gradient_s)
+        state = slice(None), tried.end, tried.pair
+        self._table[state] = np.minimum(self._table[state], known)
 
-    def _note(
-        self, cut: int, tried: _Tried, table: FloatArray, around_s: FloatArray, each_s: FloatArray
-    ) -> None:
-        """Note when microbatches or, backwards in time, gradients have passed stages."""
-        vectors = self._stages.vectors
-        replicas = vectors.rows[vectors.stage[tried.pair]].sum(axis=1)
-        passed = passed_s(around_s, each_s[tried.option, cut, tried.end], replicas)
-        table[:, tried.end, tried.pair] = np.minimum(table[:, tried.end, tried.pair], passed)
-
-    def _follow_s(self, cut: int, tried: _Tried, reached: _Reached) -> FloatArray:
-        """Return what follows the last gradients of stages, by number."""
-        follow = reached.follow_s[:, tried.place]
+    def _numbered(self, cut: int, tried: _Tried, reached: _Reached) -> Numbered:
+        """Return when first microbatches come to stages, and what follows their last gradients."""
+        come, follow = (reached.known[rows, tried.place] for rows in (self._past, self._home))
         if not self._back:
-            return follow
+            return come, follow
         after = self._stages.tails.after_gradient_s[tried.option, cut, tried.end] + tried.end_s
-        return np.asarray(np.maximum(follow, after))
+        return come, np.maximum(follow, after)
 
     def _tried(self, cut: int, reached: _Reached) -> _Tried:
         """Return all stages that begin at a cut, that devices may hold and that may be in time."""
-        stages, options = self._stages, self._stages.vectors.option[reached.pairs]
+        stages, option = self._stages, self._vectors.option[reached.pairs]
         ends = slice(cut + 1, None)
-        least = reached.arrival_s[:, None] + self._path_s[options, cut, ends]
+        least = reached.arrival_s[:, None] + self._path_s[option, cut, ends]
         rest = self._rest_s[self._used_after(reached.pairs), ends]
         in_time = least + rest <= self._limit_s
-        row, place = np.nonzero(self._case.fits[options, cut, ends] & in_time)
-        option, end, arrival = options[row], cut + 1 + place, reached.arrival_s[row]
+        row, end = np.nonzero(self._case.fits[option, cut, ends] & in_time)
+        option, end, arrival = option[row], cut + 1 + end, reached.arrival_s[row]
         before = stages.head_s[option, cut] if self._back else arrival
-        joint, step = self._case.joint_reduction_s, stages.step_s
-        end_s = joint[option, cut, end] + step[option, cut, end]
-        pairs, left = reached.pairs[row], reached.left_s[row]
-        return _Tried(row, pairs, option, end, arrival, left, before, end_s)
+        place = option, cut, end
+        end_s = self._case.joint_reduction_s[place] + stages.step_s[place]
+        left = reached.known[0, row]
+        return _Tried(row, reached.pairs[row], option, end, arrival, left, before, end_s)
 
     def _used_after(self, pairs: IntArray) -> IntArray:
         """Return the vectors used with the stage's own; they are numbered so that numbers add."""
-        return np.asarray(self._stages.vectors.used[pairs] + self._stages.vectors.stage[pairs])
+        return np.asarray(self._vectors.used[pairs] + self._vectors.stage[pairs])
 
     def _spent_s(self, cut: int, tried: _Tried, tails: StageTails) -> FloatArray:
         """Return what passes before the first operation and after the last gradient."""
@@ -284,83 +255,82 @@ class ProofPass:
 
     # --- what replicas can run --------------------------------------------------------------------
 
+    def _replicas(self, tried: _Tried) -> IntArray:
+        """Return the replicas of each stage, by class."""
+        return np.asarray(self._vectors.rows[self._vectors.stage[tried.pair]])
+
     def _run(
         self, cut: int, tried: _Tried, most: Callable[[int, int, _Tried], FloatArray]
     ) -> FloatArray:
         """Return how many microbatches the replicas of each stage can run together."""
-        vectors = self._stages.vectors
-        held = vectors.rows[vectors.stage[tried.pair]]
-        total = np.zeros(len(held))
-        for k in range(held.shape[1]):
-            rows = np.flatnonzero(held[:, k])
+        total = np.zeros(len(tried.pair))
+        for k, held in enumerate(self._replicas(tried).T):
+            rows = np.flatnonzero(held)
             if len(rows):
-                total[rows] += held[rows, k] * most(cut, k, tried.of(rows))
+                total[rows] += held[rows] * most(cut, k, tried.of(rows))
         return total
 
-    def _fits_in_flight(self, cut: int, tried: _Tried) -> BoolArray:
-        """Return whether replicas run all microbatches with what memory takes."""
-        fits = ~self._stages.is_tight[tried.option, cut, tried.end]
-        rows = np.flatnonzero(~fits)
-        run = self._run(cut, tried.of(rows), self._most_in_memory)
-        fits[rows] = run >= self._stages.layers.microbatches
-        return np.asarray(fits)
+    def _run_alone(self, cut: int, tried: _Tried, _: _Reached) -> FloatArray:
+        """Return how many microbatches replicas can run if memory suffices."""
+        return self._run(cut, tried, self._most)
 
-    def _run_staggered(
-        self, cut: int, tried: _Tried, come_s: FloatArray, follow_s: FloatArray
-    ) -> FloatArray:
+    def _run_in_flight(self, cut: int, tried: _Tried, _: _Reached) -> FloatArray:
+        """Return how many microbatches replicas can run with what memory takes."""
+        total = np.full(len(tried.pair), float(self._microbatches))
+        rows = np.flatnonzero(self._stages.is_tight[tried.option, cut, tried.end])
+        total[rows] = self._run(cut, tried.of(rows), self._most_in_memory)
+        return total
+
+    def _run_staggered(self, cut: int, tried: _Tried, reached: _Reached) -> FloatArray:
         """Return how many microbatches replicas can run that begin and end one after the other."""
-        stages = self._stages
-        held = stages.vectors.rows[stages.vectors.stage[tried.pair]]
-        total, around = np.zeros(len(held)), around_s(come_s, follow_s)
-        for k in range(held.shape[1]):
-            numbers = replicas_by_number(held[:, k], len(come_s))
-            for place, number in enumerate(numbers):
+        come_s, follow_s = self._numbered(cut, tried, reached)
+        around = around_s(come_s, follow_s)
+        total = np.zeros(len(tried.pair))
+        for k, held in enumerate(self._replicas(tried).T):
+            for place, number in enumerate(replicas_by_number(held, len(come_s))):
                 rows = np.flatnonzero(number)
                 if len(rows):
                     late = tried.of(rows).later(come_s[place, rows], around[place, rows])
                     total[rows] += number[rows] * self._most(cut, k, late)
         return total
 
-    def _run_in_order(
-        self, cut: int, tried: _Tried, come_s: FloatArray, follow_s: FloatArray
-    ) -> BoolArray:
-        """Return whether replicas run all microbatches, those of all classes numbered together.
+    def _run_in_order(self, cut: int, tried: _Tried, reached: _Reached) -> FloatArray:
+        """Return how many microbatches replicas run, those of all classes numbered together.
 
         One of all replicas begins first, one second and so on, and seen from the end so they end.
         Both numbers at once would be wrong: replicas of unlike classes may differ in each.
         """
-        stages = self._stages
-        all_held = stages.vectors.rows[stages.vectors.stage[tried.pair]]
-        runs = np.ones(len(all_held), dtype=bool)
+        all_held, total = self._replicas(tried), np.full(len(tried.pair), np.inf)
+        numbered = self._numbered(cut, tried, reached)
         for held in np.unique(all_held[(all_held > 0).sum(axis=1) > 1], axis=0):
             rows = np.flatnonzero((all_held == held).all(axis=1))
-            some, come, follow = tried.of(rows), come_s[:, rows], follow_s[:, rows]
+            some, (come, follow) = tried.of(rows), (row[:, rows] for row in numbered)
             begins = [(come[n], come[n] + follow[0]) for n in range(len(come))]
             ends = [(come[0], come[0] + follow[n]) for n in range(len(come))]
-            for numbered in (begins, ends):
+            for order in (begins, ends):
                 most = {
                     (int(k), place): self._most(cut, int(k), some.later(*around))
                     for k in np.flatnonzero(held)
-                    for place, around in enumerate(numbered)
+                    for place, around in enumerate(order)
                 }
-                runs[rows] &= most_in_order(held, most) >= stages.layers.microbatches
-        return runs
+                total[rows] = np.minimum(total[rows], most_in_order(held, most))
+        return total
 
     def _most(self, cut: int, k: int, tried: _Tried) -> FloatArray:
         """Return how many microbatches a device of a class can run if memory suffices."""
-        stages, count = self._stages, self._stages.layers.microbatches
-        rows, tails = np.zeros(len(tried.end)), stages.tails
-        most = self._most_in_flight(cut, k, tried, ProvedMemoryLevel(count, rows), tails)
-        port = fewest([(self._limit_s - tried.left_s, stages.port_s[k][cut, tried.end])], count)
+        rows, count = np.zeros(len(tried.end)), self._microbatches
+        level = ProvedMemoryLevel(count, rows)
+        most = self._most_in_flight(cut, k, tried, level, self._stages.tails)
+        port_s = self._stages.port_s[k, cut, tried.end]
+        port = fewest([(self._limit_s - tried.left_s, port_s)], count)
         return np.asarray(np.maximum(np.minimum(most, port), 0.0))
 
     def _most_in_memory(self, cut: int, k: int, tried: _Tried) -> FloatArray:
         """Return how many microbatches a device of a class can run with what memory takes."""
-        stages = self._stages
-        levels = stages.memory_levels[stages.kinds[k]]
+        levels = self._stages.memory_levels[self._stages.kinds[k]]
         if not levels:
-            return np.full(len(tried.end), float(stages.layers.microbatches))
-        tails, most = stages.tails_with_reruns, np.zeros(len(tried.end))
+            return np.full(len(tried.end), float(self._microbatches))
+        tails, most = self._stages.tails_with_reruns, np.zeros(len(tried.end))
         more = np.full(len(most), np.inf)
         for count, again_s in reversed(levels):
             again = again_s[cut, tried.end]
@@ -375,21 +345,20 @@ class ProofPass:
         self, cut: int, k: int, tried: _Tried, level: ProvedMemoryLevel, tails: StageTails
     ) -> FloatArray:
         """Return how many microbatches a device can run with no more of them in flight."""
-        stages, kind, place = self._stages, self._stages.kinds[k], (cut, tried.end)
-        seconds, all_ = stages.seconds[kind], stages.layers.microbatches
-        forward, ahead = seconds.forward[place], stages.ahead_s[tried.option, tried.end]
-        gradient, backward = (
-            row[place] + level.again_s for row in (seconds.gradient, seconds.backward)
-        )
+        stages, kind = self._stages, self._stages.kinds[k]
+        rows, place = stages.intervals, (kind, cut, tried.end)
+        forward, ahead = rows.forward_s[place], stages.ahead_s[tried.option, tried.end]
+        gradient = rows.gradient_s[place] + level.again_s
+        backward = rows.backward_s[place] + level.again_s
         after = tails.after_backward_s[kind][tried.option, cut, tried.end]
         spare = self._limit_s - tried.before_s - tried.end_s - after
         rules = trips(spare, forward, backward, ahead)
         if self._back:
             spare = self._limit_s - self._spent_s(cut, tried, tails)
             rules += trips(spare, forward, gradient, ahead)
-        most = fewest(rules, all_)
-        if level.in_flight < all_:
+        most = fewest(rules, self._microbatches)
+        if level.in_flight < self._microbatches:
             # One after the other in as many rows as are in flight, each for a round trip.
-            rows = fewest([(spare, forward + ahead + gradient)], all_)
-            most = np.minimum(most, level.in_flight * rows)
+            turns = fewest([(spare, forward + ahead + gradient)], self._microbatches)
+            most = np.minimum(most, level.in_flight * turns)
         return np.asarray(most)

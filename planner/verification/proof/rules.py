@@ -8,6 +8,9 @@ import numpy as np
 
 from planner.verification.proof.layers import FloatArray
 
+MARGIN = 1 + 1e-9
+"""A time is refuted only if one that is longer by this factor is: rounding refutes nothing."""
+
 
 def fewest(rules: Sequence[tuple[FloatArray, FloatArray]], count: int) -> FloatArray:
     """Return how many times all of several things fit, each by its spare time; below 0 if not."""

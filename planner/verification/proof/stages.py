@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from typing import NamedTuple
 
@@ -18,17 +17,8 @@ from planner.verification.proof.layers import (
     ProvedLayers,
 )
 from planner.verification.proof.links import FAR, ClassLinks
-from planner.verification.proof.memory import ProvedMemory, ProvedMemoryLevel
+from planner.verification.proof.memory import memory_levels
 from planner.verification.proof.vectors import Vectors
-
-
-@dataclass(frozen=True)
-class TypeSeconds:
-    """Seconds of a microbatch in each interval on one type of device."""
-
-    forward: FloatArray
-    gradient: FloatArray
-    backward: FloatArray
 
 
 class StageTails(NamedTuple):
@@ -40,7 +30,7 @@ class StageTails(NamedTuple):
     """
 
     after_gradient_s: FloatArray
-    after_backward_s: list[FloatArray]
+    after_backward_s: Sequence[FloatArray]
 
 
 class ProvedStages:
@@ -55,12 +45,17 @@ class ProvedStages:
 
     Attributes:
         kinds: the same.
-        seconds: by type.
+        fits: whether types may run intervals, and a microbatch fits their memory, by option.
+        forward_s, gradient_s: a microbatch's on the fastest type held, by option.
+        way_s: both.
+        step_s: the optimizer step of the slowest memory, by option: each device takes its own.
         head_s: least time before the first forward, by option and cut.
         rest_s: least way of a microbatch from a cut to the end and back, by cut.
         ahead_s: the same from behind a stage on, with the messages there, by option and cut.
         messages_s: messages there and back at a cut, for every pair of vectors that are apart.
         channel_s: what all messages at a cut take, with one on its way home, for these pairs.
+        memory_levels: microbatches in flight, by type; none where any number fits.
+        is_tight: whether memory limits the microbatches in flight on some device, by option.
     """
 
     def __init__(
@@ -72,23 +67,34 @@ class ProvedStages:
         kinds: Sequence[int],
     ) -> None:
         self.layers, self.intervals, self.links, self.vectors = layers, intervals, links, vectors
-        self.kinds = kinds
-        self._held_types = [
-            tuple(sorted({kinds[int(k)] for k in np.flatnonzero(row)})) for row in vectors.rows
-        ]
-        self.seconds = [
-            TypeSeconds(*(intervals.sums(s[k]) for s in self._by_type))
-            for k in range(len(layers.types))
-        ]
+        self.kinds, self._held = np.array(kinds), vectors.rows[vectors.options]
+        types = (self._held > 0) @ (self.kinds[:, None] == np.arange(len(layers.types)))
+        # Which types are held, and by option the place among these.
+        self._types, self._place = np.unique(types, axis=0, return_inverse=True)
+        self._place = self._place.reshape(-1)
+        self.fits = self._of_types(np.all, intervals.fits) > 0
+        self.forward_s = self._of_types(np.min, intervals.forward_s)
+        self.gradient_s = self._of_types(np.min, intervals.gradient_s)
+        self.way_s = self.forward_s + self.gradient_s
+        self.step_s = self._of_types(np.max, intervals.step_s)
         arrives, leaves = self._nearest_s()
         passed, self.rest_s = self._least_ways(arrives.min(axis=0), leaves.min(axis=0))
         self.head_s, self.ahead_s = passed + arrives, self.rest_s + leaves
         self.messages_s, self.channel_s = cache(self._messages_at), cache(self._channel_at)
+        self.memory_levels = memory_levels(intervals)
+        nowhere = np.zeros(intervals.is_stage.shape)
+        again_s = [rows[-1].again_s if rows else nowhere for rows in self.memory_levels]
+        self.is_tight = self._of_types(np.any, np.array(again_s)) > 0
 
-    @property
-    def _by_type(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        layers = self.layers
-        return layers.forward_s, layers.gradient_s, layers.backward_s
+    def _of_types(
+        self, least: Callable[..., FloatArray], by_type: FloatArray | BoolArray
+    ) -> FloatArray:
+        """Return a figure of the types that each option holds, of a figure by type."""
+        return np.array([least(by_type[held], axis=0) for held in self._types])[self._place]
+
+    def _of_vectors(self, figure: Callable[[IntArray], FloatArray]) -> FloatArray:
+        """Return a figure of intervals by option, of one for a vector of devices."""
+        return np.array([figure(row) for row in self._held])
 
     def _least_ways(
         self, arrives_s: FloatArray, leaves_s: FloatArray
@@ -101,11 +107,10 @@ class ProvedStages:
             arrives_s: a message on, by cut.
             leaves_s: a message on and one back.
         """
-        fits = np.array(self.intervals.fits_type)
-        forwards = [row.forward for row in self.seconds]
-        paths = [row.forward + row.gradient for row in self.seconds]
-        forward, path = (np.where(fits, rows, np.inf).min(axis=0) for rows in (forwards, paths))
-        passed, rest = np.zeros((2, self.intervals.count))
+        rows, fits = self.intervals, self.intervals.fits
+        forward = np.where(fits, rows.forward_s, np.inf).min(axis=0)
+        path = np.where(fits, rows.forward_s + rows.gradient_s, np.inf).min(axis=0)
+        passed, rest = np.zeros((2, rows.count))
         for cut in range(1, len(passed)):
             passed[cut] = (passed[:cut] + arrives_s[:cut] + forward[:cut, cut]).min()
         for cut in range(len(rest) - 2, -1, -1):
@@ -113,20 +118,7 @@ class ProvedStages:
             rest[cut] = (path[cut, behind] + rest[behind] + leaves_s[behind]).min()
         return np.minimum(passed, FAR), np.minimum(rest, FAR)
 
-    @cached_property
-    def rest_ways_s(self) -> FloatArray:
-        """What has to follow each cut, with the forwards and gradients of all microbatches.
-
-        By vector of devices used before the cut and by cut.
-        """
-        return self._rest_of_all_s(self.layers.gradient_s)
-
-    @cached_property
-    def rest_works_s(self) -> FloatArray:
-        """The same with all work of all microbatches."""
-        return self._rest_of_all_s(self.layers.backward_s)
-
-    def _rest_of_all_s(self, back_s: FloatArray) -> FloatArray:
+    def rest_of_all_s(self, back_s: FloatArray) -> FloatArray:
         """Return the longer of a microbatch's way and the work that is left for devices not used.
 
         Each second of a device has a price by its type. All layers behind a cut together cost at
@@ -135,6 +127,9 @@ class ProvedStages:
 
         Args:
             back_s: that each microbatch takes besides its forward, by type and layer.
+
+        Returns:
+            By vector of devices used before a cut and by cut.
         """
         layers, each_s = self.layers, self.layers.forward_s + back_s
         left = self.vectors.rows[-1] - self.vectors.rows
@@ -149,61 +144,46 @@ class ProvedStages:
 
     # --- between stages ---------------------------------------------------------------------------
 
-    @cached_property
-    def crossing_bytes(self) -> tuple[FloatArray, FloatArray]:
-        """Activations there and gradients back, by cut; nothing at the two ends."""
-        rows = [self.layers.crossing_bytes(gradients=back) for back in (False, True)]
-        for row in rows:
-            row[0] = row[-1] = 0.0
-        return rows[0], rows[1]
-
-    def _messages_s(self, bytes_: float) -> FloatArray:
-        """Return the seconds of a message between classes; 0 where nothing is sent."""
-        if bytes_ == 0:
-            return np.zeros_like(self.links.latency_s)
-        return np.minimum(self.links.latency_s + bytes_ * self.links.s_per_byte, FAR)
-
     def _nearest_s(self) -> tuple[FloatArray, FloatArray]:
         """Return the least message to each option, and those on from it and back, by cut."""
-        held = self.vectors.rows[self.vectors.options] > 0
-        others = self.vectors.rows[self.vectors.options] < self.vectors.rows[-1]
-        between = others[:, :, None] & held[:, None, :]
-        arrives, leaves = np.zeros((2, len(held), self.intervals.count))
-        for cut in range(1, self.intervals.count - 1):
-            there, back = (self._messages_s(bytes_[cut]) for bytes_ in self.crossing_bytes)
-            on_and_back = there.T + back
-            arrives[:, cut] = np.where(between, there, FAR).min(axis=(1, 2))
-            leaves[:, cut] = np.where(between, on_and_back, FAR).min(axis=(1, 2))
+        others = self._held < self.vectors.rows[-1]
+        between = others[:, :, None] & (self._held > 0)[:, None, :]
+        there, back = self._between_classes_s
+        on_and_back = np.swapaxes(there, 1, 2) + back
+        inner = slice(1, -1)
+        arrives, leaves = np.zeros((2, len(self._held), self.intervals.count))
+        for option, row in enumerate(between):
+            arrives[option, inner] = np.where(row, there[inner], FAR).min(axis=(1, 2))
+            leaves[option, inner] = np.where(row, on_and_back[inner], FAR).min(axis=(1, 2))
         return arrives, leaves
+
+    @cached_property
+    def _between_classes_s(self) -> tuple[FloatArray, FloatArray]:
+        """Messages of activations and of gradients, by cut and classes."""
+        layers, message_s = self.layers, self.links.message_s
+        return message_s(layers.sent_bytes), message_s(layers.returned_bytes)
 
     def _messages_at(self, cut: int) -> tuple[FloatArray, FloatArray]:
         """Return messages there and back at a cut, for every pair of vectors that are apart."""
-        rows = self.vectors.rows > 0
-        there, back = (self._messages_s(bytes_[cut]) for bytes_ in self.crossing_bytes)
+        rows, (there, back) = self.vectors.rows > 0, self._between_classes_s
         first, second = self.vectors.apart_used, self.vectors.apart_stage
         return (
-            _least(there, rows, first, second),
-            _least(back.T, rows, first, second),
+            _least(there[cut], rows, first, second),
+            _least(back[cut].T, rows, first, second),
         )
 
     @cached_property
     def _flows(self) -> tuple[FloatArray, FloatArray, BoolArray]:
         """Seconds a byte there and back for pairs of vectors, and which are of single devices."""
         vectors, links = self.vectors, self.links
-        there, back = np.zeros((2, len(vectors.apart_used)))
-        for number in vectors.apart_later:
-            u, n = (vectors.rows[v[number]] for v in (vectors.apart_used, vectors.apart_stage))
-            there[number] = links.flow_s_per_byte(u, n)
-            back[number] = links.flow_s_per_byte(n, u)
-        alone = vectors.rows.sum(axis=1) == 1
-        single = alone[vectors.apart_used] & alone[vectors.apart_stage]
-        for number in np.flatnonzero(single):
-            a, b = (
-                int(vectors.rows[v[number]].argmax())
-                for v in (vectors.apart_used, vectors.apart_stage)
-            )
-            single[number] = links.is_exclusive[a, b] and links.is_exclusive[b, a]
-        return there, back, single
+        used, stage = vectors.rows[vectors.apart_used], vectors.rows[vectors.apart_stage]
+        there, back = np.zeros((2, len(used)))
+        for number in np.flatnonzero(vectors.apart_used):
+            there[number] = links.flow_s_per_byte(used[number], stage[number])
+            back[number] = links.flow_s_per_byte(stage[number], used[number])
+        a, b = used.argmax(axis=1), stage.argmax(axis=1)
+        single = (used.sum(axis=1) == 1) & (stage.sum(axis=1) == 1)
+        return there, back, single & links.is_exclusive[a, b] & links.is_exclusive[b, a]
 
     def changed_s(self, cut: int, sides: tuple[int, int], bytes_: FloatArray) -> FloatArray:
         """Return what passes while all microbatches go from one of two classes to the other.
@@ -217,83 +197,39 @@ class ProvedStages:
             sides: the class that they come from, and the other one.
             bytes_: of an activation and of a gradient at least, in two rows.
         """
-        (a, b), count = sides, self.layers.microbatches
-        everywhere = np.diag(self.links.sizes)
-        each = [
-            self.links.flow_s_per_byte(everywhere[x], everywhere[y]) for x, y in ((a, b), (b, a))
-        ]
+        ways, everywhere = (sides, sides[::-1]), np.diag(self.links.sizes)
+        each = [self.links.flow_s_per_byte(everywhere[x], everywhere[y]) for x, y in ways]
         alone = [
-            np.where(row > 0, self.links.latency_s[x, y] + row * self.links.s_per_byte[x, y], 0.0)
-            for row, (x, y) in zip(bytes_, ((a, b), (b, a)), strict=True)
+            np.where(row > 0, self.links.latency_s[way] + row * self.links.s_per_byte[way], 0.0)
+            for row, way in zip(bytes_, ways, strict=True)
         ]
-        there = count * bytes_[0] * each[0] + alone[1]
-        back = count * bytes_[1] * each[1] + alone[0]
-        return np.asarray(np.minimum(np.maximum(there, back) + self.rest_s[cut], FAR))
+        there, back = (
+            self.layers.microbatches * row * s for row, s in zip(bytes_, each, strict=True)
+        )
+        most = np.maximum(there + alone[1], back + alone[0])
+        return np.asarray(np.minimum(most + self.rest_s[cut], FAR))
 
     def _channel_at(self, cut: int) -> FloatArray:
         """Return what all messages at a cut take, with one on its way home, by pair."""
+        layers, count = self.layers, self.layers.microbatches
         there, back = self.messages_s(cut)
-        count = self.layers.microbatches
-        sent, received = (bytes_[cut] for bytes_ in self.crossing_bytes)
         flow_there, flow_back, single = self._flows
-        all_there, all_back = count * sent * flow_there, count * received * flow_back
+        all_there = count * layers.sent_bytes[cut] * flow_there
+        all_back = count * layers.returned_bytes[cut] * flow_back
         all_there = np.where(single, np.maximum(all_there, count * there), all_there)
         all_back = np.where(single, np.maximum(all_back, count * back), all_back)
-        busy = np.maximum(all_there + back, all_back + there) + self.rest_s[cut]
-        return np.asarray(busy)
-
-    # --- stages -----------------------------------------------------------------------------------
-
-    @property
-    def _shape(self) -> tuple[int, int, int]:
-        return len(self.vectors.options), self.intervals.count, self.intervals.count
-
-    def _of_all(self, figure: Callable[[int], FloatArray]) -> FloatArray:
-        """Return a figure of every vector on which a stage may lie, by option."""
-        table = np.zeros(self._shape)
-        for place, number in enumerate(self.vectors.options):
-            table[place] = figure(int(number))
-        return table
+        return np.asarray(np.maximum(all_there + back, all_back + there) + self.rest_s[cut])
 
     @cached_property
-    def fits(self) -> BoolArray:
-        """Whether types may run intervals, and a microbatch fits their memory."""
-        rows = self.intervals.fits_type
+    def port_s(self) -> FloatArray:
+        """What a microbatch's messages hold the links of a device for, by class and interval."""
+        there, back = self.layers.sent_bytes, self.layers.returned_bytes
+        received, sent = there[:, None] + back, there + back[:, None]
+        turns = self.links.takes_turns[:, None, None]
+        bytes_ = np.where(turns, received + sent, np.maximum(received, sent))
+        return np.asarray(bytes_ * self.links.port_s_per_byte[:, None, None])
 
-        def fit(number: int) -> FloatArray:
-            return np.asarray(np.all([rows[k] for k in self._held_types[number]], axis=0))
-
-        return self._of_all(fit) > 0
-
-    @cached_property
-    def forward_s(self) -> FloatArray:
-        """A microbatch's forward on the fastest type held."""
-        return self._of_all(partial(self._fastest, [row.forward for row in self.seconds]))
-
-    @cached_property
-    def way_s(self) -> FloatArray:
-        """The forward and the gradient of a microbatch."""
-        return self.forward_s + self.gradient_s
-
-    @cached_property
-    def gradient_s(self) -> FloatArray:
-        """A microbatch's gradient on its way, on the fastest type held."""
-        return self._of_all(partial(self._fastest, [row.gradient for row in self.seconds]))
-
-    @cached_property
-    def weight_s(self) -> FloatArray:
-        """What remains of a backward after its gradient, on the fastest type held."""
-        rows = [self.intervals.sums(row) for row in self.layers.weight_s]
-        return self._of_all(partial(self._fastest, rows))
-
-    def _fastest(self, by_type: Sequence[FloatArray], number: int) -> FloatArray:
-        return np.asarray(np.min([by_type[k] for k in self._held_types[number]], axis=0))
-
-    @cached_property
-    def reduction_s(self) -> FloatArray:
-        """All-reduces of a stage's own gradients."""
-        rows, own = self.vectors.rows, self.intervals.own_gradient_bytes
-        return self._of_all(lambda number: self.links.all_reduce_s(rows[number], own))
+    # --- after the last gradient ------------------------------------------------------------------
 
     @cached_property
     def tails(self) -> StageTails:
@@ -311,71 +247,42 @@ class ProvedStages:
         Args:
             again_s: that each layer takes at most besides in that backward, by type.
         """
-        layers = self.layers
+        layers, weight_s = self.layers, self._of_types(np.min, self.intervals.weight_s)
+        reduction = self._own_reduction_s
         if not layers.space.overlap_reduction:
-            after_gradient = self.weight_s + self.reduction_s
-            return StageTails(after_gradient, [self.reduction_s] * len(layers.types))
+            return StageTails(weight_s + reduction, [reduction] * len(layers.types))
         gradient, backward = layers.gradient_s + again_s, layers.backward_s + again_s
-        tables = np.zeros((1 + len(backward), *self._shape))
-        for place, number in enumerate(self.vectors.options.tolist()):
-            slowest = gradient[list(self._held_types[number])].max(axis=0)
-            tables[:, place] = self._overlapped.left_s(
-                partial(self.links.all_reduce_s, self.vectors.rows[number]),
-                np.array([slowest, *backward]),
-                self.reduction_s[place],
+        slowest = self._of_types(np.max, gradient)
+        rows = [
+            self._overlapped.left_s(
+                partial(self.links.all_reduce_s, held),
+                np.array([slowest[place], *backward]),
+                reduction[place],
             )
-        return StageTails(np.maximum(self.weight_s, tables[0]), list(tables[1:]))
+            for place, held in enumerate(self._held)
+        ]
+        after_gradient, *after_backward = np.moveaxis(np.array(rows), 0, 1)
+        return StageTails(np.maximum(weight_s, after_gradient), after_backward)
 
     @cached_property
-    def memory_levels(self) -> list[list[ProvedMemoryLevel]]:
-        """Microbatches in flight, by type; none where any number fits."""
-        return ProvedMemory(self.intervals).levels
-
-    @cached_property
-    def is_tight(self) -> BoolArray:
-        """Whether memory limits the microbatches in flight on some device, by option."""
-        nowhere = np.zeros(self._shape[1:])
-        tight = [rows[-1].again_s > 0 if rows else nowhere > 0 for rows in self.memory_levels]
-        some = self._of_all(lambda n: np.any([tight[k] for k in self._held_types[n]], axis=0))
-        return some > 0
+    def _own_reduction_s(self) -> FloatArray:
+        """All-reduces of a stage's own gradients."""
+        own = self.intervals.own_gradient_bytes
+        return self._of_vectors(lambda held: self.links.all_reduce_s(held, own))
 
     @cached_property
     def _overlapped(self) -> OverlappedReductions:
         return OverlappedReductions(self.intervals)
 
-    @cached_property
-    def joint_reduction_s(self) -> FloatArray:
-        """All-reduces of a stage together with others, after its own on each of its devices."""
-        return self.joint_reduce_s(self.intervals.shared_gradient_bytes)
+    def joint_reduction_s(self, shared: FloatArray) -> FloatArray:
+        """Return all-reduces together with another stage or more, after the stage's own.
 
-    def joint_reduce_s(self, shared: FloatArray) -> FloatArray:
-        """Return all-reduces of some bytes of each interval together with a stage or more."""
+        Args:
+            shared: bytes of each interval.
+        """
         if not shared.any():
-            return np.zeros(self._shape)
-        rows = self.vectors.rows
-        return self._of_all(lambda number: self.links.joined_reduce_s(rows[number], shared))
-
-    @cached_property
-    def step_s(self) -> FloatArray:
-        """The optimizer step of the slowest memory: each device takes its own."""
-        return self._of_all(self._step_s)
-
-    def _step_s(self, number: int) -> FloatArray:
-        types = self.layers.cluster.device_types
-        names = [self.layers.types[k] for k in self._held_types[number]]
-        narrowest = min(types[name].optimizer_gb_per_s for name in names)
-        return self.intervals.optimizer_bytes / (narrowest * 1e9)
-
-    @cached_property
-    def port_s(self) -> list[FloatArray]:
-        """What a microbatch's messages hold the links of a device for, by class."""
-        return [self._port_s(k) for k in range(len(self.kinds))]
-
-    def _port_s(self, k: int) -> FloatArray:
-        port, (there, back) = self.links.ports[k], self.crossing_bytes
-        received, sent = there[:, None] + back[None, :], there[None, :] + back[:, None]
-        bytes_ = received + sent if port.takes_turns else np.maximum(received, sent)
-        return np.asarray(np.where(bytes_ > 0, bytes_ * port.s_per_byte, 0.0))
+            return np.zeros_like(self.way_s)
+        return self._of_vectors(lambda held: self.links.joined_reduce_s(held, shared))
 
 
 def _least(between: FloatArray, held: BoolArray, first: IntArray, second: IntArray) -> FloatArray:

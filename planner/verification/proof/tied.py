@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -40,58 +40,59 @@ class StageCase:
 
 def all_plans(stages: ProvedStages) -> StageCase:
     """Return what holds for the stages of any plan."""
-    return StageCase(stages.fits, stages.joint_reduction_s)
+    shared = stages.intervals.shared_gradient_bytes
+    return StageCase(stages.fits, stages.joint_reduction_s(shared))
 
 
 class _LaterStage(NamedTuple):
-    """The devices of the later stage.
-
-    Attributes:
-        classes: on all of which it lies.
-        least, most: devices.
-    """
+    """The devices of the later stage: the classes on all of which it lies, and their number."""
 
     classes: BoolArray
     least: int
     most: int
 
 
-def _later_stages(stages: ProvedStages) -> list[_LaterStage]:
-    """Return what the later stage may lie on, by sets of classes and numbers of devices."""
-    classes = range(len(stages.kinds))
-    sets = 2 ** len(classes) - 1
-    if stages.intervals.tied_pair is None or sets > MOST_CASES:
-        return []
-    chosen = (chosen for number in classes for chosen in combinations(classes, number + 1))
-    replicas = stages.links.counts_by_width() if stages.layers.space.replication else [(1, 1)]
-    if sets * len(replicas) > MOST_CASES:
-        replicas = [(1, int(stages.links.sizes.sum()))]
-    found = [_LaterStage(np.isin(classes, row), *some) for row in chosen for some in replicas]
-    return found if len(found) > 1 else []
-
-
 def cases_by_classes(stages: ProvedStages) -> Iterator[StageCase]:
     """Yield cases of which every plan is in some one; none if there are not any."""
-    pair, later = stages.intervals.tied_pair, _later_stages(stages)
-    if pair is None or not later:
+    pair, classes = stages.intervals.tied_pair, range(len(stages.kinds))
+    sets = [row for number in classes for row in combinations(classes, number + 1)]
+    if pair is None or len(sets) > MOST_CASES:
         return
-    others = stages.joint_reduce_s(stages.intervals.shared_gradient_bytes - pair.shared_bytes)
-    for devices in later:
-        yield _case(stages, pair, others, devices)
+    ranges = stages.links.counts_by_width() if stages.layers.space.replication else [(1, 1)]
+    if len(sets) * len(ranges) > MOST_CASES:
+        ranges = [(1, int(stages.links.sizes.sum()))]
+    if len(sets) * len(ranges) > 1:
+        others = stages.intervals.shared_gradient_bytes - pair.shared_bytes
+        others_s, known = stages.joint_reduction_s(others), all_plans(stages)
+        for row, some in product(sets, ranges):
+            later = _LaterStage(np.isin(classes, row), *some)
+            yield _case(stages, pair, known, others_s, later)
 
 
 def _case(
-    stages: ProvedStages, pair: ProvedTiedPair, others: FloatArray, later: _LaterStage
+    stages: ProvedStages,
+    pair: ProvedTiedPair,
+    known: StageCase,
+    others_s: FloatArray,
+    later: _LaterStage,
 ) -> StageCase:
+    """Return a case.
+
+    Args:
+        stages: of the problem.
+        pair: the layers that share parameters.
+        known: what holds for any plan.
+        others_s: reductions of other parameters of several stages.
+        later: the devices of the later stage.
+    """
     held = stages.vectors.rows[stages.vectors.options]
     number = held.sum(axis=1)
     lies = ((held > 0) == later.classes).all(axis=1)
     lies &= (later.least <= number) & (number <= later.most)
-    fits = stages.fits & (lies[:, None, None] | ~pair.last_alone)
-    both = np.array([_both_s(stages, row, later, pair.bytes) for row in held])
-    fits &= (both < FAR)[:, None, None] | ~pair.first_alone
-    with_last = others + both[:, None, None]
-    return StageCase(fits, np.where(pair.first_alone, with_last, stages.joint_reduction_s))
+    both = np.array([_both_s(stages, row, later, pair.bytes) for row in held])[:, None, None]
+    fits = known.fits & (lies[:, None, None] | ~pair.last_alone)
+    fits &= (both < FAR) | ~pair.first_alone
+    return StageCase(fits, np.where(pair.first_alone, others_s + both, known.joint_reduction_s))
 
 
 def _both_s(stages: ProvedStages, held: IntArray, later: _LaterStage, bytes_: float) -> float:

@@ -16,14 +16,15 @@ MOST_PAIRS = 4e6
 """Vectors of devices, and pairs of them times vectors, that are looked at."""
 MOST_STEPS = 5e6
 """Numbers that are compared at a time."""
-
-
 UNKNOWN = 2
 """The side where no stage was on one class alone."""
 
 
 class Vectors:
     """Numbers of devices by class: those used before a stage, of the stage, of the one before.
+
+    A pair is a vector used before a stage and one of the stage. Where there are two classes, it
+    also has a side: the class that the last stage on one class alone was on, if one was.
 
     Args:
         sizes: of the classes.
@@ -32,19 +33,16 @@ class Vectors:
     Attributes:
         rows: all vectors; the first is empty.
         options: numbers of those on which a stage may lie.
-        used, stage: numbers of vectors, for every pair that leaves devices for the stage.
+        apart_used, apart_stage: numbers of vectors, for every two that leave each other devices.
+        used, stage: numbers of vectors, by pair.
         option: the place of the second among the options.
+        side: as above; :data:`UNKNOWN` if no stage was.
+        is_split: by pair, whether its stage is on both of two classes.
         first: numbers of the pairs before which nothing is used.
         later: numbers of all others, with some ways to each.
         way: by way, the place of its pair among the later ones, in order.
         before: by way, the pair of the stage before and of what was used before that.
-        between: by way, the pair of the two stages' vectors, one of those apart.
-        apart_used, apart_stage, apart_later: used, stage and later of pairs of vectors alone;
-            where there are two classes, ``used``, ``stage``, ``option``, ``first`` and ``later``
-            tell pairs apart whose stage is split over both, by side.
-        side: by pair, the one of two classes that the last stage on one class alone was on;
-            :data:`UNKNOWN` if there is none.
-        is_split: by pair, whether its stage is on both of two classes.
+        between: by way, the two stages' vectors: their place among those apart.
         changes: by way, whether all microbatches have changed the class at its end since the last
             stage that was on the other one alone.
 
@@ -62,73 +60,69 @@ class Vectors:
                 "many to check"
             )
         self.rows = np.array(list(product(*(range(size + 1) for size in sizes))))
-        strides = np.array([prod(s + 1 for s in sizes[k + 1 :]) for k in range(len(sizes))])
         held = self.rows.sum(axis=1)
         self.options = np.flatnonzero((held > 0) & (replication | (held == 1)))
-        room = np.array(sizes)
         fits = [
-            np.flatnonzero((self.rows + self.rows[n] <= room).all(axis=1)) for n in self.options
+            np.flatnonzero((self.rows + self.rows[n] <= sizes).all(axis=1)) for n in self.options
         ]
-        self.used = np.concatenate(fits)
-        self.option = np.repeat(np.arange(len(fits)), [len(row) for row in fits])
-        self.stage = self.options[self.option]
-        number = np.full((count, count), -1)
-        number[self.used, self.stage] = np.arange(len(self.used))
-        self.first, self.later = np.flatnonzero(self.used == 0), np.flatnonzero(self.used)
-        self.way, last = self._ways()
-        pair = self.later[self.way]
-        left = (self.rows[self.used[pair]] - self.rows[last]) @ strides
-        self.before, self.between = number[left, last], number[last, self.stage[pair]]
-        self.apart_used, self.apart_stage = self.used, self.stage
-        self.apart_later = self.later
-        self.side = np.full(len(self.used), UNKNOWN)
-        self.is_split = np.zeros(len(self.used), dtype=bool)
-        self.changes = np.zeros(len(self.way), dtype=bool)
-        if len(sizes) == 2:
-            self._tell_sides_apart()
+        self.apart_used = np.concatenate(fits)
+        self.apart_stage = np.repeat(self.options, [len(row) for row in fits])
+        self._number = np.full((count, count), -1)
+        self._number[self.apart_used, self.apart_stage] = np.arange(len(self.apart_used))
+        self._number_pairs(by_side=len(sizes) == 2)
+        self._find_ways()
 
-    def _tell_sides_apart(self) -> None:
-        """Have three pairs instead of one whose stage is split over both classes, by side."""
-        on = self.rows[self.stage] > 0
-        split = np.flatnonzero(on.all(axis=1))
-        old, count = self.later[self.way], len(self.used)
-        # A pair that is split keeps its number with side 0; the others follow behind all pairs.
-        number = np.tile(np.arange(count), (3, 1))
-        number[1:, split] = count + np.arange(2 * len(split)).reshape(2, -1)
-        self.side = np.where(on[:, 0], 0, 1)
+    def _number_pairs(self, *, by_side: bool) -> None:
+        """Tell three pairs apart by side where a stage is split over two classes."""
+        on = self.rows[self.apart_stage] > 0
+        both = np.asarray(on.all(axis=1) & by_side)
+        split = np.flatnonzero(both)
+        extend = np.concatenate([np.arange(len(on)), np.tile(split, 2)])
+        self.used, self.stage = self.apart_used[extend], self.apart_stage[extend]
+        self.option = np.searchsorted(self.options, self.stage)
+        self.side = np.full(len(on), UNKNOWN)
+        if by_side:
+            self.side = np.where(on[:, 0], 0, 1)
         self.side = np.concatenate([self.side, np.repeat([1, UNKNOWN], len(split))])
-        self.is_split = np.concatenate([on.all(axis=1), np.ones(2 * len(split), dtype=bool)])
-        came: list[IntArray] = []
-        went: list[IntArray] = []
-        between: list[IntArray] = []
-        for side in range(3):
-            rows = np.arange(len(old))
-            if side:
-                rows = np.flatnonzero(on[self.before].all(axis=1))
-            before = number[side, self.before[rows]]
-            after = number[self.side[before], old[rows]]
-            came, went = [*came, before], [*went, after]
-            between = [*between, self.between[rows]]
-        order = np.argsort(np.concatenate(went), kind="stable")
-        self.before, after = np.concatenate(came)[order], np.concatenate(went)[order]
-        self.between = np.concatenate(between)[order]
-        extend = np.concatenate([np.arange(count), np.tile(split, 2)])
-        self.used, self.option = self.used[extend], self.option[extend]
-        self.stage = self.stage[extend]
+        self.is_split = both[extend]
+        # By side and place among those apart; one that is not split has the same for each side.
+        self._pair = np.tile(np.arange(len(on)), (3, 1))
+        self._pair[1:, split] = len(on) + np.arange(2 * len(split)).reshape(2, -1)
         is_first = (self.used == 0) & (~self.is_split | (self.side == UNKNOWN))
         self.first, self.later = np.flatnonzero(is_first), np.flatnonzero(self.used)
+
+    def _find_ways(self) -> None:
+        """Find every stage that may be before the one of each later pair."""
+        apart, last = self._stages_before()
+        used, stage = self.apart_used[apart], self.apart_stage[apart]
+        left = self._number_of[tuple((self.rows[used] - self.rows[last]).T)]
+        before, between = self._number[left, last], self._number[last, stage]
+        # A pair that is split has a way from each side, the others only one.
+        sides = range(3) if self.is_split.any() else range(1)
+        came = np.concatenate([self._pair[side, before] for side in sides])
+        is_new = np.concatenate([(side == 0) | self.is_split[before] for side in sides])
+        after = self._pair[self.side[came], np.tile(apart, len(sides))]
+        order = np.flatnonzero(is_new)[np.argsort(after[is_new], kind="stable")]
+        self.before, after = came[order], after[order]
+        self.between = np.tile(between, len(sides))[order]
         self.way = np.searchsorted(self.later, after)
         one, other = self.side[self.before], self.side[after]
         self.changes = (one != other) & (one != UNKNOWN) & ~self.is_split[after]
 
-    def _ways(self) -> tuple[IntArray, IntArray]:
-        """Return, for each later pair, its place and each vector that the stage before may have."""
-        used, options = self.rows[self.used[self.later]], self.rows[self.options]
+    @property
+    def _number_of(self) -> IntArray:
+        """The number of a vector, by its entries."""
+        return np.arange(len(self.rows)).reshape(self.rows[-1] + 1)
+
+    def _stages_before(self) -> tuple[IntArray, IntArray]:
+        """Return places among those apart, and each vector that the stage before may have."""
+        apart = np.flatnonzero(self.apart_used)
+        used, options = self.rows[self.apart_used[apart]], self.rows[self.options]
         chunk = max(1, int(MOST_STEPS) // options.size)
         places, lasts = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
         for begin in range(0, len(used), chunk):
             within = (options[None] <= used[begin : begin + chunk, None]).all(axis=2)
             which, option = np.nonzero(within)
-            places.append(begin + which)
+            places.append(apart[begin + which])
             lasts.append(self.options[option])
         return np.concatenate(places), np.concatenate(lasts)
