@@ -49,7 +49,6 @@ ROOMS = {
             "planner/simulation/simulator.py",
             "planner/simulation/timeline.py",
             "planner/simulation/critical_path.py",
-            "planner/simulation/network.py",
         ),
         TESTS,
     ),

@@ -1,8 +1,9 @@
-"""How long does one replay take? Usage: python -m benchmarks.plans.replays [--seconds 2].
+"""How long does one replay take? Usage: python -m benchmarks.plans.replays [--compare BUILD].
 
-Prints CPU microseconds, the least of several rounds in one process: of the event loop over objects
-(``planner.simulation.simulator.replay_objects``), of the compiled replay, of making its program
-from tables, and of ``simulate``, which makes the tables and a timeline besides.
+Prints CPU microseconds, the least of several rounds in one process: of the compiled replay, of
+making its program from tables, and of ``simulate``, which makes the tables and a timeline besides.
+--compare adds the ratios of these to the figures of another build, given by its checkout with an
+interpreter in .venv, and requires the same iteration times.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from benchmarks.plans.drawn import chain, two_level
+from benchmarks.plans.runs import Build
 from planner import Cluster, Job, LayerGraph, Problem
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
@@ -20,7 +23,7 @@ from planner.program.kernel import replay_once
 from planner.program.lower.lower import lower_once, lower_orders
 from planner.program.replay import replay
 from planner.program.work import Work
-from planner.simulation.simulator import replay_objects, simulate
+from planner.simulation.simulator import simulate
 
 SIZES = (
     (4, 8, 4, False),
@@ -75,33 +78,45 @@ def least_us(function: Callable[[], object], seconds: float) -> float:
     return min(found) * 1e6
 
 
-def main() -> None:
-    """Print a row for each size."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.replays")
-    parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds for each figure")
-    seconds = parser.parse_args().seconds
-    print("| stages x microbatches | objects | compiled | ratio | program | simulate |")
-    print("|---|---|---|---|---|---|")
+def rows(seconds: float) -> Iterator[list[str]]:
+    """Yield a row for each size; each figure takes so many CPU seconds."""
     for text, placed, orders in pipelines():
         lowered = lower_orders(placed, orders)
         program, work = lowered.program, Work(lowered.program)
         blocks = (lowered.rows, lowered.schedule, lowered.wires, program, lowered.room)
         headers = [block.header for block in blocks]
-        if replay(program, work).time_s != replay_objects(placed, orders).iteration_time_s:
-            raise SystemExit(f"{text}: the two replays differ")
+        time_s = replay(program, work).time_s
         work.numbers["tells_links"] = 0
-        figures = [
-            least_us(lambda: replay_objects(placed, orders), seconds),  # noqa: B023
-            least_us(lambda: replay_once(program.header, work.header), seconds),  # noqa: B023
-            least_us(lambda: lower_once(*headers), seconds),  # noqa: B023
-            least_us(lambda: simulate(placed, orders), seconds),  # noqa: B023
-        ]
-        old, new, lowering, whole = figures
-        print(
-            f"| {text} | {old:,.0f} | {new:,.1f} | {old / new:,.0f} | {lowering:,.1f} "
-            f"| {whole:,.0f} |",
-            flush=True,
+        calls = (
+            lambda: replay_once(program.header, work.header),  # noqa: B023
+            lambda: lower_once(*headers),  # noqa: B023
+            lambda: simulate(placed, orders),  # noqa: B023
         )
+        yield [text, repr(time_s), *(f"{least_us(call, seconds):.1f}" for call in calls)]
+
+
+def main() -> None:
+    """Print a row for each size."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plans.replays")
+    parser.add_argument("--seconds", type=float, default=2.0, help="CPU seconds for each figure")
+    parser.add_argument("--compare", type=Path, metavar="BUILD", help="another build's checkout")
+    options = parser.parse_args()
+    others: dict[str, list[str]] = {}
+    if options.compare:
+        words = [__file__, f"--seconds={options.seconds}"]
+        status, told = Build.at(options.compare.absolute()).run(words)
+        if status:
+            raise SystemExit(f"{options.compare} cannot measure replays: {told}")
+        others = {row[0]: row for row in (x.strip("| ").split(" | ") for x in told.splitlines())}
+    print("| stages x microbatches | iteration, s | replay | program | simulate |")
+    print("|---|---|---|---|---|")
+    for row in rows(options.seconds):
+        if other := others.get(row[0]):
+            if row[1] != other[1]:
+                raise SystemExit(f"{row[0]}: {row[1]} s here, {other[1]} s there")
+            ratios = (float(a) / float(b) for a, b in zip(row[2:], other[2:], strict=True))
+            row[2:] = [f"{a} ({ratio:.2f})" for a, ratio in zip(row[2:], ratios, strict=True)]
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,10 @@ class Link(LinkType):
 
     between: tuple[Name, Name]
 
+    def direction_from(self, end: str) -> int:
+        """Return in which direction one of the ends sends: 1, -1, or 0 where both are one."""
+        return 0 if self.duplex == "half" else 1 if end == self.between[0] else -1
+
 
 class Cluster(ShownInNotebooks, Record):
     """Devices, switches and links, all written out; :meth:`load` expands nodes.

@@ -232,11 +232,7 @@ class Routing:
 
     def _resource(self, index: int, start: str) -> tuple[tuple[int, int], ...]:
         link = self._links[index]
-        if link.shared:
-            return ()
-        if link.duplex == "half":
-            return ((index, 0),)
-        return ((index, 1 if start == link.between[0] else -1),)
+        return () if link.shared else ((index, link.direction_from(start)),)
 
 
 def _wires(cluster: Cluster) -> dict[str, list[tuple[int, str]]]:

@@ -173,7 +173,7 @@ class _Routes:
         link = self._cluster.links[index]
         if link.shared:
             return
-        outwards = 0 if link.duplex == "half" else 1 if link.between[0] == name else -1
+        outwards = link.direction_from(name)
         self.first[number] = self._number((index, outwards))
         self.last[number] = self._number((index, -outwards))
 

@@ -17,7 +17,6 @@ from planner.program.compiled import (
     inlined,
     items,
     pointer,
-    pointer_at,
     row,
 )
 from planner.program.devices import (
@@ -51,7 +50,6 @@ from planner.program.work import (
     EVENTS,
     FLOWS,
     GROUP_LEFT,
-    HEAP_FULL,
     LINES,
     LINKS,
     MACHINES,
@@ -400,19 +398,3 @@ def replay_in(p: int, w: int) -> int:
 def replay_once(program: np.ndarray, work: np.ndarray) -> int:
     """Replay a program; both arguments are headers."""
     return replay_in(pointer(program), pointer(work))
-
-
-@entry
-def replay_each(programs: np.ndarray, work: np.ndarray, times_s: np.ndarray) -> int:
-    """Replay programs, given by the addresses of their headers, one after the other.
-
-    Write the time of each into ``times_s``, infinity for a deadlock or what never ends. Return
-    ``OK``, or how the first one went that did not fit into the memory.
-    """
-    w = pointer(work)
-    for i in range(len(programs)):
-        status = replay_in(pointer_at(programs[i], PROGRAM), w)
-        if status in (HEAP_FULL, TOO_SMALL):
-            return status
-        times_s[i] = header(w, WORK).time_s if status == OK else np.inf
-    return OK

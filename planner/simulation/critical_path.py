@@ -8,23 +8,22 @@ arithmetic.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Literal
 
-from planner.costs.placed_pipeline import Resource
+from planner.costs.placed_pipeline import PlacedPipeline, Resource
 from planner.plan.operations import Operation
-from planner.simulation.copies import CopyEvent
 from planner.simulation.timeline import (
+    CopyEvent,
     OperationEvent,
     SynchronisationEvent,
     Timeline,
     TransferEvent,
 )
-from planner.simulation.together import partners_of
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ class Causes:
         self._ends_on = defaultdict(list)
         for transfer in timeline.transfers:
             self._note_transfer(transfer)
-        self._partners = partners_of(timeline)
+        self._partners = _partners_of(timeline)
         self._copies = {event.operation: event for event in timeline.copies}
         self._copied_until = {(row.device, row.end_s): row for row in timeline.copies}
 
@@ -325,3 +324,31 @@ class Causes:
         for event in self._timeline.synchronisations:
             if device in event.synchronisation.devices:
                 yield event
+
+
+def _partners_of(timeline: Timeline) -> Mapping[Operation, Sequence[OperationEvent]]:
+    """Return the events that start together, in the order of the stage's devices, for each of them.
+
+    Operations that start by themselves are left out.
+    """
+    devices = _devices_by_stage(timeline.pipeline)
+    counts: Counter[tuple[int, str, str]] = Counter()
+    rows: defaultdict[tuple[int, str, int], list[OperationEvent]] = defaultdict(list)
+    for event in timeline.operations if devices else ():
+        stage, kind, _ = event.operation
+        if stage in devices:
+            key = stage, kind, event.device
+            rows[stage, kind, counts[key]].append(event)
+            counts[key] += 1
+    for (stage, _, _), events in rows.items():
+        events.sort(key=lambda event: devices[stage].index(event.device))
+    return {event.operation: events for events in rows.values() for event in events}
+
+
+def _devices_by_stage(pipeline: PlacedPipeline) -> dict[int, tuple[str, ...]]:
+    """Return the devices of each stage whose replicas put layers together."""
+    return {
+        index: stage.spec.devices
+        for index, stage in enumerate(pipeline.stages)
+        if stage.collective_s and len(stage.spec.devices) > 1
+    }

@@ -12,8 +12,8 @@ from planner.plan.operations import Kind, Operation
 from planner.program.lower.lower import Lowered
 from planner.program.program import COMPUTE, KINDS, MAKERS, REPLICAS
 from planner.program.replay import Times
-from planner.simulation.copies import CopyEvent
 from planner.simulation.timeline import (
+    CopyEvent,
     OperationEvent,
     SynchronisationEvent,
     Timeline,

@@ -24,9 +24,9 @@ from planner.costs.roofline import layer_times
 from planner.model.graph_record import Layer
 from planner.model.length_graph import layer_at
 from planner.plan.plan import TimeProvenance
-from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import OptimizerEvent, PathStep, critical_path
 from planner.simulation.timeline import (
+    CopyEvent,
     OperationEvent,
     SynchronisationEvent,
     Timeline,

@@ -9,7 +9,6 @@ from functools import cached_property
 from planner.costs.placed_pipeline import PlacedPipeline, Resource, Transfer
 from planner.costs.reductions import GradientReduction
 from planner.plan.operations import Operation
-from planner.simulation.copies import CopyEvent
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,30 @@ class SynchronisationEvent:
         if self.is_gather:
             return "all-gather"
         return "reduce-scatter" if self.synchronisation.gathers else "all-reduce"
+
+
+@dataclass(frozen=True)
+class CopyEvent:
+    """A stash on its way over the host link of a device.
+
+    Attributes:
+        device: whose link it is.
+        operation: the forward after which it goes to the host, or the backward for which it comes
+            back.
+        start_s, end_s: of the copy.
+        bytes: that are copied.
+    """
+
+    device: str
+    operation: Operation
+    start_s: float
+    end_s: float
+    bytes: int
+
+    @property
+    def is_out(self) -> bool:
+        """Whether it goes to the host."""
+        return self.operation.kind == "F"
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from planner.cluster.cluster import Cluster
 from planner.cluster.routing import Route
 from planner.costs.collectives import all_reduce_s
 from planner.errors import PipeplanError
-from planner.simulation.network import fair_rates
+from planner.simulation.fair_rates import fair_rates
 from planner.topology.candidates import Topology, topologies, with_links
 from planner.topology.measurements import ConcurrentMessages, Ends, Measurements, TimedReduction
 from planner.units import MEASURED_DIGITS, significant

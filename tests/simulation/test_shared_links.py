@@ -25,7 +25,7 @@ from strategies import Scheduled, scheduled
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.search.orders.bound import StagesBound
-from planner.simulation.network import Link, Way, fair_rates, limiting_links
+from planner.simulation.fair_rates import Link, fair_rates
 from planner.simulation.simulator import simulate
 from planner.verification import verify
 
@@ -209,19 +209,3 @@ def test_rates_are_max_min_fair(
             )
         ]
         assert bottlenecks
-
-
-@given(networks(), st.data())
-def test_links_that_always_carry_the_same_flows_count_once(
-    network: tuple[list[tuple[tuple[Link, ...], float]], dict[Link, float]], data: st.DataObject
-) -> None:
-    """Whatever is on its way, rates are the same without the links that never slow a flow."""
-    drawn, capacity = network
-    # A flow has at most the rate that its links give it alone.
-    flows = [(links, min(most, *map(capacity.__getitem__, links))) for links, most in drawn]
-    ways = [Way((str(number),), links) for number, (links, _) in enumerate(flows)]
-    limiting = limiting_links(ways, capacity.__getitem__)
-    now = data.draw(st.sets(st.sampled_from(range(len(flows))), min_size=1))
-    whole = [flows[number] for number in sorted(now)]
-    reduced = [(tuple(filter(limiting.__contains__, links)), most) for links, most in whole]
-    assert fair_rates(reduced, capacity) == pytest.approx(fair_rates(whole, capacity))

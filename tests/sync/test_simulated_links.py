@@ -11,7 +11,7 @@ from small_worlds import COMPUTE_S, run_of
 from benchmarks.sync.uniform import uniform_world
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.simulation.network import fair_rates
+from planner.simulation.fair_rates import fair_rates
 from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.comparison import compare_syncs
 from planner.sync.simulation.links import WorkerFlow, WorkerLinks, WorkerRing

@@ -1,4 +1,4 @@
-"""The verifier's replay, which shares no code with the simulator, gives the same figures."""
+"""The verifier, which shares no code with the simulator, accepts its times and refuses others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from planner.simulation.simulator import simulate_plan
 from planner.verification import verify
 from planner.verification.costs import PlanCosts
 from planner.verification.lowering import PlanTasks
+from planner.verification.speeds import Span
 from planner.verification.time_shares import time_shares
+from planner.verification.times import CheckedTimes
 
 RELATIVE = 1e-9
 
@@ -34,6 +36,11 @@ def assert_they_agree(plan: Plan) -> None:
     assert peaks(found) == timeline.peak_memory_bytes
     said, shares = plan.predicted.time_provenance, time_shares(found)
     assert shares == (None if said is None else pytest.approx(said.model_dump(), abs=RELATIVE))
+    for key in random.Random(0).sample(sorted(found.times, key=str), 2):
+        span = found.times[key]
+        later = Span(span.start_s, span.end_s + 1e-6 * (found.iteration_time_s or 1.0))
+        again = CheckedTimes(found.plan_tasks, {**found.times, key: later})
+        assert list(again.problems()), f"{key} may end later"
 
 
 @given(plans(shards=True))

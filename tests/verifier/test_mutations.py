@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
 
@@ -12,126 +11,68 @@ import pytest
 from many_sided import many_sided_plans
 from test_agreement import assert_they_agree
 
-from planner import assembly, prediction
-from planner.cluster.routing import Route, Routing
-from planner.costs import collectives, optimizer, placement, reductions, roofline, stage_bytes
+from planner.cluster.cluster import Link
+from planner.cluster.routing import Routing
+from planner.costs import (
+    collectives,
+    network_table,
+    optimizer,
+    placement,
+    reductions,
+    roofline,
+    stage_bytes,
+)
 from planner.costs import stage_bytes as workspace
 from planner.costs.gradients import gradient_bytes
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.simulation import (
-    exchanges,
-    gathers,
-    gradients,
-    network,
-    progress,
-    simulator,
-    timeline,
-)
-from planner.simulation.simulator import Replay
+from planner.program import stage_rows
+from planner.simulation import timeline
 from planner.verification import verify
 
 TABLE = stage_bytes._Table
 MUTATIONS: dict[str, tuple[Any, str, str]] = {
-    "a message has no latency": (Route.seconds, "self.latency_s + bytes_", "bytes_"),
-    "a message has no bytes": (Route.seconds, "+ bytes_", "+ 0 * bytes_"),
+    "a message has no latency": (network_table._Routes._fill, "= route.latency_s", "= 0.0"),
+    "a message has no bytes": (
+        stage_rows._received_bytes,
+        "(stage.sent_bytes",
+        "(0 * stage.sent_bytes",
+    ),
     "the latency of the middle of a route is left out": (
         Routing._route_between_ports,
         "middle.latency_s + ends_us",
         "ends_us",
     ),
     "the last link of a route is not held": (
-        Routing._route_between_ports,
-        "*self._resource(last, end)",
-        "*()",
+        network_table._Routes._number_port,
+        "self.last[number] =",
+        "_ =",
     ),
     "a route is the narrowest": (
         Routing._route_between_switches,
         "min(width_gb_per_s, widest.bandwidth_gb_per_s)",
         "0.0",
     ),
-    "half duplex is taken for full": (Routing._resource, '"half"', '"neither"'),
-    "full duplex is taken for half": (Routing._resource, '"half"', '"full"'),
-    "a shared link is held": (Routing._resource, "if link.shared", "if False"),
-    "messages do not wait for links": (
-        network.Network._start_first,
-        "self._lines[resource][0] is not flow",
-        "False",
-    ),
-    "every flow has all of its rate": (
-        network._divide,
-        "share = rate / gb_per_s",
-        "share = 1.0",
-    ),
-    "what waits for its first byte has a share": (
-        network.Network.settle,
-        "if flow.first_s <= now",
-        "",
-    ),
-    "what was lost by sharing is forgotten": (progress.Progress.take, "(1 - self.share)", "0"),
+    "half duplex is taken for full": (Link.direction_from, '"half"', '"neither"'),
+    "full duplex is taken for half": (Link.direction_from, '"half"', '"full"'),
+    "a shared link is held": (Routing._resource, "() if link.shared else ", ""),
     "a reduction counts once on a link that it crosses twice": (
         collectives._load,
         "links = tuple(",
         "links = frozenset(",
     ),
-    "a link serves those that ask at the same moment in reverse": (
-        Replay._hear,
-        "heapq.heappop(self.heap)",
-        "(self.heap.sort(), self.heap.pop(max(range(len(self.heap)), "
-        "key=lambda i: (self.heap[i][0] == now, self.heap[i]))))[1]",
-    ),
     "a device has any number of streams": (
-        placement.PlacedPipeline._waits_for,
-        'self.behaviour.streams == "one"',
+        stage_rows.set_rules,
+        'behaviour.streams == "one"',
         "False",
     ),
-    "a message takes no host time": (
-        placement.PlacedPipeline._transfer,
-        "self.behaviour.message_s(bytes_)",
-        "0.0",
-    ),
+    "a message takes no host time": (stage_rows._received_s, "message_s(bytes_[s][1])", "0.0"),
     "an operation takes no host time": (placement._sums, "+ host", ""),
-    "devices do not wait": (
-        exchanges.Exchanges.is_waiting,
-        "bool(self._awaited and self._awaited[device])",
-        "False",
-    ),
-    "everything is exchanged at once": (
-        exchanges._Rows._exchanges,
-        "len(others) == 1",
-        "True",
-    ),
-    "the end of a device is that of its operations": (
-        gradients.GradientMoments._count_work,
-        'self._pipeline.behaviour.send == "blocking"',
-        "False",
-    ),
-    "the flush is that of the devices that reduce": (
-        gradients.GradientMoments._waits,
-        'reduction == "flush"',
-        'reduction == "never"',
-    ),
     "activations are charged for gradients": (
-        placement.PlacedPipeline.backward_transfer,
-        "returned_bytes",
-        "input_bytes",
+        stage_rows._received_bytes,
+        "stage.returned_bytes",
+        "stage.input_bytes",
     ),
-    "a weight gradient does not count as the last backward": (
-        gradients.GradientMoments.made_by,
-        'kind not in "BW"',
-        'kind != "B"',
-    ),
-    "reductions do not wait for each other": (
-        Replay._collective,
-        "[(device,) for device in sync.devices]",
-        "[]",
-    ),
-    "a reduction waits for all but one replica": (
-        gradients.GradientMoments._note,
-        "if not self._left[number]",
-        "if self._left[number] == 1",
-    ),
-    "a bucket waits for all of the last backward": (Replay._start, "end - behind_s", "end"),
     "a bucket does not wait for its last layer": (
         reductions._bucket_reductions,
         "[bucket.first_layer]",
@@ -151,56 +92,6 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         collectives.gradient_buckets,
         "<= limit_bytes",
         "<= 2 * limit_bytes",
-    ),
-    "there is no optimizer step": (
-        Replay._optimizer_steps,
-        "computed_together(self.pipeline.problem.cluster, done, alone_s)",
-        "dict(done)",
-    ),
-    "optimizer steps of a host do not slow each other": (
-        Replay._optimizer_steps,
-        "computed_together(self.pipeline.problem.cluster, done, alone_s)",
-        "{name: done[name] + seconds for name, seconds in alone_s.items()}",
-    ),
-    "devices of a host do not slow each other": (
-        progress.ComputeLoad._by_host,
-        "host.slowdown[at_work[id(host)] - 1]",
-        "1.0",
-    ),
-    "a host is slowed by one device too few": (
-        progress.ComputeLoad._by_host,
-        "[at_work[id(host)] - 1]",
-        "[at_work[id(host)] - 2]",
-    ),
-    "gradients of a slowed backward are ready as soon as of another": (
-        progress.Progress.moment,
-        "(due_s - self.since_s) / self.share",
-        "(self.due_s - self.since_s) / self.share - left_s",
-    ),
-    "communication does not slow computation": (
-        progress.ComputeLoad._by_communication,
-        "if self._under_way[device]",
-        "if False",
-    ),
-    "two messages slow as one that has arrived": (
-        progress.ComputeLoad.communicate,
-        "self._under_way[device] += change",
-        "self._under_way[device] = max(0, change)",
-    ),
-    "what is received slows nothing": (
-        placement.PlacedPipeline._transfer,
-        "(source, target),",
-        "(source,),",
-    ),
-    "what is sent slows nothing": (
-        placement.PlacedPipeline._transfer,
-        "(source, target),",
-        "(target,),",
-    ),
-    "reductions do not slow computation": (
-        Replay._collective,
-        "devices=sync.devices",
-        "devices=()",
     ),
     "the batch is not copied": (roofline._roofline, "device.copy_s(layer.batch_bytes)", "0.0"),
     "a ring has a step too many": (
@@ -293,8 +184,6 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "ring.steps // 2",
         "ring.steps",
     ),
-    "nothing is gathered": (gathers.gathered, "if sync.gathers", "if False"),
-    "an all-gather waits for one of its devices": (gathers.gathered, "(max(", "(min("),
     "low precision has no masters": (
         Job.optimizer_bytes_per_element.fget,
         "masters = 1",
@@ -378,23 +267,12 @@ def mutated(function: FunctionType, old: str, new: str) -> Any:
     return names[function.__name__].__code__
 
 
-@pytest.fixture(autouse=True)
-def _nothing_remembered() -> Iterator[None]:
-    """Shares of links that were found before are no mutant's, and a mutant's are nobody else's."""
-    network._remembered_shares.cache_clear()
-    yield
-    network._remembered_shares.cache_clear()
-
-
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_plans_of_a_broken_simulator_are_refused(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     function, old, new = MUTATIONS[name]
     monkeypatch.setattr(function, "__code__", mutated(function, old, new))
-    # The compiled replay has the same rules, but not these functions.
-    for user in (simulator, prediction, assembly):
-        monkeypatch.setattr(user, "simulate", simulator.replay_objects)
     assert any(verify(plan) for plan in many_sided_plans())
 
 

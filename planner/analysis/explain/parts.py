@@ -11,10 +11,10 @@ from planner.cluster.cluster import Cluster
 from planner.costs.placement import place
 from planner.costs.roofline import layer_times
 from planner.model.blocks import LOSS
-from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import PathStep
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import (
+    CopyEvent,
     OperationEvent,
     SynchronisationEvent,
     Timeline,

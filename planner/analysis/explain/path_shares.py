@@ -8,9 +8,13 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.simulation.copies import CopyEvent
 from planner.simulation.critical_path import Event, OptimizerEvent, PathStep
-from planner.simulation.timeline import OperationEvent, SynchronisationEvent, TransferEvent
+from planner.simulation.timeline import (
+    CopyEvent,
+    OperationEvent,
+    SynchronisationEvent,
+    TransferEvent,
+)
 
 Cause = Literal["computation", "transfers", "all-reduce", "all-gather", "optimizer", "offload"]
 

@@ -127,11 +127,9 @@ def _carried(
 def _load_s(pipeline: PlacedPipeline, link: tuple[int, int], events: list[TransferEvent]) -> float:
     """Return the least time in which a link carries messages; those of a pair go in turn."""
     of_pair: defaultdict[tuple[str, str], float] = defaultdict(float)
-    moved = 0.0
     for event in events:
-        alone = event.transfer
-        of_pair[event.source, event.target] += alone.seconds
-        moved += (alone.seconds - alone.latency_s) * alone.gb_per_s
+        of_pair[event.source, event.target] += event.transfer.seconds
+    moved = sum((x.seconds - x.latency_s) * x.gb_per_s for x in (row.transfer for row in events))
     width = pipeline.problem.cluster.links[link[0]].bandwidth_gb_per_s
     return max(moved / width, *of_pair.values())
 

@@ -25,7 +25,7 @@ from planner.cluster.routing import Route
 from planner.measured.events import MeasuredTransfer
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.problem import Problem
-from planner.simulation.network import fair_rates
+from planner.simulation.fair_rates import fair_rates
 
 Ends = tuple[str, str]
 """Two devices, in the order of the cluster file."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from planner.cluster.cluster import Cluster, node_of
 from planner.errors import PipeplanError
-from planner.simulation.network import Link
+from planner.simulation.fair_rates import Link
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Any
 
-from planner.simulation.network import Link, fair_rates
+from planner.simulation.fair_rates import Link, fair_rates
 from planner.sync.simulation.links import WorkerFlow
 
 _ROUNDING_S = 1e-12
