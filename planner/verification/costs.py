@@ -12,7 +12,7 @@ from planner.verification.layer_costs import ProblemCosts, Seconds, collective_s
 from planner.verification.plan_layers import PlanLayers
 from planner.verification.reductions import PlanReductions, Reduction
 from planner.verification.routes import Routes
-from planner.verification.stage_bytes import StageSizes
+from planner.verification.stage_bytes import stage_bytes
 
 
 class PlanCosts:
@@ -24,7 +24,6 @@ class PlanCosts:
     Attributes:
         problem: costs of single layers.
         layers: a stage's, see :meth:`PlanLayers.layers`.
-        in_parts: weights that replicas divide, see :meth:`StageSizes.in_parts`.
         bytes: of each stage.
     """
 
@@ -42,9 +41,7 @@ class PlanCosts:
         self.layers = self._layers.layers
         self._seconds: dict[tuple[int, str], Seconds] = {}
         self._before_s: dict[tuple[int, str, str, str], float] = {}
-        sizes = StageSizes(self._layers, self.problem, self.seconds)
-        self.in_parts = sizes.in_parts
-        self.bytes = [sizes.of(stage) for stage in plan.stages]
+        self.bytes = [stage_bytes(self._layers, self.problem, stage) for stage in plan.stages]
 
     @cached_property
     def reductions(self) -> list[Reduction]:
@@ -75,7 +72,7 @@ class PlanCosts:
     def seconds_in(self, stage: int, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of a layer of a stage, with what its replicas put together for it."""
         forward, inputs, weights, whole = self.layer_seconds(layer, type_name)
-        gather_s, sum_s = self.collective_s(stage).get(layer.name, (0.0, 0.0))
+        gather_s, sum_s = self.collective_s[stage].get(layer.name, (0.0, 0.0))
         return forward + gather_s, inputs + gather_s, weights + sum_s, whole + gather_s + sum_s
 
     def ring(self, stage: int) -> tuple[str, ...]:
@@ -83,14 +80,13 @@ class PlanCosts:
         there = set(self._plan.stages[stage].devices)
         return tuple(name for name in self._plan.cluster.device_names if name in there)
 
-    def collective_s(self, stage: int) -> dict[str, tuple[float, float]]:
-        """Return the seconds of a gather of each layer's weights, and of a sum of its gradients."""
-        return self._collective_s[stage]
-
     @cached_property
-    def _collective_s(self) -> list[dict[str, tuple[float, float]]]:
-        """The same of all stages, whose rings share links; one of the same devices counts once."""
-        held = [self.in_parts(stage.index) for stage in self._plan.stages]
+    def collective_s(self) -> list[dict[str, tuple[float, float]]]:
+        """The seconds of a gather of each layer's weights, and of a sum of its gradients, by stage.
+
+        Rings of all stages share links; one of the same devices counts once.
+        """
+        held = [self._layers.in_parts(stage.index) for stage in self._plan.stages]
         rings = [self.ring(index) if row else () for index, row in enumerate(held)]
         edges = {ring: list(pairwise((*ring, ring[0]))) for ring in rings if ring}
         figures = iter(self.routes.step_figures([e for row in edges.values() for e in row]))
@@ -100,17 +96,22 @@ class PlanCosts:
             part, steps = bytes_ / len(ring), len(ring) - 1
             return steps * max(latency_s + part / width for latency_s, width in of_ring[ring])
 
-        rows = zip(rings, held, strict=True)
         return [
-            {name: (seconds(ring, size), seconds(ring, sums)) for name, (size, sums) in row.items()}
-            for ring, row in rows
+            {
+                name: (
+                    seconds(ring, sum(row.bytes for row in rows)),
+                    seconds(ring, sum(map(self.problem.gradient_bytes, rows))),
+                )
+                for name, rows in of_stage.items()
+            }
+            for ring, of_stage in zip(rings, held, strict=True)
         ]
 
     def layer_seconds(self, layer: Layer, type_name: str) -> Seconds:
         """Return the seconds of one layer, with its forward again where it is recomputed."""
         forward, inputs, weights, whole = self.problem.seconds(layer, type_name)
         is_rerun = layer.name in self._layers.rerun
-        again = self.problem.loaded(layer, type_name)[0] if is_rerun else 0.0
+        again = self.problem.seconds(layer, type_name, loading=False)[0] if is_rerun else 0.0
         return forward, inputs + again, weights, whole + again
 
     def gather_s(self, bytes_: int, device: str) -> float:

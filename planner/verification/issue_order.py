@@ -8,9 +8,10 @@ wait in a circle, nor computations, messages and reductions. gloo asks for less.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from itertools import zip_longest
 from typing import Literal, NamedTuple
 
@@ -26,6 +27,7 @@ from planner.plan.programs import (
     message_of,
     needed_by,
 )
+from planner.verification.tasks import in_circles
 
 
 class Communicator(NamedTuple):
@@ -174,21 +176,16 @@ def _unopened(
     programs: Sequence[Program], opened: Sequence[Communicator], talk: _Talk
 ) -> Iterator[str]:
     """First uses that wait in a circle: each needs all ranks of its communicator at once."""
-    waiting = [deque(_first_uses(rank, p, opened, talk)) for rank, p in enumerate(programs)]
-    heads = deque(range(len(programs)))
-    while heads:
-        rank = heads.popleft()
-        if not waiting[rank]:
-            continue
-        communicator = waiting[rank][0][0]
-        together = communicator.ranks
-        if all(waiting[r] and waiting[r][0][0] == communicator for r in together):
-            for other in together:
-                waiting[other].popleft()
-            heads.extend(together)
-    stuck = [(rank, queue[0]) for rank, queue in enumerate(waiting) if queue]
+    uses = [dict(_first_uses(rank, p, opened, talk)) for rank, p in enumerate(programs)]
+    earlier: dict[Communicator, set[Communicator]] = defaultdict(set)
+    for order in map(list, uses):
+        for number, communicator in enumerate(order):
+            earlier[communicator].update(order[max(0, number - 1) : number])
+    never = in_circles(earlier)
+    heads = [next((how for c, how in row.items() if c in never), None) for row in uses]
+    stuck = [(rank, how) for rank, how in enumerate(heads) if how is not None]
     if stuck:
-        who = "; ".join(f"rank {rank} waits in {what}" for rank, (_, what) in stuck[:4])
+        who = "; ".join(f"rank {rank} waits in {how}" for rank, how in stuck[:4])
         yield f"communicators that are first used in the iteration wait for each other: {who}"
 
 
@@ -213,25 +210,10 @@ _Node = tuple[int | Communicator, Operation | Reduce]
 
 def _circle(programs: Sequence[Program], stages: int, talk: _Talk) -> Iterator[str]:
     """The waits in a circle, if there are any."""
-    before = _waits(programs, stages, talk)
-    after: dict[_Node, list[_Node]] = defaultdict(list)
-    for node, others in before.items():
-        for other in others:
-            after[other].append(node)
-    left = {node: len(others) for node, others in before.items()}
-    free = [node for node, count in left.items() if not count]
-    while free:
-        node = free.pop()
-        del left[node]
-        for later in after[node]:
-            left[later] -= 1
-            if not left[later]:
-                free.append(later)
-    if left:
-        way = [next(iter(left))]
-        while way[-1] not in way[:-1]:
-            way.append(next(node for node in before[way[-1]] if node in left))
-        circle = way[way.index(way[-1]) :]
+    try:
+        TopologicalSorter(_waits(programs, stages, talk)).prepare()
+    except CycleError as error:  # Each node of its circle is waited for by the next one.
+        circle = reversed(error.args[1])
         yield "in a circle: " + ", which waits for ".join(map(_described, circle))
 
 

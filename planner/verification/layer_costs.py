@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from math import ceil
+from math import ceil, floor
+from operator import mul
 
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType, TileShape
@@ -16,7 +16,7 @@ _STATE_BYTES = {"adamw": 8, "sgd_momentum": 4, "sgd": 0}
 """Bytes of the moments of one element in float32."""
 _FIGURES_OF_CLASS = ("efficiency", "bandwidth_efficiency", "ramp_up_us")
 _TOTALS = tuple(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes"))
-Seconds = tuple[float, float, float, float]
+Seconds = tuple[float, ...]
 """Seconds of the operations F, I, W and B."""
 
 
@@ -31,19 +31,18 @@ class ProblemCosts:
     def __init__(self, cluster: Cluster, job: Job) -> None:
         self._cluster, self._job = cluster, job
 
-    def seconds(self, layer: Layer, type_name: str) -> Seconds:
-        """Return the seconds of one layer that is not recomputed."""
-        if layer.lengths:
-            return _weighed(layer, (self.seconds(row, type_name) for row in at_lengths(layer)))
-        forward, inputs, weights, whole = self.loaded(layer, type_name)
-        rate = self._cluster.device_types[type_name].loader_gb_per_s
-        waited_s = 0.0 if rate is None else layer.batch_bytes / (rate * 1e9)
-        return forward + waited_s, inputs, weights, whole
+    def seconds(self, layer: Layer, type_name: str, *, loading: bool = True) -> Seconds:
+        """Return the seconds of one layer that is not recomputed.
 
-    def loaded(self, layer: Layer, type_name: str) -> Seconds:
-        """Return the same where the batch is there."""
+        Args:
+            layer: which.
+            type_name: of the device.
+            loading: whether it waits for its batch; it does not where the batch is there.
+        """
         if layer.lengths:
-            return _weighed(layer, (self.loaded(row, type_name) for row in at_lengths(layer)))
+            rows = [self.seconds(row, type_name, loading=loading) for row in at_lengths(layer)]
+            shares = [row.share for row in layer.lengths]
+            return tuple(sum(map(mul, shares, column)) for column in zip(*rows, strict=True))
         measured, device = layer.measured.get(type_name), self._cluster.device_types[type_name]
         if measured is not None:
             forward, inputs = measured.forward_s, measured.input_gradient_s
@@ -53,7 +52,10 @@ class ProblemCosts:
             forward, inputs, weights = (self.roofline(layer, phase, device)[0] for phase in PHASES)
         sent = [exchanging_s(layer, phase, device) for phase in PHASES]
         backward = inputs + weights if whole is None else whole
-        return forward + sent[0], inputs + sent[1], weights + sent[2], backward + sent[1] + sent[2]
+        rate = device.loader_gb_per_s if loading else None
+        waited = 0.0 if rate is None else layer.batch_bytes / (rate * 1e9)
+        exchanged = forward + sent[0], inputs + sent[1], weights + sent[2]
+        return exchanged[0] + waited, *exchanged[1:], backward + sent[1] + sent[2]
 
     def roofline(self, layer: Layer, phase: str, device: DeviceType) -> tuple[float, bool]:
         """Seconds of a phase, and whether a lower throughput would lengthen it."""
@@ -136,11 +138,11 @@ class ProblemCosts:
         """
         if not parameter.trainable:
             return parameter.bytes
-        elements = math.ceil(parameter.elements / sharers)
+        elements = ceil(parameter.elements / sharers)
         part = parameter.model_copy(update={"elements": elements})
         held = [parameter.bytes, self.gradient_bytes(parameter)]
         if in_parts:
-            held = [math.ceil(bytes_ / sharers) for bytes_ in held]
+            held = [ceil(bytes_ / sharers) for bytes_ in held]
         return sum(held) + self.state_bytes(part)
 
 
@@ -161,15 +163,6 @@ def at_lengths(layer: Layer) -> list[Layer]:
     ]
 
 
-def _weighed(layer: Layer, seconds: Iterable[Seconds]) -> Seconds:
-    """Return the mean of the seconds at a layer's lengths by how many microbatches have each."""
-    sums = [0.0] * 4
-    for row, of_length in zip(layer.lengths, seconds, strict=True):
-        for number, value in enumerate(of_length):
-            sums[number] += value * row.share
-    return sums[0], sums[1], sums[2], sums[3]
-
-
 def moved_bytes(tensor: Boundary) -> int:
     """Return what a message of a tensor has, of several lengths in the mean, rounded down.
 
@@ -177,7 +170,7 @@ def moved_bytes(tensor: Boundary) -> int:
     """
     if not tensor.lengths:
         return tensor.bytes // tensor.parts
-    return math.floor(sum(row.bytes * row.share for row in tensor.lengths))
+    return floor(sum(row.bytes * row.share for row in tensor.lengths))
 
 
 def padded_flops(layer: Layer, phase: str, tiles: TileShape | None) -> float:

@@ -151,7 +151,7 @@ class PlanTasks:
     def _start_together(self) -> None:
         """The n-th forwards, and the n-th backwards, of replicas that put their layers together."""
         for stage in self.plan.stages:
-            if not self.costs.collective_s(stage.index):
+            if not self.costs.collective_s[stage.index]:
                 continue
             numbered: defaultdict[tuple[str, int], list[Task]] = defaultdict(list)
             for device in stage.devices:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from planner.model.graph_record import Layer
+from planner.model.graph_record import Boundary, Layer, Parameter
 from planner.plan.plan import Stage
 from planner.verification.layer_costs import ProblemCosts, moved_bytes
 from planner.verification.plan_layers import PlanLayers
@@ -45,129 +45,131 @@ class CheckedStageBytes:
     offloaded: int
 
 
-class StageSizes:
-    """Bytes of a plan's stages.
+def stage_bytes(plan: PlanLayers, problem: ProblemCosts, stage: Stage) -> CheckedStageBytes:
+    """Return what a stage holds and hands on.
 
     Args:
-        layers: of the plan.
+        plan: the layers of all stages.
         problem: sizes of single parameters.
-        seconds: of an operation of a stage, by its number, the operation's kind and the device.
+        stage: which.
     """
+    index, layers = stage.index, plan.layers(stage.index)
+    received, sent = plan.crossing(index, index), plan.crossing(index + 1, index)
+    # As many bytes are sent as the other side holds of them.
+    onwards = plan.crossing(index + 1, min(index + 1, len(plan.graphs) - 1))
+    back = plan.crossing(index, max(index - 1, 0))
+    # What a layer that does not run again keeps of the received tensors is in its stash.
+    besides = sum(t.bytes for t in received if plan.keeper(t) != index)
+    workspace, split_workspace = _workspaces(plan, problem, index)
+    return CheckedStageBytes(
+        static=sum(
+            problem.static_bytes(
+                row, plan.sharers.get(row.name, 1), in_parts=row.name in plan.divided
+            )
+            for row in plan.held(layers)
+        ),
+        workspace=workspace,
+        split_workspace=max(workspace, split_workspace),
+        stash=_kept_bytes(plan, index) + besides,
+        weight_stash=sum(map(_late_bytes, layers)) + besides,
+        received=_sum(received),
+        sent=_sum(sent),
+        gradient_sent=_sum(_with_gradient(received)),
+        gradient_received=_sum(_with_gradient(sent)),
+        message=sum(map(moved_bytes, onwards)),
+        gradient_message=sum(map(moved_bytes, _with_gradient(back))),
+        gathered=sum(moved_bytes(t) for t in sent if t.parts > 1),
+        gradient_gathered=sum(moved_bytes(t) for t in _with_gradient(received) if t.parts > 1),
+        offloaded=_offloaded_bytes(plan, stage),
+    )
 
-    def __init__(
-        self, layers: PlanLayers, problem: ProblemCosts, seconds: Callable[[int, str, str], float]
-    ) -> None:
-        self._all, self._problem, self._seconds = layers, problem, seconds
 
-    def of(self, stage: Stage) -> CheckedStageBytes:
-        """Return what a stage holds and hands on."""
-        index, layers = stage.index, self._all.layers(stage.index)
-        received, sent = self._all.crossing(index, index), self._all.crossing(index + 1, index)
-        # As many bytes are sent as the other side holds of them.
-        onwards = self._all.crossing(index + 1, min(index + 1, len(self._all.graphs) - 1))
-        back = self._all.crossing(index, max(index - 1, 0))
-        # What a layer that does not run again keeps of the received tensors is in its stash.
-        in_stash = sum(t.bytes for t in received if self._all.keeper(t) == index)
-        input_bytes = sum(t.bytes for t in received)
-        in_parts = {name: sum(both) for name, both in self.in_parts(index).items()}
-        workspace, split_workspace = self._workspaces(layers, in_parts)
-        return CheckedStageBytes(
-            static=sum(
-                self._problem.static_bytes(
-                    row, self._all.sharers.get(row.name, 1), in_parts=row.name in self._all.divided
-                )
-                for row in self._all.held(layers)
-            ),
-            workspace=workspace,
-            split_workspace=max(workspace, split_workspace),
-            stash=self._kept_bytes(index, layers) + input_bytes - in_stash,
-            weight_stash=sum(map(_late_bytes, layers)) + input_bytes - in_stash,
-            received=input_bytes,
-            sent=sum(t.bytes for t in sent),
-            gradient_sent=sum(t.bytes for t in received if t.requires_grad),
-            gradient_received=sum(t.bytes for t in sent if t.requires_grad),
-            message=sum(map(moved_bytes, onwards)),
-            gradient_message=sum(moved_bytes(t) for t in back if t.requires_grad),
-            gathered=sum(moved_bytes(t) for t in sent if t.parts > 1),
-            gradient_gathered=sum(
-                moved_bytes(t) for t in received if t.requires_grad and t.parts > 1
-            ),
-            offloaded=self._offloaded_bytes(stage),
-        )
+def _sum(tensors: Iterable[Boundary]) -> int:
+    return sum(tensor.bytes for tensor in tensors)
 
-    def in_parts(self, stage: int) -> dict[str, tuple[int, int]]:
-        """Return the bytes of weights that each replica of a stage has a part of, and of gradients.
 
-        Args:
-            stage: its number.
+def _with_gradient(tensors: Iterable[Boundary]) -> list[Boundary]:
+    return [tensor for tensor in tensors if tensor.requires_grad]
 
-        Returns:
-            Both by layer.
-        """
-        return {
-            layer: (sum(row.bytes for row in rows), sum(map(self._problem.gradient_bytes, rows)))
-            for layer, rows in self._all.in_parts(stage).items()
-        }
 
-    def _kept_of(self, layer: Layer) -> int:
-        is_again = layer.name in self._all.rerun
-        return self._saved_input_bytes(layer) if is_again else layer.stash_bytes
+def _offloaded_bytes(plan: PlanLayers, stage: Stage) -> int:
+    """Stashes of layers, less what others hold anyway until the backward.
 
-    def _offloaded_bytes(self, stage: Stage) -> int:
-        """Stashes of layers, less what others hold anyway until the backward.
+    That is the batch, and tensors that the rest of the stage or the one before has too.
+    """
+    away, stage_of = set(stage.offload), plan.stage_of
+    staying = 0
+    for tensor in plan.graph.boundaries:
+        holders = {tensor.producer, *tensor.users}
+        stay = {name for name in holders - away if stage_of[name] == stage.index}
+        if tensor.saved_by in away and (stay or stage_of[tensor.producer] < stage.index):
+            staying += tensor.bytes
+    rows = (row for row in plan.graph.layers if row.name in away)
+    return max(0, sum(max(0, row.stash_bytes - row.batch_bytes) for row in rows) - staying)
 
-        That is the batch, and tensors that the rest of the stage or the one before has too.
-        """
-        away, stage_of = set(stage.offload), self._all.stage_of
-        staying = 0
-        for tensor in self._all.graph.boundaries:
-            holders = {tensor.producer, *tensor.users}
-            stay = {name for name in holders - away if stage_of[name] == stage.index}
-            if tensor.saved_by in away and (stay or stage_of[tensor.producer] < stage.index):
-                staying += tensor.bytes
-        rows = (row for row in self._all.graph.layers if row.name in away)
-        kept = sum(max(0, row.stash_bytes - row.batch_bytes) for row in rows)
-        return max(0, kept - staying)
 
-    def _kept_bytes(self, stage: int, layers: Sequence[Layer]) -> int:
-        """The stashes of layers, and tensors of the stage's own that layers start again from."""
-        rerun = [row.name for row in layers if row.name in self._all.rerun]
-        again = {tensor.name: tensor for name in rerun for tensor in self._all.used[name]}
-        own = [
-            tensor.bytes
-            for tensor in again.values()
-            if self._all.stage_of[tensor.producer] == stage and self._all.keeper(tensor) != stage
-        ]
-        return sum(row.stash_bytes for row in layers if row.name not in self._all.rerun) + sum(own)
+def _kept_bytes(plan: PlanLayers, stage: int) -> int:
+    """The stashes of layers, and tensors of the stage's own that layers start again from."""
+    layers = plan.layers(stage)
+    rerun = [row.name for row in layers if row.name in plan.rerun]
+    again = {tensor.name: tensor for name in rerun for tensor in plan.used[name]}
+    own = [
+        tensor
+        for tensor in again.values()
+        if plan.stage_of[tensor.producer] == stage and plan.keeper(tensor) != stage
+    ]
+    return sum(row.stash_bytes for row in layers if row.name not in plan.rerun) + _sum(own)
 
-    def _workspaces(self, layers: Sequence[Layer], in_parts: Mapping[str, int]) -> tuple[int, int]:
-        """While whole backwards run, and while an input gradient runs apart.
 
-        A layer's weights that are put together are whole while it runs, and its gradients too.
-        """
-        peaks = [self._peak_bytes(row) + in_parts.get(row.name, 0) for row in layers]
-        kept = [self._kept_of(row) for row in layers]
-        late = [_late_bytes(layer) for layer in layers]
-        # The weight gradients' needs are all there before the input gradient ends.
-        whole, split = 0, sum(late) - sum(kept)
-        for k, peak in enumerate(peaks):
-            later = peak - sum(kept[k:])
-            whole = max(whole, later)
-            split = max(split, later + max(0, late[k] - kept[k]) + sum(late[k + 1 :]))
-        return whole, split
+def _workspaces(plan: PlanLayers, problem: ProblemCosts, stage: int) -> tuple[int, int]:
+    """While whole backwards run, and while an input gradient runs apart.
 
-    def _saved_input_bytes(self, layer: Layer) -> int:
-        used = {tensor.name: tensor for tensor in self._all.used[layer.name]}
-        return sum(tensor.bytes for tensor in used.values() if tensor.saved_by == layer.name)
+    A layer's weights that are put together are whole while it runs, and its gradients too.
+    """
+    layers, in_parts = plan.layers(stage), plan.in_parts(stage)
+    peaks = [
+        peak_bytes(row, plan.made[row.name], plan.used[row.name], plan.held([row]))
+        + sum(p.bytes + problem.gradient_bytes(p) for p in in_parts.get(row.name, ()))
+        for row in layers
+    ]
+    kept = [
+        _saved_bytes(plan, row) if row.name in plan.rerun else row.stash_bytes for row in layers
+    ]
+    late = [_late_bytes(layer) for layer in layers]
+    # The weight gradients' needs are all there before the input gradient ends.
+    whole, split = 0, sum(late) - sum(kept)
+    for k, peak in enumerate(peaks):
+        later = peak - sum(kept[k:])
+        whole = max(whole, later)
+        split = max(split, later + max(0, late[k] - kept[k]) + sum(late[k + 1 :]))
+    return whole, split
 
-    def _peak_bytes(self, layer: Layer) -> int:
-        if layer.peak_bytes is not None:
-            return layer.peak_bytes
-        made = sum(2 * tensor.bytes for tensor in self._all.made[layer.name])
-        sent_back = sum(t.bytes for t in self._all.used[layer.name] if t.requires_grad)
-        gradients = [row.bytes for row in self._all.held([layer]) if row.trainable]
-        kept = layer.stash_bytes + layer.again_bytes
-        return kept + made + sent_back + max(gradients, default=0)
+
+def _saved_bytes(plan: PlanLayers, layer: Layer) -> int:
+    """Return the inputs of a layer that are in its stash."""
+    used = {tensor.name: tensor for tensor in plan.used[layer.name]}
+    return _sum(tensor for tensor in used.values() if tensor.saved_by == layer.name)
+
+
+def peak_bytes(
+    layer: Layer,
+    made: Sequence[Boundary],
+    used: Sequence[Boundary],
+    parameters: Iterable[Parameter],
+) -> int:
+    """Return the most that a layer holds while it runs.
+
+    Args:
+        layer: which.
+        made: tensors that it makes.
+        used: tensors that it uses.
+        parameters: that it uses.
+    """
+    if layer.peak_bytes is not None:
+        return layer.peak_bytes
+    gradients = [row.bytes for row in parameters if row.trainable]
+    passed = 2 * _sum(made) + _sum(_with_gradient(used))
+    return layer.stash_bytes + layer.again_bytes + passed + max(gradients, default=0)
 
 
 def _late_bytes(layer: Layer) -> int:

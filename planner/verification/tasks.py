@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from math import inf
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from planner.plan.operations import Operation
 from planner.verification.routes import Lane
 
+Node = TypeVar("Node", bound=Hashable)
 What = Literal["operation", "message", "reduction", "gather", "copy", "step"]
 
 
@@ -89,19 +91,12 @@ def message_needed_by(operation: Operation) -> Operation:
     return operation if operation.kind == "F" else operation._replace(kind="B")
 
 
-def in_circles(waits: Mapping[Key, Sequence[Key]]) -> set[Key]:
-    """Return the tasks that wait in circles, and all that wait for these, for ever."""
-    left = {key: len(others) for key, others in waits.items()}
-    followers: defaultdict[Key, list[Key]] = defaultdict(list)
-    for key, others in waits.items():
-        for other in others:
-            followers[other].append(key)
-    free = [key for key, count in left.items() if not count]
-    while free:
-        key = free.pop()
-        del left[key]
-        for other in followers[key]:
-            left[other] -= 1
-            if not left[other]:
-                free.append(other)
-    return set(left)
+def in_circles(waits: Mapping[Node, Iterable[Node]]) -> set[Node]:
+    """Return what waits in circles, and all that waits for these, for ever."""
+    sorter, free = TopologicalSorter(waits), set[Node]()
+    with suppress(CycleError):  # What is in no circle can be sorted all the same.
+        sorter.prepare()
+    while ready := sorter.get_ready():
+        free.update(ready)
+        sorter.done(*ready)
+    return waits.keys() - free

@@ -166,7 +166,7 @@ class _Sources:
             for layer, share in zip(at_lengths(whole) or [whole], shares, strict=True):
                 parts = self._of_layer(layer, kind, device, again=whole.name in rerun)
                 yield from ((source, share * seconds) for source, seconds in parts)
-        for gather_s, sum_s in self._costs.collective_s(stage).values():
+        for gather_s, sum_s in self._costs.collective_s[stage].values():
             ring = self._costs.ring(stage)
             seconds = {"B": gather_s + sum_s, "W": sum_s}.get(kind, gather_s)
             yield self._weakest_link((*ring, ring[0])), seconds
@@ -182,7 +182,7 @@ class _Sources:
             yield figures.source, sent_s
             return
         if kind == "F":
-            loaded_s = self._costs.problem.loaded(layer, name)[0]
+            loaded_s = self._costs.problem.seconds(layer, name, loading=False)[0]
             yield figures.source, self._costs.problem.seconds(layer, name)[0] - loaded_s
         for phase in phases:
             seconds, by_throughput = self._costs.problem.roofline(layer, phase, figures)

@@ -86,7 +86,9 @@ class ProvedLayers:
     def _seconds(self, layer: Layer, type_name: str) -> tuple[float, ...]:
         """Forward, gradient on its way, whole backward, what remains, forward again; at least."""
         forward, inputs, weights, whole = self.costs.seconds(layer, type_name)
-        again = self.costs.loaded(layer, type_name)[0]  # Running again waits for no batch.
+        again = self.costs.seconds(layer, type_name, loading=False)[
+            0
+        ]  # Running again waits for no batch.
         if not self.space.splits:
             return forward, whole, whole, 0.0, again
         if self.space.backward == "split":

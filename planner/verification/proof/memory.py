@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.model.graph_record import Boundary, Layer
+from planner.model.graph_record import Boundary
 from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
+from planner.verification.stage_bytes import peak_bytes
 
 EXACT, GROWTH = 6, 1.3
 """Every number of microbatches in flight is a level up to the first, beyond it some are."""
@@ -137,29 +138,20 @@ class _Memory:
 
 def _workspace(layers: ProvedLayers, stash: FloatArray) -> FloatArray:
     """Return what layers hold while they run, beyond whole stashes; at least, by interval."""
-    used = {
-        row.name: [t for t in layers.graph.boundaries if row.name in t.users] for row in layers.rows
-    }
-    saved = [sum(t.bytes for t in used[row.name] if t.saved_by == row.name) for row in layers.rows]
+    tensors, saved, peaks = layers.graph.boundaries, [], []
+    parameters = {row.name: row for row in layers.graph.parameters}
+    for row in layers.rows:
+        used = [t for t in tensors if row.name in t.users]
+        made = [t for t in tensors if t.producer == row.name]
+        saved.append(sum(t.bytes for t in used if t.saved_by == row.name))
+        peaks.append(peak_bytes(row, made, used, [parameters[n] for n in row.parameters]))
     before = np.concatenate([[0.0], np.cumsum(np.maximum(stash, saved))])
-    peaks = (
-        np.array([_peak_bytes(layers, row, used[row.name]) for row in layers.rows]) + before[:-1]
-    )
+    most_at_once = before[:-1] + peaks
     table = np.zeros((len(before), len(before)))
     for begin in range(len(peaks)):
-        most = np.maximum.accumulate(peaks[begin:])
+        most = np.maximum.accumulate(most_at_once[begin:])
         table[begin, begin + 1 :] = np.maximum(most - before[begin + 1 :], 0.0)
     return table
-
-
-def _peak_bytes(layers: ProvedLayers, layer: Layer, used: list[Boundary]) -> float:
-    if layer.peak_bytes is not None:
-        return float(layer.peak_bytes)
-    made = sum(2 * t.bytes for t in layers.graph.boundaries if t.producer == layer.name)
-    sent_back = sum(t.bytes for t in used if t.requires_grad)
-    trained = {row.name: row.bytes for row in layers.graph.parameters if row.trainable}
-    gradient = max((trained.get(name, 0) for name in layer.parameters), default=0)
-    return float(layer.stash_bytes + layer.again_bytes + made + sent_back + gradient)
 
 
 def _numbers(count: int) -> Iterator[int]:
