@@ -107,9 +107,9 @@ class Layers:
         that nobody saved and no other layer uses.
         """
         arrays = self.table.arrays
+        kept: Ints = arrays.saved_input.copy() if self.recomputes else arrays.stash
         if not self.recomputes:
-            return arrays.stash
-        kept: Ints = arrays.saved_input.copy()
+            return kept
         starts = arrays.user_start
         for tensor in np.flatnonzero((arrays.saver < 0) & (np.diff(starts) == 1)):
             kept[:, arrays.user[starts[tensor]]] += arrays.tensor_bytes[:, tensor]

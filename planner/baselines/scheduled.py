@@ -171,10 +171,10 @@ class ScheduledBaselines:
             share = -(-count // replicas)
             behind = -(-sum(len(row.devices) for row in stages[n:]) // replicas)
             in_flight = share if math.isinf(flight) else min(share, max(1, int(flight * behind)))
-            held_bytes = self._bytes(stages[n], self._again(stages[n], limit, by_rank))
-            needed += self._static_bytes(stages[n], device) + in_flight * held_bytes.stash
-            gradients = held_bytes.input_gradient + held_bytes.output_gradient
-            workspace = max(workspace, held_bytes.workspace + max(held_bytes.output, gradients))
+            row = self._bytes(stages[n], self._again(stages[n], limit, by_rank))
+            needed += self._static_bytes(stages[n], device) + in_flight * row.stash_bytes
+            gradients = row.input_gradient_bytes + row.output_gradient_bytes
+            workspace = max(workspace, row.workspace_bytes + max(row.output_bytes, gradients))
         return needed + workspace <= cluster.device_type(device).capacity_bytes
 
     def _bytes(self, stage: Stage, again: tuple[str, ...]) -> StageBytes:

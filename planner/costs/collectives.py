@@ -120,18 +120,6 @@ def fewest_steps(count: int) -> int:
     return min(2 * (count - 1), 2 * math.ceil(math.log2(count)))
 
 
-def latency_s(cluster: Cluster, source: str, target: str) -> float:
-    """Return the seconds before the first byte arrives; infinity without a path."""
-    route = cluster.route(source, target)
-    return math.inf if route is None else route.latency_s
-
-
-def inverse_bandwidth(cluster: Cluster, source: str, target: str) -> float:
-    """Return the seconds per byte between two devices; infinity without a path."""
-    route = cluster.route(source, target)
-    return math.inf if route is None else 1 / (route.bandwidth_gb_per_s * 1e9)
-
-
 def _step_s(cluster: Cluster, edges: list[tuple[str, str]], bytes_: float) -> float:
     messages = cluster.at_once(tuple(edges))
     if messages is None:

@@ -123,27 +123,6 @@ class PathBounds:
             longest_ways.append(longest)
         return longest_ways
 
-    @cached_property
-    def most_in_flight(self) -> list[int]:
-        """Most microbatches between the start of a forward and the end of its gradient, by stage.
-
-        The number is for all replicas of the stage together. A replay does not count what is held
-        for no time, such as the output of a forward without duration; the limit is then the number
-        of microbatches.
-        """
-        pipeline = self.pipeline
-        limits = [
-            sum(
-                pipeline.stash_limit(index, device, whole_backwards=not self.split)
-                for device in stage.spec.devices
-            )
-            for index, stage in enumerate(pipeline.stages)
-        ]
-        return [
-            min(limit, pipeline.microbatches) if forward else pipeline.microbatches
-            for limit, forward in zip(limits, self.forward, strict=True)
-        ]
-
     def gradient_s(self, times: OperationTimes) -> float:
         """Return a replica's least time from its gradient to the one it sends back."""
         return min(times.input_gradient_s, times.backward_s) if self.split else times.backward_s

@@ -20,6 +20,7 @@ from planner.costs.reductions import (
 )
 from planner.costs.roofline import OperationTimes
 from planner.costs.sharding import Collectives
+from planner.costs.stage_bytes import StageBytes
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.plan.plan import Sync, overlaps_reductions
@@ -65,28 +66,14 @@ class Transfer:
     host_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class PlacedStage:
+@dataclass(frozen=True, kw_only=True)
+class PlacedStage(StageBytes):
     """A stage with its figures; times and bytes are for one microbatch.
 
     Attributes:
         spec: the choices of the solver.
-        times: times by device.
+        times: times by device, where microbatches have several lengths in the mean.
         static_bytes: weights, gradients and optimizer state on each replica.
-        workspace_bytes: held in addition to these and to whole stashes while one of its layers
-            runs.
-        split_workspace_bytes: the same while a split input gradient runs; at least as much.
-        stash_bytes: kept from forward until backward, including the received input.
-        weight_stash_bytes: kept from a split input gradient until the weight gradient.
-        input_bytes, output_bytes: activations received from and sent to the neighbours.
-        input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
-        sent_bytes, returned_bytes: activations and gradients sent, as many as the neighbour
-            receives. Where microbatches have several lengths, times and these are their mean, and
-            all other figures of the longest.
-        offload_bytes: of the stash, what is copied to the host after the forward and back before
-            the backward.
-        gathered_bytes, returned_gathered_bytes: of ``sent_bytes`` and ``returned_bytes``, what the
-            tensor-parallel group that receives it gathers.
         collective_s: seconds of the collectives of layers whose weights replicas divide, by layer;
             they are in the times.
     """
@@ -94,40 +81,7 @@ class PlacedStage:
     spec: StageSpec
     times: Mapping[str, OperationTimes]
     static_bytes: int
-    workspace_bytes: int
-    split_workspace_bytes: int
-    stash_bytes: int
-    weight_stash_bytes: int
-    input_bytes: int
-    output_bytes: int
-    input_gradient_bytes: int
-    output_gradient_bytes: int
-    sent_bytes: int
-    returned_bytes: int
-    offload_bytes: int = 0
-    gathered_bytes: int = 0
-    returned_gathered_bytes: int = 0
     collective_s: Mapping[str, Collectives] = field(default_factory=dict)
-
-    def tight_bytes(self, *, splits: bool = False) -> int:
-        """Return the bytes held in addition to stashes at some moment of every schedule.
-
-        When a device holds most stashes of a stage, a forward is producing an output; the next
-        backward finds as many stashes, receives gradients and produces some. Results of operations
-        without duration may be gone at once.
-
-        Args:
-            splits: backwards may be split. What is returned is then held with one stash, and
-                perhaps not with several, since weight gradients free some in between.
-        """
-        if not all(self.least_s(kind) for kind in ("BI" if splits else "B")):
-            return self.making_bytes()
-        gradients = self.input_gradient_bytes + self.output_gradient_bytes
-        return max(self.making_bytes(), gradients)
-
-    def making_bytes(self) -> int:
-        """Bytes held in addition to stashes while a forward runs: its output."""
-        return self.output_bytes if self.least_s("F") else 0
 
     def least_s(self, kind: str) -> float:
         """Return the seconds of an operation, by its letter, on the fastest replica."""
@@ -340,7 +294,7 @@ class PlacedPipeline:
         stages = [self.stages[stage] for stage in self.stages_on[device]]
         return static_with_workspace(stages)
 
-    def stash_limit(self, stage: int, device: str, *, whole_backwards: bool = False) -> int:
+    def stash_limit(self, stage: int, device: str) -> int:
         """Return an upper bound on the microbatches of a stage in flight.
 
         At the start of a forward the device holds at least the stashes of all microbatches in
@@ -349,27 +303,30 @@ class PlacedPipeline:
         Args:
             stage: number of the stage.
             device: one of its replicas.
-            whole_backwards: whether no backward is split; split ones may need more memory.
         """
         placed = self.stages[stage]
-        with_stashes = placed.tight_bytes() if whole_backwards else placed.making_bytes()
+        made_bytes = placed.output_bytes if placed.least_s("F") else 0
         free = self.capacity_bytes(device) - self.static_bytes(device)
         # Of microbatches before, what is offloaded may be on the host; of this one it is here.
         free -= placed.offload_bytes
         kept_bytes = placed.stash_bytes - placed.offload_bytes
-        return _fitting(free - with_stashes, kept_bytes, self.microbatches)
+        return _fitting(free - made_bytes, kept_bytes, self.microbatches)
 
     def tail_s(self, stage: int, device: str) -> float:
         """Return the least time from a stage's last backward on this device to the end."""
-        return self._tails.tail_s(stage, device) + self.optimizer_s[device]
+        return self._listed_tails.tail_s(stage, device) + self.optimizer_s[device]
 
     def least_tail_s(self, stage: int, device: str) -> float:
         """Return the same where each all-reduce has the best order of its devices."""
-        return self._tails.least_tail_s(stage, device) + self.optimizer_s[device]
+        return self._least_tails.tail_s(stage, device) + self.optimizer_s[device]
 
     @cached_property
-    def _tails(self) -> ReductionTails:
+    def _listed_tails(self) -> ReductionTails:
         return ReductionTails(self.problem.cluster, self.synchronisations, self.overlaps)
+
+    @cached_property
+    def _least_tails(self) -> ReductionTails:
+        return replace(self._listed_tails, fastest=True)
 
 
 def _fitting(free_bytes: int, each_bytes: int, most: int) -> int:

@@ -18,7 +18,7 @@ from planner.costs.sharding import (
     divided_bytes,
     with_collectives,
 )
-from planner.costs.stage_bytes import StageBytes, bytes_of_stages
+from planner.costs.stage_bytes import bytes_of_stages
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Stage, Sync, overlapped_bucket_bytes
 from planner.plan.problem import Problem
@@ -60,7 +60,12 @@ def place(
     static = [static_bytes(problem, held, holders) for held in parameters]
     whole = [{name: sum(both) for name, both in row.items()} for row in divided]
     rows = bytes_of_stages(graphs, stages, whole)
-    placed = map(_placed, stages, sums, static, rows, collectives)
+    placed = (
+        PlacedStage(spec=spec, times=times, static_bytes=bytes_, collective_s=together, **vars(row))
+        for spec, times, bytes_, together, row in zip(
+            stages, sums, static, collectives, rows, strict=True
+        )
+    )
     return PlacedPipeline(
         problem=problem,
         stages=tuple(placed),
@@ -71,34 +76,6 @@ def place(
         microbatches=problem.job.microbatches // max(1, len(groups)),
         sync=sync,
         groups=groups,
-    )
-
-
-def _placed(
-    spec: StageSpec,
-    times: Mapping[str, OperationTimes],
-    static: int,
-    row: StageBytes,
-    collective_s: Mapping[str, Collectives],
-) -> PlacedStage:
-    return PlacedStage(
-        spec=spec,
-        times=times,
-        static_bytes=static,
-        workspace_bytes=row.workspace,
-        split_workspace_bytes=row.split_workspace,
-        stash_bytes=row.stash,
-        weight_stash_bytes=row.weight_stash,
-        input_bytes=row.input,
-        output_bytes=row.output,
-        input_gradient_bytes=row.input_gradient,
-        output_gradient_bytes=row.output_gradient,
-        sent_bytes=row.sent,
-        returned_bytes=row.returned,
-        offload_bytes=row.offload,
-        gathered_bytes=row.gathered,
-        returned_gathered_bytes=row.returned_gathered,
-        collective_s=collective_s,
     )
 
 

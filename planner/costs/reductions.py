@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
@@ -101,16 +101,6 @@ class CollectiveSeconds(NamedTuple):
     gather_s: float
 
 
-class AllAtOnce(NamedTuple):
-    """Seconds of one all-reduce, with its devices in the cluster's order and in the best one.
-
-    With the all-gather, where it is a reduce-scatter that one follows.
-    """
-
-    seconds: float
-    fastest_s: float
-
-
 @dataclass(frozen=True)
 class ReductionTails:
     """The time from the last backward of a stage to the end of its device's collectives.
@@ -121,52 +111,42 @@ class ReductionTails:
         cluster: whose devices reduce.
         reductions: all of an iteration, in the order in which a device starts them.
         overlap: whether gradients are reduced in buckets while the last backwards still run.
+        fastest: whether each all-reduce has the best order of its devices, not the cluster's.
     """
 
     cluster: Cluster
     reductions: Sequence[GradientReduction]
     overlap: bool
-
-    def tail_s(self, stage: int, device: str) -> float:
-        """Return the least time of a stage's collectives behind its last backward on a device."""
-        return self._tail_s(stage, device, self._listed_s, lambda row: row.seconds)
-
-    def least_tail_s(self, stage: int, device: str) -> float:
-        """Return the same where each all-reduce has the best order of its devices."""
-        return self._tail_s(stage, device, self._fastest_s, lambda row: row.fastest_s)
+    fastest: bool = False
 
     @cached_property
-    def _listed_s(self) -> Mapping[GradientReduction, CollectiveSeconds]:
-        """Seconds of each all-reduce with its devices in the cluster's order."""
-        return {row: CollectiveSeconds(row.seconds, row.gather_s) for row in self.reductions}
+    def _seconds(self) -> Mapping[GradientReduction, CollectiveSeconds]:
+        if not self.fastest:
+            return {row: CollectiveSeconds(row.seconds, row.gather_s) for row in self.reductions}
+        keys = {row: (row.devices, row.bytes, row.gathered_bytes) for row in self.reductions}
+        seconds = {key: self._of_bytes(*key) for key in set(keys.values())}
+        return {row: seconds[key] for row, key in keys.items()}
+
+    def _of_bytes(self, devices: Sequence[str], bytes_: int, gathered: int) -> CollectiveSeconds:
+        collective_s = _fastest_s if self.fastest else _listed_s
+        return collective_s(self.cluster, devices, bytes_, gathered)
 
     @cached_property
-    def _fastest_s(self) -> Mapping[GradientReduction, CollectiveSeconds]:
-        """Seconds of each all-reduce in the best order of its devices."""
-        cluster, syncs = self.cluster, self.reductions
-        each = {(sync.devices, sync.bytes, sync.gathered_bytes) for sync in syncs}
-        seconds = {key: _fastest_s(cluster, *key) for key in each}
-        return {sync: seconds[sync.devices, sync.bytes, sync.gathered_bytes] for sync in syncs}
-
-    @cached_property
-    def _at_once(self) -> Mapping[_Reducers, AllAtOnce]:
-        """The time of reducing all buckets of the same stages at once, at least.
+    def _at_once_s(self) -> Mapping[_Reducers, float]:
+        """The least seconds of reducing all buckets of the same stages at once.
 
         It is no less than that of any bucket, also where the devices here are only some of those
         that reduce.
         """
-        cluster, found = self.cluster, {}
+        found = {}
         for reducers in dict.fromkeys(map(_reducers, self.reductions)):
             buckets = [sync for sync in self.reductions if _reducers(sync) == reducers]
-            listed = [self._listed_s[bucket] for bucket in buckets]
-            fastest = [self._fastest_s[bucket] for bucket in buckets]
+            seconds = [self._seconds[bucket] for bucket in buckets]
             if len(buckets) > 1:
-                devices, total = buckets[0].devices, sum(bucket.bytes for bucket in buckets)
+                total = sum(bucket.bytes for bucket in buckets)
                 gathered = sum(bucket.gathered_bytes for bucket in buckets)
-                listed.append(_listed_s(cluster, devices, total, gathered))
-                fastest.append(_fastest_s(cluster, devices, total, gathered))
-            rows = (map(max, zip(*both, strict=True)) for both in (listed, fastest))
-            found[reducers] = AllAtOnce(*map(sum, rows))
+                seconds.append(self._of_bytes(buckets[0].devices, total, gathered))
+            found[reducers] = sum(map(max, zip(*seconds, strict=True)))
         return found
 
     @cached_property
@@ -179,13 +159,7 @@ class ReductionTails:
                     found.setdefault((stage, device), []).append(sync)
         return found
 
-    def _tail_s(
-        self,
-        stage: int,
-        device: str,
-        seconds: Mapping[GradientReduction, CollectiveSeconds],
-        once_s: Callable[[AllAtOnce], float],
-    ) -> float:
+    def tail_s(self, stage: int, device: str) -> float:
         """Return the least time of a stage's collectives behind its last backward on a device.
 
         A device reduces one after the other. Bucket number i and all after it, tied parameters
@@ -199,9 +173,8 @@ class ReductionTails:
         Args:
             stage: number of the stage.
             device: one of its replicas.
-            seconds: of each all-reduce.
-            once_s: picks the seconds of all buckets of the same stages at once.
         """
+        seconds = self._seconds
         own = self._of_stage.get((stage, device), ())
         left_s = sum(seconds[sync].reduction_s for sync in own)
         gather_s = sum(seconds[sync].gather_s for sync in own)
@@ -212,7 +185,7 @@ class ReductionTails:
             ahead_s = max(sync.ahead_s(kind, device) for kind in "BW")
             tail_s = max(tail_s, left_s - ahead_s)
             left_s -= seconds[sync].reduction_s
-        once = sum(once_s(self._at_once[key]) for key in dict.fromkeys(map(_reducers, own)))
+        once = sum(self._at_once_s[key] for key in dict.fromkeys(map(_reducers, own)))
         return min(tail_s + gather_s, once)
 
 

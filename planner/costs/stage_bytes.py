@@ -66,35 +66,37 @@ class StageBytes:
     """Bytes of one stage for one microbatch.
 
     Attributes:
-        workspace: held in addition to whole stashes while layers run: gradients, temporaries, and
-            recomputed values; see :func:`workspace_bytes`.
-        split_workspace: the same while a split input gradient runs; at least as much.
-        stash: kept from forward until backward, including the received input; a recomputed layer
-            keeps only its input.
-        weight_stash: kept from a split input gradient until the weight gradient; a recomputed layer
-            has run again by then.
-        input, output: activations received from and sent to the neighbours.
-        input_gradient, output_gradient: gradients sent back and received.
-        sent, returned: activations and gradients sent, in the mean over lengths of microbatches;
-            all other figures are of the longest.
-        gathered, returned_gathered: of these, what is sent in parts, which a tensor-parallel group
-            gathers once it has received them.
-        offload: of the stash, what is copied to the host and back.
+        workspace_bytes: held in addition to whole stashes while layers run: gradients, temporaries,
+            and recomputed values; see :func:`workspace_bytes`.
+        split_workspace_bytes: the same while a split input gradient runs; at least as much.
+        stash_bytes: kept from forward until backward, including the received input; a recomputed
+            layer keeps only its input.
+        weight_stash_bytes: kept from a split input gradient until the weight gradient; a recomputed
+            layer has run again by then.
+        input_bytes, output_bytes: activations received from and sent to the neighbours.
+        input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
+        sent_bytes, returned_bytes: activations and gradients sent, as many as the neighbour
+            receives, in the mean over lengths of microbatches; all other figures are of the
+            longest.
+        gathered_bytes, returned_gathered_bytes: of these, what is sent in parts, which a
+            tensor-parallel group gathers once it has received them.
+        offload_bytes: of the stash, what is copied to the host after the forward and back before
+            the backward.
     """
 
-    workspace: int
-    split_workspace: int
-    stash: int
-    weight_stash: int
-    input: int
-    output: int
-    input_gradient: int
-    output_gradient: int
-    sent: int
-    returned: int
-    gathered: int = 0
-    returned_gathered: int = 0
-    offload: int = 0
+    workspace_bytes: int
+    split_workspace_bytes: int
+    stash_bytes: int
+    weight_stash_bytes: int
+    input_bytes: int
+    output_bytes: int
+    input_gradient_bytes: int
+    output_gradient_bytes: int
+    sent_bytes: int
+    returned_bytes: int
+    gathered_bytes: int = 0
+    returned_gathered_bytes: int = 0
+    offload_bytes: int = 0
 
 
 def bytes_of_stages(
@@ -121,8 +123,8 @@ def bytes_of_stages(
     return [
         replace(
             row[j],
-            sent=rows[min(j + 1, last)][j].sent,
-            returned=rows[max(j - 1, 0)][j].returned,
+            sent_bytes=rows[min(j + 1, last)][j].sent_bytes,
+            returned_bytes=rows[max(j - 1, 0)][j].returned_bytes,
         )
         for j, row in enumerate(rows)
     ]
@@ -265,19 +267,19 @@ class _Table:
         gathered_back = [0, *accumulate(self._gathered_back)]
         return [
             StageBytes(
-                workspace=self._workspace[j],
-                split_workspace=max(self._workspace[j], self._split[j]),
-                stash=self._kept[j] + inputs[j] - self._saved[j],
-                weight_stash=self._kept_for_weights[j] + inputs[j] - self._saved[j],
-                input=inputs[j],
-                output=outputs[j],
-                input_gradient=back[j],
-                output_gradient=gradients[j],
-                sent=moved[j],
-                returned=[0, *moved_back][j],
-                gathered=gathered[j],
-                returned_gathered=gathered_back[j],
-                offload=max(0, self._offloaded[j]),
+                workspace_bytes=self._workspace[j],
+                split_workspace_bytes=max(self._workspace[j], self._split[j]),
+                stash_bytes=self._kept[j] + inputs[j] - self._saved[j],
+                weight_stash_bytes=self._kept_for_weights[j] + inputs[j] - self._saved[j],
+                input_bytes=inputs[j],
+                output_bytes=outputs[j],
+                input_gradient_bytes=back[j],
+                output_gradient_bytes=gradients[j],
+                sent_bytes=moved[j],
+                returned_bytes=[0, *moved_back][j],
+                gathered_bytes=gathered[j],
+                returned_gathered_bytes=gathered_back[j],
+                offload_bytes=max(0, self._offloaded[j]),
             )
             for j in range(len(self._kept))
         ]

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,79 +56,37 @@ _NAMES = """seconds again_s may_run stash weight_stash peak saved_input host_sta
     reals="",
     **{name: _REAL if name in ("seconds", "again_s", "traffic") else _LONG for name in _NAMES},
 )  # fmt: skip
+"""The arrays of a table. K types, N layers, B tensors, P parameters.
 
-
-class TableArrays(NamedTuple):
-    """The arrays that compiled code has in a block. K types, N layers, B tensors, P parameters.
-
-    Attributes:
-        seconds: K x N x 4; of each operation, without recomputation.
-        again_s: K x N; that recomputation adds to a backward or an input gradient.
-        may_run: K x N; whether a type may run a layer.
-        stash, weight_stash, peak, saved_input: K x N; bytes, as :class:`Layer` has them.
-        host_stash: K x N; bytes of a stash that an offload takes to the host.
-        rerun_rank, offload_rank: N; see the module.
-        block: N; number of the numbered block that a layer is in, -1: none.
-        divided_weights, divided_gradients: N; bytes of weights that are put together around a layer
-            where several devices divide them, and of their gradients.
-        tensor_bytes: K x B.
-        producer: B; layer that makes a tensor.
-        last_user: B; last layer that uses it.
-        saver: B; layer that keeps it in its stash; -1: none.
-        made_start, made: tensors that each layer makes, one layer after the other.
-        kept_start, kept: tensors that each layer saves.
-        user_start, user: layers that use each tensor.
-        held_start, held, held_before: parameters that each layer uses, and the layer before it that
-            uses the same one, -1: none.
-        static: K x H x P; bytes that a parameter takes on a device, by how many devices share its
-            optimizer state: one, two, …
-        traffic: K x P; bytes that the optimizer's step moves.
-        summed: K x P; bytes that a tensor-parallel group sums before it.
-        gradient: K x P; bytes of the gradient; 0 of frozen parameters.
-        users: P; number of layers that use a parameter.
-        crossing, crossing_gradient: K x (N + 1); bytes at each cut that the receiver of activations
-            holds, and the receiver of their gradients.
-        sent, returned: K x (N + 1); bytes of the messages over each cut, by the receiver's type.
-        gathered, returned_gathered: K x (N + 1); of these, what a group gathers.
-    """
-
-    seconds: Floats
-    again_s: Floats
-    may_run: NDArray[np.bool_]
-    stash: Ints
-    weight_stash: Ints
-    peak: Ints
-    saved_input: Ints
-    host_stash: Ints
-    rerun_rank: Ints
-    offload_rank: Ints
-    block: Ints
-    divided_weights: Ints
-    divided_gradients: Ints
-    tensor_bytes: Ints
-    producer: Ints
-    last_user: Ints
-    saver: Ints
-    made_start: Ints
-    made: Ints
-    kept_start: Ints
-    kept: Ints
-    user_start: Ints
-    user: Ints
-    held_start: Ints
-    held: Ints
-    held_before: Ints
-    static: Ints
-    traffic: Floats
-    summed: Ints
-    gradient: Ints
-    users: Ints
-    crossing: Ints
-    crossing_gradient: Ints
-    sent: Ints
-    returned: Ints
-    gathered: Ints
-    returned_gathered: Ints
+seconds: K x N x 4; of each operation, without recomputation.
+again_s: K x N; that recomputation adds to a backward or an input gradient.
+may_run: K x N; whether a type may run a layer.
+stash, weight_stash, peak, saved_input: K x N; bytes, as :class:`Layer` has them.
+host_stash: K x N; bytes of a stash that an offload takes to the host.
+rerun_rank, offload_rank: N; see the module.
+block: N; number of the numbered block that a layer is in, -1: none.
+divided_weights, divided_gradients: N; bytes of weights that are put together around a layer
+    where several devices divide them, and of their gradients.
+tensor_bytes: K x B.
+producer: B; layer that makes a tensor.
+last_user: B; last layer that uses it.
+saver: B; layer that keeps it in its stash; -1: none.
+made_start, made: tensors that each layer makes, one layer after the other.
+kept_start, kept: tensors that each layer saves.
+user_start, user: layers that use each tensor.
+held_start, held, held_before: parameters that each layer uses, and the layer before it that
+    uses the same one, -1: none.
+static: K x H x P; bytes that a parameter takes on a device, by how many devices share its
+    optimizer state: one, two, …
+traffic: K x P; bytes that the optimizer's step moves.
+summed: K x P; bytes that a tensor-parallel group sums before it.
+gradient: K x P; bytes of the gradient; 0 of frozen parameters.
+users: P; number of layers that use a parameter.
+crossing, crossing_gradient: K x (N + 1); bytes at each cut that the receiver of activations
+    holds, and the receiver of their gradients.
+sent, returned: K x (N + 1); bytes of the messages over each cut, by the receiver's type.
+gathered, returned_gathered: K x (N + 1); of these, what a group gathers.
+"""
 
 
 FIGURES = np.dtype(
@@ -315,9 +274,9 @@ class StageTable:
         return tuple(self.problem.cluster.device_types)
 
     @cached_property
-    def arrays(self) -> TableArrays:
-        """What compiled code reads."""
-        return _arrays(self.problem)
+    def arrays(self) -> SimpleNamespace:
+        """What compiled code reads, by the names of the block's tables."""
+        return SimpleNamespace(**_arrays(self.problem))
 
     @cached_property
     def block(self) -> Block:
@@ -373,49 +332,46 @@ class StageTable:
 
     def _is_again(self, first: int, last: int, rerun: int) -> NDArray[np.bool_]:
         """Return which layers of a stage it recomputes, as :func:`is_again` has it."""
+        number: Ints
         if self.problem.job.recompute != "blocks":
-            found: NDArray[np.bool_] = self.arrays.rerun_rank[first:last] < rerun
-            return found
+            number = self.arrays.rerun_rank[first:last]
+            return number < rerun
         number = self.arrays.block[first:last]
         begin = int(number[number >= 0][:1].sum())
         return np.logical_and(number >= 0, number - begin < rerun)
 
 
-def _arrays(problem: Problem) -> TableArrays:
+def _arrays(problem: Problem) -> dict[str, NDArray[Any]]:
     names = list(problem.cluster.device_types)
     graphs = [problem.graph.on(name) for name in names]
     layers = [list(graph.record.layers) for graph in graphs]
-    times = _Times.of(problem, names, layers)
+    seconds, again_s = _times(problem, names, layers)
     stash = _by_type(layers, lambda row: row.stash_bytes)
     saved_input = np.array([[*graph.saved_input_bytes.values()] for graph in graphs])
     host_stash = _by_type(layers, lambda row: max(0, row.stash_bytes - row.batch_bytes))
-    freed = (stash - saved_input).mean(axis=0)
-    tensors = _Tensors.of(problem.graph)
-    parameters = _Parameters.of(problem, graphs)
-    cuts, divided = [_Cuts.of(graph) for graph in graphs], _divided(problem)
-    return TableArrays(
-        seconds=times.seconds,
-        again_s=times.again_s,
-        may_run=np.array(
-            [[r.may_run_on(n) for r in row] for n, row in zip(names, layers, strict=True)]
-        ),
-        stash=stash,
-        weight_stash=_by_type(layers, lambda row: row.kept_for_weights_bytes),
-        peak=np.array([[*graph.peak_bytes.values()] for graph in graphs]),
-        saved_input=saved_input,
-        host_stash=host_stash,
-        rerun_rank=_ranks(freed, times.again_s.mean(axis=0)),
-        offload_rank=_ranks(host_stash.mean(axis=0), times.seconds[:, :, 0].mean(axis=0)),
-        block=_blocks(problem.graph),
-        divided_weights=divided[:, 0],
-        divided_gradients=divided[:, 1],
-        tensor_bytes=np.array([[b.bytes for b in g.record.boundaries] for g in graphs]).reshape(
-            len(graphs), -1
-        ),
-        **tensors._asdict(),
-        **parameters._asdict(),
-        **{field: np.array([getattr(row, field) for row in cuts]) for field in _Cuts._fields},
-    )
+    freed, divided = (stash - saved_input).mean(axis=0), _divided(problem)
+    tensors = [[row.bytes for row in graph.record.boundaries] for graph in graphs]
+    may_run = [[r.may_run_on(n) for r in row] for n, row in zip(names, layers, strict=True)]
+    cuts = np.stack([_cuts(graph) for graph in graphs], axis=1)
+    return {
+        "seconds": seconds,
+        "again_s": again_s,
+        "may_run": np.array(may_run),
+        "stash": stash,
+        "weight_stash": _by_type(layers, lambda row: row.kept_for_weights_bytes),
+        "peak": np.array([[*graph.peak_bytes.values()] for graph in graphs]),
+        "saved_input": saved_input,
+        "host_stash": host_stash,
+        "rerun_rank": _ranks(freed, again_s.mean(axis=0)),
+        "offload_rank": _ranks(host_stash.mean(axis=0), seconds[:, :, 0].mean(axis=0)),
+        "block": _blocks(problem.graph),
+        "divided_weights": divided[:, 0],
+        "divided_gradients": divided[:, 1],
+        "tensor_bytes": np.array(tensors).reshape(len(graphs), -1),
+        **_tensors(problem.graph),
+        **_parameters(problem, graphs),
+        **dict(zip(_NAMES[-len(cuts) :], cuts, strict=True)),
+    }
 
 
 def _divided(problem: Problem) -> Ints:
@@ -445,94 +401,72 @@ def _blocks(graph: LayerGraph) -> Ints:
     )
 
 
-def _rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+def _rows(name: str, rows: Sequence[Sequence[int]]) -> dict[str, Ints]:
     """Return where each row begins, and all rows one after the other."""
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-    return starts, np.array([x for row in rows for x in row], dtype=np.int64)
+    return {f"{name}_start": starts, name: np.array([x for row in rows for x in row], np.int64)}
 
 
-class _Times(NamedTuple):
-    seconds: Floats
-    again_s: Floats
-
-    @classmethod
-    def of(
-        cls, problem: Problem, names: Sequence[str], layers: Sequence[Sequence[Layer]]
-    ) -> _Times:
-        job, kinds = problem.job, problem.cluster.device_types
-        shape = len(names), len(layers[0])
-        seconds, again_s = np.zeros((*shape, len(KINDS))), np.zeros(shape)
-        for k, (name, rows) in enumerate(zip(names, layers, strict=True)):
-            if job.precision not in kinds[name].precisions and not all(r.measured for r in rows):
-                continue  # A type that no device has, which nothing asks for.
-            for n, row in enumerate(rows):
-                times = layer_times(row, name, kinds[name], job.precision)
-                seconds[k, n] = [times.seconds(kind) for kind in KINDS]
-                again_s[k, n] = loaded_times(row, name, kinds[name], job.precision).forward_s
-        return cls(seconds, again_s)
+def _times(
+    problem: Problem, names: Sequence[str], layers: Sequence[Sequence[Layer]]
+) -> tuple[Floats, Floats]:
+    """Return the seconds of each layer's operations by type, and what recomputing it adds."""
+    job, kinds = problem.job, problem.cluster.device_types
+    shape = len(names), len(layers[0])
+    seconds, again_s = np.zeros((*shape, len(KINDS))), np.zeros(shape)
+    for k, (name, rows) in enumerate(zip(names, layers, strict=True)):
+        if job.precision not in kinds[name].precisions and not all(r.measured for r in rows):
+            continue  # A type that no device has, which nothing asks for.
+        for n, row in enumerate(rows):
+            times = layer_times(row, name, kinds[name], job.precision)
+            seconds[k, n] = [times.seconds(kind) for kind in KINDS]
+            again_s[k, n] = loaded_times(row, name, kinds[name], job.precision).forward_s
+    return seconds, again_s
 
 
-class _Tensors(NamedTuple):
-    producer: Ints
-    last_user: Ints
-    saver: Ints
-    made_start: Ints
-    made: Ints
-    kept_start: Ints
-    kept: Ints
-    user_start: Ints
-    user: Ints
-
-    @classmethod
-    def of(cls, graph: LayerGraph) -> _Tensors:
-        place = {name: n for n, name in enumerate(graph.layers)}
-        made: list[list[int]] = [[] for _ in place]
-        kept: list[list[int]] = [[] for _ in place]
-        producer, saver, users = [], [], []
-        for n, row in enumerate(graph.record.boundaries):
-            producer.append(place[row.producer])
-            saver.append(-1 if row.saved_by is None else place[row.saved_by])
-            users.append([place[name] for name in row.users])
-            made[producer[-1]].append(n)
-            if saver[-1] >= 0:
-                kept[saver[-1]].append(n)
-        last = [max(row) for row in users]
-        ends = (np.array(producer, np.int64), np.array(last, np.int64), np.array(saver, np.int64))
-        return cls(*ends, *_rows(made), *_rows(kept), *_rows(users))
+def _tensors(graph: LayerGraph) -> dict[str, Ints]:
+    place = {name: n for n, name in enumerate(graph.layers)}
+    made: list[list[int]] = [[] for _ in place]
+    kept: list[list[int]] = [[] for _ in place]
+    producer, saver, users = [], [], []
+    for n, row in enumerate(graph.record.boundaries):
+        producer.append(place[row.producer])
+        saver.append(-1 if row.saved_by is None else place[row.saved_by])
+        users.append([place[name] for name in row.users])
+        made[producer[-1]].append(n)
+        if saver[-1] >= 0:
+            kept[saver[-1]].append(n)
+    last_user = [max(row) for row in users]
+    found = {"producer": producer, "last_user": last_user, "saver": saver}
+    return {
+        **{name: np.array(row, np.int64) for name, row in found.items()},
+        **_rows("made", made),
+        **_rows("kept", kept),
+        **_rows("user", users),
+    }
 
 
-class _Parameters(NamedTuple):
-    held_start: Ints
-    held: Ints
-    held_before: Ints
-    static: Ints
-    traffic: Floats
-    summed: Ints
-    gradient: Ints
-    users: Ints
-
-    @classmethod
-    def of(cls, problem: Problem, graphs: Sequence[LayerGraph]) -> _Parameters:
-        numbers = {row.name: n for n, row in enumerate(problem.graph.record.parameters)}
-        held, before, last = [], [], dict.fromkeys(numbers, -1)
-        users = np.zeros(len(numbers), dtype=np.int64)
-        for n, layer in enumerate(problem.graph.record.layers):
-            names = list(dict.fromkeys(layer.parameters))
-            held.append([numbers[name] for name in names])
-            before += [last[name] for name in names]
-            last.update(dict.fromkeys(names, n))
-            users[held[-1]] += 1
-        rows = [[graph.parameters[name] for name in numbers] for graph in graphs]
-        made = _of_trainable(rows, partial(gradient_bytes, problem.job))
-        return cls(
-            *_rows(held),
-            np.array(before, dtype=np.int64),
-            np.array([_static(problem, of_type) for of_type in rows]),
-            _of_trainable(rows, partial(step_traffic_bytes, problem.job)).astype(float),
-            np.where([[p.summed for p in row] for row in rows], made, 0),
-            made,
-            users,
-        )
+def _parameters(problem: Problem, graphs: Sequence[LayerGraph]) -> dict[str, NDArray[Any]]:
+    numbers = {row.name: n for n, row in enumerate(problem.graph.record.parameters)}
+    held, before, last = [], [], dict.fromkeys(numbers, -1)
+    users = np.zeros(len(numbers), dtype=np.int64)
+    for n, layer in enumerate(problem.graph.record.layers):
+        names = list(dict.fromkeys(layer.parameters))
+        held.append([numbers[name] for name in names])
+        before += [last[name] for name in names]
+        last.update(dict.fromkeys(names, n))
+        users[held[-1]] += 1
+    rows = [[graph.parameters[name] for name in numbers] for graph in graphs]
+    made = _of_trainable(rows, partial(gradient_bytes, problem.job))
+    return {
+        **_rows("held", held),
+        "held_before": np.array(before, dtype=np.int64),
+        "static": np.array([_static(problem, of_type) for of_type in rows]),
+        "traffic": _of_trainable(rows, partial(step_traffic_bytes, problem.job)).astype(float),
+        "summed": np.where([[p.summed for p in row] for row in rows], made, 0),
+        "gradient": made,
+        "users": users,
+    }
 
 
 def _static(problem: Problem, parameters: Sequence[Parameter]) -> list[list[int]]:
@@ -555,25 +489,15 @@ def _of_trainable(rows: Sequence[Sequence[Parameter]], figure: Callable[[Paramet
     return np.array(found, dtype=np.int64).reshape(len(rows), -1)
 
 
-class _Cuts(NamedTuple):
-    """Bytes before each layer and after the last one, as a type has them."""
-
-    crossing: Ints
-    crossing_gradient: Ints
-    sent: Ints
-    returned: Ints
-    gathered: Ints
-    returned_gathered: Ints
-
-    @classmethod
-    def of(cls, graph: LayerGraph) -> _Cuts:
-        place = {name: n for n, name in enumerate(graph.layers)}
-        sums = np.zeros((len(cls._fields), len(place) + 1), dtype=np.int64)
-        for row in graph.record.boundaries:
-            alive = slice(place[row.producer] + 1, max(place[user] for user in row.users) + 1)
-            moved = row.message_bytes
-            parts = moved if row.parts > 1 else 0
-            back = row.requires_grad
-            added = [row.bytes, back * row.bytes, moved, back * moved, parts, back * parts]
-            sums[:, alive] += np.array(added)[:, None]
-        return cls(*sums)
+def _cuts(graph: LayerGraph) -> Ints:
+    """Return the bytes before each layer and after the last: the last six arrays of the table."""
+    place = {name: n for n, name in enumerate(graph.layers)}
+    sums = np.zeros((6, len(place) + 1), dtype=np.int64)
+    for row in graph.record.boundaries:
+        alive = slice(place[row.producer] + 1, max(place[user] for user in row.users) + 1)
+        moved = row.message_bytes
+        parts = moved if row.parts > 1 else 0
+        back = row.requires_grad
+        added = [row.bytes, back * row.bytes, moved, back * moved, parts, back * parts]
+        sums[:, alive] += np.array(added)[:, None]
+    return sums

@@ -16,6 +16,7 @@ from planner.errors import PipeplanError
 from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan, Stage
 from planner.program.program import KINDS
+from planner.program.schedule import operation_code
 
 Codes = tuple[int, ...]
 """Operations as (stage * 4 + kind) * M + microbatch; kinds are numbered as their letters sort."""
@@ -55,7 +56,7 @@ class Layout:
         numbers = table.problem.cluster.numbers
         ends = _ends_of(plan, table)
         orders = {
-            numbers[name]: tuple(map(_Code(plan.microbatches), order))
+            numbers[name]: tuple(operation_code(row, plan.microbatches) for row in order)
             for name, order in plan.parsed_orders().items()
         }
         return cls(
@@ -90,17 +91,6 @@ class Layout:
     def _operation(self, code: int) -> Operation:
         what, microbatch = divmod(code, self.microbatches)
         return Operation(what // 4, KINDS[what % 4], microbatch)  # type: ignore[arg-type]
-
-
-class _Code:
-    """Numbers operations."""
-
-    def __init__(self, microbatches: int) -> None:
-        self._count = microbatches
-
-    def __call__(self, operation: Operation) -> int:
-        what = operation.stage * 4 + KINDS.index(operation.kind)
-        return what * self._count + operation.microbatch
 
 
 def _ends_of(plan: Plan, table: StageTable) -> tuple[int, ...]:

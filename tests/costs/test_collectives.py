@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from strategies import clusters
 
 from planner.cluster.cluster import Cluster
-from planner.costs.collectives import all_reduce_s, fastest_all_reduce_s, inverse_bandwidth
+from planner.costs.collectives import all_reduce_s, fastest_all_reduce_s
 
 FOUR = ["d0", "d1", "d2", "d3"]
 
@@ -83,7 +83,6 @@ def test_without_a_path_it_takes_forever() -> None:
     apart = cluster(["d0", "d1"], [])
     assert all_reduce_s(apart, ["d0", "d1"], GIGA) == math.inf
     assert fastest_all_reduce_s(apart, ["d0", "d1"], GIGA) == math.inf
-    assert inverse_bandwidth(apart, "d0", "d1") == math.inf
 
 
 @given(clusters(min_devices=2, connected=False), st.integers(0, 10**10), st.data())

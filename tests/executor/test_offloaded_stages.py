@@ -163,7 +163,7 @@ def check(
         found = offloaded[1][name]
         assert (found is None) == (gradient is None), name
         assert gradient is None or torch.equal(found, gradient), name
-    expected = [row.offload for row in stage_bytes(plan.problem.graph, plan.stages)]
+    expected = [row.offload_bytes for row in stage_bytes(plan.problem.graph, plan.stages)]
     assert any(expected)
     for (first, second), bytes_ in zip(offloaded[2], expected, strict=True):
         assert bytes_ <= first == second <= bytes_ * most_more
