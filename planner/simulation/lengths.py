@@ -12,20 +12,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from planner.cluster.link_table import FloatArray
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import place
 from planner.lengths import Lengths
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at
 from planner.plan.plan import LengthPrediction
-from planner.simulation.noise import replay_times_s
+from planner.simulation.noise import OrderedTimes
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import (
-    OperationEvent,
-    SynchronisationEvent,
     Timeline,
-    TransferEvent,
 )
 
 
@@ -97,59 +93,16 @@ def estimated_times(
         placed: its stages by length.
         lengths: of the job, in the order that counts.
     """
-    rows = np.array(list(lengths.of_iterations(timeline.pipeline.microbatches)))
-    times_s = replay_times_s(timeline, _LengthFactors(timeline.pipeline, placed, rows))
+    # As in :class:`OrderedTimes`: only who replays anything waits for numba.
+    from planner.program.lower.lower import lower_orders
+
+    pipeline, orders, count = timeline.pipeline, timeline.orders, timeline.pipeline.microbatches
+    rows = np.array(list(lengths.of_iterations(count)))
+    times = OrderedTimes(timeline)
+    tasks = times.program.tasks
+    lowered = (lower_orders(pipeline, orders, placed, [k] * count) for k in range(len(placed)))
+    each_s = np.array([row.program.tasks["seconds"] for row in lowered])
+    mean_s = tasks["seconds"]
+    shares = np.divide(each_s, mean_s, out=np.ones_like(each_s), where=mean_s > 0)
+    times_s = times.times_s(shares[rows[:, tasks["microbatch"]], np.arange(len(tasks))])
     return EstimatedTimes(float(times_s.mean()), float(np.percentile(times_s, 95)))
-
-
-class _LengthFactors:
-    """How many times as long as in the mean everything takes, by iteration.
-
-    Args:
-        pipeline: with mean times.
-        placed: with those of each length.
-        rows: the length of each microbatch: iterations x microbatches.
-    """
-
-    def __init__(
-        self, pipeline: PlacedPipeline, placed: Sequence[PlacedPipeline], rows: np.ndarray
-    ) -> None:
-        self._pipeline, self._placed, self._rows = pipeline, placed, rows
-        self._ones = np.ones(len(rows))
-        self._known: dict[tuple[object, ...], FloatArray] = {}
-
-    def operation(self, event: OperationEvent) -> FloatArray:
-        stage, kind, microbatch = event.operation
-        key = stage, kind, event.device
-        if key not in self._known:
-            self._known[key] = _shares(
-                self._pipeline.seconds(*key), [row.seconds(*key) for row in self._placed]
-            )
-        return self._of(key, microbatch)
-
-    def transfer(self, event: TransferEvent) -> FloatArray:
-        stage, kind, microbatch = event.operation
-        key = stage, kind, event.source, event.target
-        if key not in self._known:
-            mean, *others = (
-                (row.forward_transfer if kind == "F" else row.backward_transfer)(
-                    stage, event.source, event.target
-                ).seconds
-                for row in (self._pipeline, *self._placed)
-            )
-            self._known[key] = _shares(mean, others)
-        return self._of(key, microbatch)
-
-    def _of(self, key: tuple[object, ...], microbatch: int) -> FloatArray:
-        factors: FloatArray = self._known[key][self._rows[:, microbatch]]
-        return factors
-
-    def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
-        return self._ones
-
-    def optimizer_step(self, device: str) -> FloatArray:
-        return self._ones
-
-
-def _shares(mean: float, others: Sequence[float]) -> FloatArray:
-    return np.array(others) / mean if mean > 0 else np.ones(len(others))

@@ -11,19 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
-from planner.plan.operations import Operation
-from planner.simulation.timeline import (
-    OperationEvent,
-    SynchronisationEvent,
-    Timeline,
-    TransferEvent,
-)
+from planner.simulation.timeline import Timeline
+
+if TYPE_CHECKING:
+    from planner.program.replay import Times
 
 BATCH = 1000
 """Samples replayed at once: enough to hide Python's own time, few enough to stay in cache."""
@@ -109,26 +107,10 @@ class NoisyTimes:
     samples: int
 
 
-class Factors(Protocol):
-    """Factors on each duration of a timeline: one number per sample."""
-
-    def operation(self, event: OperationEvent) -> FloatArray:
-        """Return the factors of a forward or backward."""
-
-    def transfer(self, event: TransferEvent) -> FloatArray:
-        """Return the factors of a transfer."""
-
-    def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
-        """Return the factors of an all-reduce."""
-
-    def optimizer_step(self, device: str) -> FloatArray:
-        """Return the factors of a device's optimizer step."""
-
-
 def times_under_noise(timeline: Timeline, noise: Noise) -> NoisyTimes:
     """Return the iteration times of a timeline's orders with random durations.
 
-    Devices, links and all-reduces keep their orders; see :func:`replay_times_s`.
+    Devices, links and all-reduces keep their orders; see :class:`OrderedTimes`.
 
     Args:
         timeline: result of ``planner.simulate``, without noise.
@@ -149,143 +131,109 @@ def sample_times_s(timeline: Timeline, noise: Noise) -> FloatArray:
     """Return the iteration time of each sample in seconds; more samples extend those of fewer."""
     # Of their own stream, so that two plans for one cluster see the same slow devices.
     durations, slowness = map(np.random.default_rng, np.random.SeedSequence(noise.seed).spawn(2))
-    paths, found = _Longest(timeline), []
+    times, found = OrderedTimes(timeline), []
     for begin in range(0, noise.samples, BATCH):
         size = min(BATCH, noise.samples - begin)
-        draws = _Draws(noise, timeline, size, durations, slowness)
-        found.append(paths.times_s(draws))
+        found.append(times.times_s(_factors(noise, times, size, durations, slowness)))
     return np.concatenate(found)
 
 
-def replay_times_s(timeline: Timeline, factors: Factors) -> FloatArray:
-    """Return the iteration times in seconds if every duration is multiplied by a factor.
+class OrderedTimes:
+    """The iteration times of a timeline's orders with other durations.
 
     Devices, links and all-reduces keep the orders of the timeline, even where another event is
     ready sooner: orders are part of the plan, and the members of a group must agree on the order of
     all-reduces. What shared links in the timeline is as much slower here, whenever it is on them.
-    Copies of stashes to the host and back keep their durations.
 
     Args:
         timeline: a replay without noise.
-        factors: factors of all its events, for the same number of samples.
+
+    Attributes:
+        timeline: the same.
+        program: its tasks, T of them.
+        is_operation, is_message, is_step: T; which tasks are operations, messages between stages,
+            and optimizer steps.
+        is_forward: T; which of these operations and messages are forwards and activations.
+        drawn: the tasks whose durations vary, in order of start; copies of stashes do not.
     """
-    return _Longest(timeline).times_s(factors)
-
-
-class _Longest:
-    """The longest paths over what waits for what in a timeline."""
 
     def __init__(self, timeline: Timeline) -> None:
         # numba takes half a second to import, so only who replays anything waits for that.
         from planner.program.lower.lower import lower_orders
         from planner.program.paths import Paths
+        from planner.program.program import COMPUTE, KINDS, STEP
         from planner.program.replay import replay
 
-        self._timeline = timeline
         lowered = lower_orders(timeline.pipeline, timeline.orders)
-        self._numbers = lowered.task_numbers()
-        self._tasks = len(lowered.program.tasks)
-        self._first_late = int(lowered.program.numbers["first_late"])
-        self._paths = Paths(lowered.program, replay(lowered.program))
+        self.timeline, self.program = timeline, lowered.program
+        times = replay(self.program)
+        self._paths = Paths(self.program, times)
+        tasks = self.program.tasks
+        self.is_operation, self.is_step = tasks["role"] == COMPUTE, tasks["role"] == STEP
+        self.is_forward = tasks["kind"] == KINDS.index("F")
+        self._weights = KINDS.index("W")
+        self.is_message = ~self.is_operation & (np.arange(len(tasks)) < lowered.copies.start)
+        first = int(self.program.numbers["first_late"])
+        steps = first + len(timeline.synchronisations)
+        gathers = steps + len(timeline.pipeline.devices)
+        late = [np.arange(*ends) for ends in ((first, steps), (gathers, len(tasks)))]
+        reduced, gathered = (row[np.argsort(times.start_s[row], kind="stable")] for row in late)
+        early = self._in_order(times)
+        self.drawn = np.concatenate([early, reduced, np.arange(steps, gathers), gathered])
 
-    def times_s(self, factors: Factors) -> FloatArray:
-        """Return the iteration time of each sample, in seconds."""
-        rows = dict(self._rows(factors))
-        size = max((len(row) for row in rows.values()), default=1)
-        found = np.ones((size, self._tasks))
-        for number, row in rows.items():
-            found[:, number] = row
-        return self._paths.times_s(found)
+    def _in_order(self, times: Times) -> NDArray[np.int64]:
+        """Return operations and messages, each after all that it waits for.
 
-    def _rows(self, factors: Factors) -> Iterator[tuple[int, FloatArray]]:
-        """Yield the factors of each task, in the order in which they are drawn."""
-        timeline, numbers = self._timeline, self._numbers
-        for event in _in_order(timeline):
-            if isinstance(event, OperationEvent):
-                yield numbers[event.operation, False], factors.operation(event)
-            else:
-                yield numbers[event.consumer, True], factors.transfer(event)
-        first, devices = self._first_late, timeline.pipeline.devices
-        for reduction in timeline.synchronisations:
-            yield first + reduction.number, factors.synchronisation(reduction)
-        first += len(timeline.synchronisations)
-        for place, device in enumerate(devices):
-            yield first + place, factors.optimizer_step(device)
-        gathers = sorted(enumerate(timeline.gathers), key=lambda row: row[1].start_s)
-        for place, gather in gathers:
-            yield first + len(devices) + place, factors.synchronisation(gather)
-
-
-class _Draws:
-    """The factors of a noise, for a batch of samples."""
-
-    def __init__(
-        self,
-        noise: Noise,
-        timeline: Timeline,
-        size: int,
-        durations: np.random.Generator,
-        slowness: np.random.Generator,
-    ) -> None:
-        self._noise = noise
-        self._size = size
-        self._durations = durations
-        names = timeline.pipeline.problem.cluster.device_names
-        is_slow = slowness.random((len(names), size)) < noise.slow_probability
-        slowdowns: FloatArray = np.where(is_slow, noise.slow_factor, 1.0)
-        self._slowdown: dict[str, FloatArray] = dict(zip(names, slowdowns, strict=True))
-
-    def operation(self, event: OperationEvent) -> FloatArray:
-        return self._on_device(event.device)
-
-    def transfer(self, event: TransferEvent) -> FloatArray:
-        return self._on_network()
-
-    def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
-        return self._on_network()
-
-    def optimizer_step(self, device: str) -> FloatArray:
-        return self._on_device(device)
-
-    def _on_device(self, device: str) -> FloatArray:
-        return self._slowdown[device] * self._varied(self._noise.jitter)
-
-    def _on_network(self) -> FloatArray:
-        share = self._noise.transfer_jitter
-        return self._varied(self._noise.jitter if share is None else share)
-
-    def _varied(self, share: float) -> FloatArray:
-        """Draw from a lognormal distribution of mean 1.
-
-        exp(m + v/2) = 1, and its variance exp(v) - 1 is the square of the jitter.
+        Tasks are sorted by start. Of those without duration at one moment, operations keep the
+        order in which they were started and each message follows its producer.
         """
-        variance = math.log1p(share**2)
-        deviation = math.sqrt(variance)
-        factors: FloatArray = self._durations.lognormal(-variance / 2, deviation, self._size)
-        return factors
+        tasks, rank = self.program.tasks, np.zeros(len(times.start_s), np.int64)
+        ran = times.order[np.argsort(times.start_s[times.order], kind="stable")]
+        rank[ran] = np.arange(len(ran))
+        made_by = np.where(self.is_message, np.where(self.is_forward, -1, 1), 0) + tasks["stage"]
+        results = [
+            *zip(made_by.tolist(), self.is_forward, tasks["microbatch"].tolist(), strict=True)
+        ]
+        makes = np.flatnonzero(self.is_operation & (tasks["kind"] != self._weights))
+        rank_of = {results[n]: rank[n] for n in makes}
+        for n in np.flatnonzero(self.is_message):
+            rank[n] = rank_of[results[n]]
+        early = np.flatnonzero(self.is_operation | self.is_message)
+        keys = (self.is_message[early], rank[early], times.start_s[early])
+        return early[np.lexsort(keys)]
+
+    def times_s(self, factors: FloatArray) -> FloatArray:
+        """Return the iteration time of each sample, in seconds.
+
+        Args:
+            factors: on the duration of each task: samples x T.
+        """
+        return self._paths.times_s(factors)
 
 
-_Result = tuple[int, bool, int]
-"""The result of an operation: its stage, whether it is an activation, its microbatch."""
+def _factors(
+    noise: Noise,
+    times: OrderedTimes,
+    size: int,
+    durations: np.random.Generator,
+    slowness: np.random.Generator,
+) -> FloatArray:
+    """Return lognormal factors of mean 1, on the tasks of slow devices times their slowdown.
 
-
-def _result(operation: Operation) -> _Result:
-    return operation.stage, operation.kind == "F", operation.microbatch
-
-
-def _in_order(timeline: Timeline) -> list[OperationEvent | TransferEvent]:
-    """Return every event after all that it waits for.
-
-    Events are sorted by start. For events without duration at one moment, operations keep the order
-    in which they were started and each transfer follows its producer.
+    exp(m + v/2) = 1, and the variance exp(v) - 1 is the square of the jitter.
     """
-    rows: list[tuple[float, int, bool, OperationEvent | TransferEvent]] = []
-    producer: dict[_Result, int] = {}
-    for index, event in enumerate(timeline.operations):
-        rows.append((event.start_s, index, False, event))
-        if event.operation.kind != "W":
-            producer[_result(event.operation)] = index
-    for transfer in timeline.transfers:
-        index = producer[_result(transfer.operation)]
-        rows.append((transfer.start_s, index, True, transfer))
-    return [row[-1] for row in sorted(rows, key=lambda row: row[:-1])]
+    pipeline, tasks = times.timeline.pipeline, times.program.tasks[times.drawn]
+    numbers = pipeline.problem.cluster.numbers
+    is_slow = slowness.random((len(numbers), size)) < noise.slow_probability
+    on_device = (times.is_operation | times.is_step)[times.drawn]
+    device = np.array([numbers[name] for name in pipeline.devices])[
+        np.where(on_device, tasks["resource"], 0)
+    ]
+    slowdown = np.where(is_slow[device] & on_device[:, None], noise.slow_factor, 1.0)
+    moved = noise.jitter if noise.transfer_jitter is None else noise.transfer_jitter
+    variance = np.array([math.log1p(share**2) for share in (moved, noise.jitter)])
+    means, deviations = (row[on_device.astype(int), None] for row in (-variance / 2, variance**0.5))
+    drawn = durations.lognormal(means, deviations, (len(tasks), size))
+    found = np.ones((size, len(times.program.tasks)))
+    found[:, times.drawn] = (slowdown * drawn).T
+    return found

@@ -2,6 +2,7 @@
 
 import math
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -21,59 +22,63 @@ from planner.costs.reductions import GradientReduction
 from planner.costs.roofline import OperationTimes
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
-from planner.simulation.noise import Noise, replay_times_s, sample_times_s, times_under_noise
+from planner.program.replay import operation as operation_of
+from planner.simulation.noise import Noise, OrderedTimes, sample_times_s, times_under_noise
 from planner.simulation.simulator import simulate
-from planner.simulation.timeline import (
-    OperationEvent,
-    SynchronisationEvent,
-    Timeline,
-    TransferEvent,
-)
+from planner.simulation.timeline import Timeline
 
 SAMPLES = 3
+Factors = defaultdict[object, FloatArray]
 CALM = Noise(jitter=0, samples=20)
 
 
-class Drawn:
-    """Factors that are remembered, so that another replay can use the same."""
-
-    def __init__(self, seed: int) -> None:
-        random = np.random.default_rng(seed)
-        self.of: defaultdict[object, FloatArray] = defaultdict(
-            lambda: random.uniform(0.3, 3, SAMPLES)
-        )
-
-    def operation(self, event: OperationEvent) -> FloatArray:
-        return self.of[event.operation]
-
-    def transfer(self, event: TransferEvent) -> FloatArray:
-        return self.of["transfer", event.operation]
-
-    def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
-        return self.of[event.synchronisation]
-
-    def optimizer_step(self, device: str) -> FloatArray:
-        return self.of[device]
+Key = object
+"""What a task is: an operation, ("transfer", its maker), a reduction or a device."""
 
 
-class Given:
-    """Factors of named operations and transfers; all others keep their time."""
+def keys_of(times: OrderedTimes) -> dict[int, Key]:
+    """What each task of which the duration varies is."""
+    timeline, program = times.timeline, times.program
+    first = int(program.numbers["first_late"])
+    rows: dict[int, Key] = {}
+    for n in times.drawn.tolist():
+        found = operation_of(program, n)
+        if times.is_operation[n]:
+            rows[n] = found
+        elif times.is_message[n]:
+            stage, kind, microbatch = found
+            maker = Operation(stage + (-1 if kind == "F" else 1), kind, microbatch)
+            rows[n] = ("transfer", maker)
+        elif times.is_step[n]:
+            rows[n] = timeline.pipeline.devices[program.tasks["resource"][n]]
+        elif n < first + len(timeline.synchronisations):
+            rows[n] = timeline.pipeline.synchronisations[n - first]
+    return rows
 
-    def __init__(self, **factors: float) -> None:
-        self.factors = {name.removeprefix("_"): factor for name, factor in factors.items()}
 
-    def operation(self, event: OperationEvent) -> FloatArray:
-        return np.array([self.factors.get(str(event.operation), 1)])
+def times_s(timeline: Timeline, factor_of: Callable[[Key], float | FloatArray]) -> FloatArray:
+    """Iteration times where each task takes some factors as long."""
+    times = OrderedTimes(timeline)
+    rows = {n: np.atleast_1d(factor_of(key)) for n, key in keys_of(times).items()}
+    found = np.ones((max(map(len, rows.values())), len(times.program.tasks)))
+    for n, row in rows.items():
+        found[:, n] = row
+    return times.times_s(found)
 
-    def transfer(self, event: TransferEvent) -> FloatArray:
-        return np.array([self.factors.get(f"move_{event.operation}", 1)])
 
-    def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
-        stages = event.synchronisation.stages
-        return np.array([self.factors.get("reduce_" + "_".join(map(str, stages)), 1)])
+def given_times_s(timeline: Timeline, **factors: float) -> FloatArray:
+    """The same where named operations and transfers take a factor as long."""
+    named = {name.removeprefix("_"): factor for name, factor in factors.items()}
 
-    def optimizer_step(self, device: str) -> FloatArray:
-        return np.array([self.factors.get(device, 1)])
+    def factor_of(key: Key) -> float:
+        match key:
+            case ("transfer", maker):
+                return named.get(f"move_{maker}", 1.0)
+            case GradientReduction(stages):
+                return named.get("reduce_" + "_".join(map(str, stages)), 1.0)
+        return named.get(str(key), 1.0)
+
+    return times_s(timeline, factor_of)
 
 
 # --- against other replays ------------------------------------------------------------------------
@@ -88,8 +93,9 @@ def test_without_noise_every_sample_takes_the_simulated_time(case: Scheduled) ->
 
 @given(scheduled(), st.integers(0, 2**31))
 def test_times_are_the_longest_paths_over_what_waits_for_what(case: Scheduled, seed: int) -> None:
-    factors = Drawn(seed)
-    found = replay_times_s(simulate(case.pipeline, case.orders), factors)
+    random = np.random.default_rng(seed)
+    factors: Factors = defaultdict(lambda: random.uniform(0.3, 3, SAMPLES))
+    found = times_s(simulate(case.pipeline, case.orders), factors.__getitem__)
     for sample in range(SAMPLES):
         assert found[sample] == pytest.approx(longest_path_s(case, factors, sample), rel=1e-9)
 
@@ -121,7 +127,7 @@ def slowed(placed: PlacedPipeline, factor: float) -> PlacedPipeline:
     return replace(placed, stages=stages, optimizer_s=steps)
 
 
-def longest_path_s(case: Scheduled, factors: Drawn, sample: int) -> float:
+def longest_path_s(case: Scheduled, factors: Factors, sample: int) -> float:
     """Nodes are what factors are drawn for; an edge weighs what its first end takes until then."""
     dag = nx.DiGraph()
     timeline = simulate(case.pipeline, case.orders)
@@ -130,7 +136,7 @@ def longest_path_s(case: Scheduled, factors: Drawn, sample: int) -> float:
     add_tails(dag, case, timeline)
     for node, later in dag.edges:
         edge, length = dag.edges[node, later], dag.nodes[node]["length"]
-        edge["weight"] = max(0.0, length - edge.get("ahead", 0.0)) * factors.of[node][sample]
+        edge["weight"] = max(0.0, length - edge.get("ahead", 0.0)) * factors[node][sample]
     return float(nx.dag_longest_path_length(dag))
 
 
@@ -202,7 +208,7 @@ def two_stages(bytes_: int = GIGA // 2) -> PlacedPipeline:
 def test_factors_lengthen_what_they_are_for(factors: dict[str, float], time_s: float) -> None:
     timeline = simulate(two_stages(), PAIR)
     assert timeline.iteration_time_s == 10
-    assert replay_times_s(timeline, Given(**factors)) == pytest.approx(time_s)
+    assert given_times_s(timeline, **factors) == pytest.approx(time_s)
 
 
 def test_messages_that_share_a_link_take_as_long_as_they_do_then() -> None:
@@ -216,7 +222,7 @@ def test_messages_that_share_a_link_take_as_long_as_they_do_then() -> None:
     the_orders = orders(d0="0F0 0B0", d1="0F1 0B1", d2="1F0 1F1 1B0 1B1")
     timeline = simulate(placed, the_orders)
     assert timeline.iteration_time_s == 11
-    assert replay_times_s(timeline, Given(_0F0=4.0)) == pytest.approx(8 + 2 + 4)
+    assert given_times_s(timeline, _0F0=4.0) == pytest.approx(8 + 2 + 4)
 
 
 def test_all_reduces_and_optimizer_steps_vary_too() -> None:
@@ -226,8 +232,8 @@ def test_all_reduces_and_optimizer_steps_vary_too() -> None:
     )
     placed = pipeline(the_graph, star(2), [(["a"], ["d0", "d1"])], microbatches=3)
     timeline = simulate(placed, orders(d0="0F0 0B0 0F1 0B1", d1="0F2 0B2"))
-    assert replay_times_s(timeline, Given()) == pytest.approx(10.012)
-    assert replay_times_s(timeline, Given(reduce_0=1.5, d1=2.0)) == pytest.approx(12.024)
+    assert given_times_s(timeline) == pytest.approx(10.012)
+    assert given_times_s(timeline, reduce_0=1.5, d1=2.0) == pytest.approx(12.024)
 
 
 def test_all_reduces_of_a_device_keep_their_order() -> None:
@@ -242,8 +248,8 @@ def test_all_reduces_of_a_device_keep_their_order() -> None:
     placed = pipeline(the_graph, star(5), stages, microbatches=1)
     timeline = simulate(placed, orders(**{f"d{i}": f"{i}F0 {i}B0" for i in range(5)}))
     step_s = 0.012 * 101
-    assert replay_times_s(timeline, Given()) == pytest.approx(409 + 4 + step_s)
-    assert replay_times_s(timeline, Given(reduce_3_4=2.0)) == pytest.approx(809 + 4 + step_s)
+    assert given_times_s(timeline) == pytest.approx(409 + 4 + step_s)
+    assert given_times_s(timeline, reduce_3_4=2.0) == pytest.approx(809 + 4 + step_s)
 
 
 # --- the noise ------------------------------------------------------------------------------------

@@ -2,10 +2,9 @@
 
 All figures are of replays in which a stage's operations, or its transfers, take some factor as
 long, while every device, link and group of devices keeps its order (see
-:func:`planner.simulation.noise.replay_times_s`). The iteration time is then the longest of
-finitely many
-paths, each of which grows in proportion to the factor or stays: convex and piecewise linear. So
-Newton's method from the right finds the largest factor that keeps a limit, in as many steps as
+:class:`planner.simulation.noise.OrderedTimes`). The iteration time is then the longest of finitely
+many paths, each of which grows in proportion to the factor or stays: convex and piecewise linear.
+So Newton's method from the right finds the largest factor that keeps a limit, in as many steps as
 there are pieces at most.
 """
 
@@ -19,13 +18,8 @@ import numpy as np
 
 from planner.analysis.explain.memory import MemoryLimit
 from planner.cluster.link_table import FloatArray
-from planner.simulation.noise import replay_times_s
-from planner.simulation.timeline import (
-    OperationEvent,
-    SynchronisationEvent,
-    Timeline,
-    TransferEvent,
-)
+from planner.simulation.noise import OrderedTimes
+from planner.simulation.timeline import Timeline
 
 Limit = Literal["compute", "transfers", "memory", "nothing"]
 Part = Literal["compute", "transfers"]
@@ -102,35 +96,15 @@ class Trial:
 
 def trial_times_s(timeline: Timeline, trials: Sequence[Trial]) -> FloatArray:
     """Return the iteration time of each trial, in seconds; devices and links keep their order."""
-    return replay_times_s(timeline, _Factors(len(timeline.pipeline.stages), trials))
-
-
-class _Factors:
-    """Factors by which durations are multiplied: a sample for each trial."""
-
-    def __init__(self, stages: int, trials: Sequence[Trial]) -> None:
-        self._one = np.ones(len(trials))
-        factors = np.array([trial.factor for trial in trials])
-        of = np.array([trial.stage for trial in trials])
-        moves = np.array([trial.part == "transfers" for trial in trials], dtype=bool)
-        rows = range(stages)
-        self._compute = [np.where((of == row) & ~moves, factors, 1.0) for row in rows]
-        self._transfers = [
-            np.where(((of == row) | (of == row + 1)) & moves, factors, 1.0) for row in rows
-        ]
-
-    def operation(self, event: OperationEvent) -> FloatArray:
-        return self._compute[event.operation.stage]
-
-    def transfer(self, event: TransferEvent) -> FloatArray:
-        stage, kind, _ = event.operation
-        return self._transfers[stage if kind == "F" else stage - 1]
-
-    def synchronisation(self, event: SynchronisationEvent) -> FloatArray:
-        return self._one
-
-    def optimizer_step(self, device: str) -> FloatArray:
-        return self._one
+    times = OrderedTimes(timeline)
+    of, factors = np.array([(trial.stage, trial.factor) for trial in trials]).reshape(-1, 2).T
+    moves = np.array([trial.part == "transfers" for trial in trials], dtype=bool)
+    stage = times.program.tasks["stage"]
+    # A message is named by the operation that needs it: it is sent over this cut, or is none.
+    cut = np.where(times.is_message, stage - times.is_forward, -2)
+    sends = (of[:, None] == cut) | (of[:, None] == cut + 1)
+    runs = times.is_operation & (of[:, None] == stage)
+    return times.times_s(np.where(np.where(moves[:, None], sends, runs), factors[:, None], 1.0))
 
 
 def stage_limits(timeline: Timeline, memory: MemoryLimit) -> tuple[StageLimit, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 from planner.costs.network_table import NetworkTable
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import PipeplanError
-from planner.plan.operations import Operation, Orders
+from planner.plan.operations import Orders
 from planner.program.compiled import Block, compiled, entry, header, pointer
 from planner.program.lower.exchanges import fill_exchanges
 from planner.program.lower.hosts import fill_hosts
@@ -21,8 +21,7 @@ from planner.program.lower.reductions import fill_joins, fill_reductions, wait_f
 from planner.program.lower.room import ROOM, join_edges, room_for
 from planner.program.lower.weights import fill_groups
 from planner.program.lower.wires import wires_of
-from planner.program.program import COMPUTE, PROGRAM, Program
-from planner.program.replay import operation
+from planner.program.program import PROGRAM, Program
 from planner.program.schedule import fixed_orders
 from planner.program.stage_rows import ROWS, stage_rows
 
@@ -102,12 +101,6 @@ class Lowered:
         """The tasks that are copies of offloaded stashes."""
         numbers = self.room.numbers
         return range(int(numbers["first_copy"]), int(numbers["first_exchange"]))
-
-    def task_numbers(self) -> dict[tuple[Operation, bool], int]:
-        """Return the tasks of operations, and of the messages to them (True)."""
-        tasks = self.program.tasks[: self.copies.start]
-        roles = (tasks["role"] != COMPUTE).tolist()
-        return {(operation(self.program, n), is_message): n for n, is_message in enumerate(roles)}
 
 
 def lower_orders(
