@@ -104,7 +104,7 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
     first = next(number for number, line in enumerate(lines) if line.startswith("partial_all_"))
     row = table.rows[1]
     assert lines[first].split()[1:] == " ".join(row[1:]).split()
-    assert "".join(line.split()[0] for line in lines[first : first + 4]).startswith(name)
+    assert "".join(line.split()[0] for line in lines[first : first + 5]).startswith(name)
     assert all(f"{column}: " in " ".join(text.split()) for column in COLUMNS)
 
 
