@@ -52,7 +52,7 @@ docs: $(INSTALLED)
 
 schemas: $(INSTALLED)
 	for kind in plan graph cluster job runtime costs sweep sync-trace moves train; do \
-		$(BIN)/pipeplan schema $$kind -o schemas/$$kind.json || exit 1; \
+		$(BIN)/pipeplan verify --schema $$kind > schemas/$$kind.json || exit 1; \
 	done
 
 # make bench DATA=FOLDER of the public instances; writes benchmarks/REPORT.md.

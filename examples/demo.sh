@@ -16,7 +16,7 @@ say "1. Plan GPT-2 (124M parameters) for up to nine GPUs of three types (example
 pipeplan plan models.gpt:gpt2_small --cluster examples/clusters/irregular.toml \
     --job examples/jobs/gpt2.toml --time-limit 20 -o demo/irregular.json
 pipeplan verify demo/irregular.json
-pipeplan plot demo/irregular.json -o demo/irregular.png
+pipeplan report demo/irregular.json -o demo/irregular.png
 pipeplan simulate demo/irregular.json --trace demo/irregular.trace.json >/dev/null
 
 say "2. Measure this machine for four CPU processes, and the model's layers on it (half a minute each)"
@@ -30,7 +30,7 @@ pipeplan profile models.gpt:gpt2_small --job examples/jobs/demo.toml --samples 1
 say "3. Plan the same model for these processes"
 pipeplan plan models.gpt:gpt2_small --cluster demo/this_machine.toml --costs demo/costs.json \
     --job examples/jobs/demo.toml --time-limit 10 -o demo/local.json
-pipeplan plot demo/local.json -o demo/local.png
+pipeplan report demo/local.json -o demo/local.png
 
 say "4. Train with this plan, on the text of Python's standard library"
 ranks=$(python -c 'from planner import Plan; print(len(Plan.load("demo/local.json").ranks))')

@@ -22,7 +22,7 @@ from planner.records.document import MOST_ENTRIES, Count, Record, problem_lines,
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import read_formatted
 from planner.rules import Rules
-from planner.space import Space
+from planner.space import WITH_SHARDED_PARAMETERS, Space
 
 FORMAT = "pipeplan-job/1"
 Precision = Literal["float32", "float16", "bfloat16", "float64"]
@@ -233,7 +233,10 @@ class Job(Space):
 
 
 def job_with(job: Job, settings: Sequence[str]) -> Job:
-    """Return a job whose model arguments are overridden by those of a command line.
+    """Return a job with fields and model arguments that a command line sets.
+
+    A name that is no field of a job is an argument of the model. A job whose replicas share
+    parameters also gets the fields that this needs, unless they are set too.
 
     Args:
         job: the job to change.
@@ -242,10 +245,15 @@ def job_with(job: Job, settings: Sequence[str]) -> Job:
     Raises:
         PipeplanError: for a wrong setting.
     """
-    if not settings:
+    given = dict(map(_setting, settings))
+    fields = {name: given.pop(name) for name in list(given) if name in Job.model_fields}
+    if given:
+        job = job.model_copy(update={"model_arguments": {**job.model_arguments, **given}})
+    if not fields:
         return job
-    arguments = {**job.model_arguments, **dict(map(_setting, settings))}
-    return job.model_copy(update={"model_arguments": arguments})
+    if fields.get("shard_parameters"):
+        fields = {**WITH_SHARDED_PARAMETERS, **fields}
+    return Job.parse({**job.model_dump(mode="json"), **fields}, "--set")
 
 
 def _setting(text: str) -> tuple[str, Any]:

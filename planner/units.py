@@ -11,14 +11,7 @@ class SizeUnit(NamedTuple):
     bytes_: int
 
 
-SIZES = (
-    SizeUnit("EiB", 2**60),
-    SizeUnit("PiB", 2**50),
-    SizeUnit("TiB", 2**40),
-    SizeUnit("GiB", 2**30),
-    SizeUnit("MiB", 2**20),
-    SizeUnit("KiB", 2**10),
-)
+SIZES = [SizeUnit(f"{prefix}iB", 1024 ** (6 - place)) for place, prefix in enumerate("EPTGMK")]
 MEASURED_DIGITS = 5
 """Significant digits of what was measured."""
 
@@ -50,9 +43,7 @@ def format_seconds(seconds: float) -> str:
 def format_bytes(bytes_: float) -> str:
     """Format a size with four significant digits and its unit, such as ``1.25 GiB``."""
     unit = size_unit(bytes_)
-    return (
-        f"{four_digits(bytes_ / unit.bytes_) if unit.bytes_ > 1 else f'{bytes_:.4g}'} {unit.symbol}"
-    )
+    return f"{four_digits(bytes_ / unit.bytes_)} {unit.symbol}"
 
 
 def size_unit(bytes_: float) -> SizeUnit:

@@ -136,7 +136,7 @@ def _grid_section(rows: Sequence[PairRow]) -> Iterator[str]:
         "8), of stages that divides the blocks and of replicas, at each microbatch size (1, 2, "
         "4; GPT-2 also 8), with and without ZeRO, in every published schedule, microbatches in "
         "flight limited and layers recomputed only as memory requires; where types of devices "
-        "differ, also on the fastest types alone. Ours is `plan --tensor-parallel any` at that "
+        "differ, also on the fastest types alone. Ours is `plan --set tensor_parallel=any` at that "
         f"microbatch size, for {limit_s:g} deterministic seconds on one thread, without being "
         "told that layout. An iteration has 64 samples, 128 on more than 24 devices; float16, "
         "sequence parallelism inside groups, one stage a device. One simulator.\n"

@@ -21,7 +21,7 @@ ANY = "JsonValue"
 INTRODUCTION = """# Files and their fields
 
 This page is generated from the records that read and write the files. Unknown fields and values of
-another type or out of range are refused; the message names the field. `pipeplan schema KIND` prints
+another type or out of range are refused; the message names the field. `pipeplan verify --schema KIND` prints
 the same as a JSON Schema, see [Editors and schemas](editors.md).
 
 "table" is a TOML table or a JSON object, "list" an array. Fields without a default are required.
@@ -40,7 +40,7 @@ def artifact_page() -> str:
         title = artifact.title.removeprefix("Pipeplan ")
         seen.add(name)
         parts += [f"## {title[0].upper()}{title[1:]} {{ #{name.lower()} }}\n"]
-        parts += [f"`{artifact.format}`; schema: `pipeplan schema {kind}`.\n"]
+        parts += [f"`{artifact.format}`; schema: `pipeplan verify --schema {kind}`.\n"]
         parts += _record(schema)
         for other, definition in _by_use(schema):
             if other not in seen:

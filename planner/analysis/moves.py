@@ -50,7 +50,7 @@ class TimedMove:
     """A single change of a plan, and what the plan would take with it.
 
     Attributes:
-        move: the change; as text, what ``pipeplan edit --move`` takes.
+        move: the change; as text, what ``pipeplan explain --apply`` takes.
         iteration_time_s: of the plan that it makes.
         gain: share of the present iteration time that it saves; negative if it costs.
         lacks_bytes: what devices would lack; empty if it fits in memory.

@@ -8,19 +8,15 @@ from typing import Annotated
 import typer
 
 from planner.cli.adopt import adopt
-from planner.cli.calibrate import calibrate
-from planner.cli.cluster import app as cluster_app
 from planner.cli.compare import compare
-from planner.cli.edit import edit
 from planner.cli.explain import explain
 from planner.cli.export import export
 from planner.cli.import_ import import_
-from planner.cli.inspect import detect, plot, profile, schema, trace, verify
+from planner.cli.inspect import detect, profile, trace, verify
 from planner.cli.output import say
 from planner.cli.plan import plan
 from planner.cli.replan import replan
 from planner.cli.report import report
-from planner.cli.schedule import schedule
 from planner.cli.simulate import simulate
 from planner.cli.sweep import sweep
 from planner.errors import print_in_any_encoding
@@ -78,8 +74,7 @@ def _main(
     show_log(verbose=verbose)
 
 
-app.command("import")(import_)
-app.add_typer(cluster_app, name="cluster")
+app.command()(trace)
 # Their options are the executor's, whose own help says what they are.
 for measurement in (detect, profile):
     app.command(
@@ -89,25 +84,11 @@ for measurement in (detect, profile):
             "help_option_names": [],
         }
     )(measurement)
-COMMANDS = (
-    trace,
-    plan,
-    adopt,
-    schedule,
-    compare,
-    sweep,
-    replan,
-    verify,
-    simulate,
-    calibrate,
-    explain,
-    edit,
-    plot,
-    report,
-    export,
-    schema,
-)
-for command in COMMANDS:
+app.command("import")(import_)
+for command in (
+    *(plan, adopt, compare, sweep, explain, simulate, verify),
+    *(report, replan, export),
+):
     app.command()(command)
 
 

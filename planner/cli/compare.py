@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.models import ProblemRequest, loaded_problem
 from planner.cli.options import (
     ClusterOption,
     DeterministicOption,
-    ExpertParallelOption,
     JobOption,
     JsonOption,
     MemoryMarginOption,
     ModelArgument,
     RuntimeOption,
-    SeedOption,
-    SequenceParallelOption,
     SetOption,
-    TensorParallelOption,
+    TimeLimitOption,
 )
 from planner.cli.output import console, print_json, say, show, user_errors
+from planner.cli.problems import ProblemFiles
 from planner.errors import PipeplanError
 from planner.units import format_seconds
 
@@ -40,21 +37,12 @@ def compare(
     planners: Annotated[
         str | None,
         typer.Option(
-            "--planners",
-            metavar="NAME,…",
-            help="baselines, separated by commas (default: all)",
+            "--planners", metavar="NAME,…", help="baselines, separated by commas (default: all)"
         ),
     ] = None,
-    time_limit: Annotated[
-        float,
-        typer.Option("--time-limit", metavar="SECONDS", help="time limit of Pipeplan's own search"),
-    ] = 30.0,
-    seed: SeedOption = 0,
+    time_limit: TimeLimitOption = 30.0,
     deterministic: DeterministicOption = False,
     runtime: RuntimeOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    sequence_parallel: SequenceParallelOption = False,
-    expert_parallel: ExpertParallelOption = False,
     memory_margin: MemoryMarginOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="also write the table as Markdown")
@@ -78,31 +66,17 @@ def compare(
         names = None if planners is None else [name.strip() for name in planners.split(",")]
         names = names and [name for name in names if name]
         find_planners(names)
-        check_settings(time_limit, 0.0, seed, 1)
-        for path in (output, best_baseline):
-            if path is not None:
-                require_file_path(path)
-        problem = loaded_problem(
-            ProblemRequest(
-                model,
-                cluster,
-                job,
-                tuple(set_ or ()),
-                runtime=runtime,
-                tensor_parallel=tensor_parallel,
-                sequence_parallel=sequence_parallel,
-                expert_parallel=expert_parallel,
-                memory_margin=memory_margin,
-            )
-        ).problem
-        search = partial(
-            compare_planners,
-            problem,
-            names,
-            time_limit_s=time_limit,
-            seed=seed,
-            deterministic=deterministic,
+        check_settings(time_limit, 0.0, 0, 1)
+        for path in filter(None, (output, best_baseline)):
+            require_file_path(path)
+        files = ProblemFiles(
+            model, cluster, job, set_ or (), runtime=runtime, memory_margin=memory_margin
         )
+        limits: dict[str, Any] = {
+            "time_limit_s": time_limit,
+            "deterministic": deterministic,
+        }
+        search = partial(compare_planners, files.load().problem, names, **limits)
         rows = _compared(search, time_limit)
         _report(rows, output, as_json)
         if best_baseline is not None:
@@ -116,17 +90,14 @@ def _compared(search: Callable[..., PlannerComparison], time_limit_s: float) -> 
     shown = console(stderr=True)
     with shown.status(f"planning for {time_limit_s:g} s") as status:
 
-        def show(row: ComparisonRow) -> None:
-            _show_row(row, lambda line: shown.print(line, highlight=False, markup=False))
+        def show_row(row: ComparisonRow) -> None:
+            figures = row.figures
+            time = "no plan" if figures is None else format_seconds(figures.iteration_time_s)
+            line = f"{row.planner}: {time}, planned in {row.planning_s:.1f} s"
+            shown.print(line, highlight=False, markup=False)
             status.update("baselines")
 
-        return search(progress=show)
-
-
-def _show_row(row: ComparisonRow, show: Callable[[str], None]) -> None:
-    figures = row.figures
-    time = "no plan" if figures is None else format_seconds(figures.iteration_time_s)
-    show(f"{row.planner}: {time}, planned in {row.planning_s:.1f} s")
+        return search(progress=show_row)
 
 
 def _save_best_baseline(rows: PlannerComparison, path: Path) -> None:

@@ -1,8 +1,10 @@
-"""``pipeplan import``: profiles as layer graphs, and measured links as clusters."""
+"""``pipeplan import``: profiles as layer graphs, links as clusters, and clusters joined."""
 
 from __future__ import annotations
 
+import re
 import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,203 +12,146 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from planner.cli.options import JsonOption
-from planner.cli.output import print_json, say, show, user_errors
+from planner.cli.output import print_json, show, user_errors
 from planner.errors import PipeplanError
 from planner.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
+    from planner.cluster.cluster import Cluster
+    from planner.cluster.merge import MergedBox
     from planner.interop.importing.imported import Imported, ImportOptions
-    from planner.records.document import Record
 
-
-SUFFIXES = (".toml", ".json")
-DEFAULT_CLUSTER_OUTPUT = Path("cluster.toml")
-
-
-def require_cluster_path(path: Path) -> None:
-    """Refuse a path that no cluster file can have, before any work.
-
-    Raises:
-        PipeplanError: with the reason.
-    """
-    from planner.records.document import require_file_path
-
-    if path.suffix not in SUFFIXES:
-        raise PipeplanError(
-            f"-o {path}: expected a name that ends in .toml or .json, as this file holds a cluster"
-        )
-    require_file_path(path)
-
-
-def import_cluster(
-    file: Path,
-    output: Path | None,
-    kind: str,
-    options: ImportOptions,
-    prefix: str | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Read measured or listed links and write the cluster file.
-
-    Args:
-        file: to read.
-        output: cluster file; None for ``cluster.toml``.
-        kind: of the file, in :data:`planner.interop.importing.formats.CLUSTER_FORMATS`.
-        options: what the file does not say.
-        prefix: that the names of devices and switches get, with a slash; None for none.
-        as_json: print JSON instead of a table.
-
-    Raises:
-        PipeplanError: if it cannot be read or written.
-    """
-    from planner.cluster.merge import renamed
-    from planner.interop.importing.formats import import_cluster_file
-
-    path = output or DEFAULT_CLUSTER_OUTPUT
-    require_cluster_path(path)
-    imported = import_cluster_file(file, kind, options)
-    if prefix:
-        imported = replace(imported, cluster=renamed(imported.cluster, prefix.rstrip("/")))
-    imported.cluster.save(path)
-    if as_json:
-        print_json(_data(imported, kind, path))
-        return
-    _show_cluster(imported, kind, path)
-
-
-def _data(imported: Any, kind: str, path: Path) -> dict[str, Any]:
-    cluster = imported.cluster
-    return {
-        "format": kind,
-        "name": cluster.name,
-        "cluster": str(path),
-        "devices": list(cluster.device_names),
-        "links": [link.model_dump(mode="json") for link in cluster.links],
-        "notes": list(imported.notes),
-    }
-
-
-def _show_cluster(imported: Any, kind: str, path: Path) -> None:
-    from planner.report.tables import Table
-
-    cluster = imported.cluster
-    title = (
-        f"{cluster.name} ({kind}): {plural(len(cluster.devices), 'device')}, "
-        f"{plural(len(cluster.links), 'link')}"
-    )
-    table = Table(title, ("between", "and"), ("GB/s", "latency us", "source"))
-    for link in cluster.links:
-        table.add_row(
-            *link.between,
-            f"{link.bandwidth_gb_per_s:.4g}",
-            f"{link.latency_us:.4g}",
-            link.source,
-        )
-    show(table)
-    for note in imported.notes:
-        say(f"note: {note}")
-    say(f"wrote {path}")
-    name = shlex.quote(str(path))
-    say(f"next: pipeplan plan MODEL --cluster {name}")
-    say(f"  or: pipeplan cluster merge {name} OTHER.toml --network 100gbit")
-
-
-SUFFIX = ".json"
-DEFAULT_OUTPUT = Path("graph.json")
-
-
-FileArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="FILE",
-        help="profile of another tool, output of `nvidia-smi topo -m` or `rocm-smi --showtopo`, "
-        "NCCL's topology in XML, or a log of nccl-tests",
-    ),
-]
-OutputOption = Annotated[
-    Path | None,
-    typer.Option(
-        "-o",
-        "--output",
-        help="layer graph to write (.json, default: graph.json), with the job next to it as "
-        "NAME.job.json; for links, the cluster file to write (.toml or .json, default: "
-        "cluster.toml)",
-    ),
-]
-FormatOption = Annotated[
-    str,
-    typer.Option(
-        "--from",
-        metavar="FORMAT",
-        help="kind of FILE (auto: detect it): dapple, pipedream, nvidia-smi, rocm-smi, "
-        "nccl-topology, nccl-tests, nccl-all-reduce, nccl-sendrecv",
-    ),
-]
-DeviceTypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--device-type",
-        help="the device that was profiled (default: V100-16GB), or the GPUs that the file does "
-        "not name: a preset, or FILE.toml:NAME for [device_types.NAME] of a cluster file",
-    ),
-]
-SamplesOption = Annotated[
-    int | None,
-    typer.Option("--samples-per-microbatch", help="samples in the profiled batch"),
-]
-FreeInputsOption = Annotated[
-    bool, typer.Option("--free-inputs", help="count input nodes of a profile as 0 s")
-]
-GivenOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--given",
-        metavar="NAME=VALUE",
-        help="what FILE does not say, once for each: pcie=3, peer_to_peer=yes (a name "
-        "that the format does not take is refused with those it takes)",
-    ),
-]
-
-
-PrefixOption = Annotated[
-    str | None,
-    typer.Option(
-        "--prefix",
-        metavar="NAME",
-        help="rename devices and switches of a cluster to NAME/…, the name of their host",
-    ),
-]
+CLUSTER_SUFFIXES, GRAPH_SUFFIX = (".toml", ".json"), ".json"
+DEFAULT_CLUSTER, DEFAULT_GRAPH = Path("cluster.toml"), Path("graph.json")
 
 
 def import_(
-    file: FileArgument,
-    output: OutputOption = None,
-    format_name: FormatOption = "auto",
-    device_type: DeviceTypeOption = None,
-    samples: SamplesOption = None,
-    free_inputs: FreeInputsOption = False,
-    given: GivenOption = None,
-    prefix: PrefixOption = None,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="profile of another tool, output of `nvidia-smi topo -m` or `rocm-smi "
+            "--showtopo`, NCCL's topology in XML, or a log of nccl-tests; with --network cluster "
+            "files of two boxes or more",
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="layer graph to write (.json, default: graph.json), with the job next to it as "
+            "NAME.job.json; for links, the cluster file to write (.toml or .json, default: "
+            "cluster.toml)",
+        ),
+    ] = None,
+    format_name: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="kind of FILE (auto: detect it): dapple, pipedream, nvidia-smi, rocm-smi, "
+            "nccl-topology, nccl-tests, nccl-all-reduce, nccl-sendrecv",
+        ),
+    ] = "auto",
+    device_type: Annotated[
+        str | None,
+        typer.Option(
+            "--device-type",
+            help="the device that was profiled (default: V100-16GB), or the GPUs that the file "
+            "does not name: a preset, or FILE.toml:NAME for [device_types.NAME] of a cluster file",
+        ),
+    ] = None,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples-per-microbatch", help="samples in the profiled batch"),
+    ] = None,
+    free_inputs: Annotated[
+        bool, typer.Option("--free-inputs", help="count input nodes of a profile as 0 s")
+    ] = False,
+    given: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--given",
+            metavar="NAME=VALUE",
+            help="what FILE does not say, once for each: pcie=3, peer_to_peer=yes (a name "
+            "that the format does not take is refused with those it takes)",
+        ),
+    ] = None,
+    prefix: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prefix",
+            metavar="NAME",
+            help="rename devices and switches of a cluster to NAME/…, the name of their host; once "
+            "for each file, in their order",
+        ),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            "--network",
+            metavar="LINK",
+            help="join the clusters of several boxes by their network cards, through one switch; "
+            "the link from each card: a preset (InfiniBand-NDR, Ethernet-25G), or a bandwidth each "
+            "way (100gbit, 12.5GB/s)",
+        ),
+    ] = None,
+    latency_us: Annotated[
+        float | None,
+        typer.Option(
+            "--latency-us",
+            min=0,
+            help="with --network: latency of that link (default: the preset's, else 20)",
+        ),
+    ] = None,
+    card: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--card",
+            metavar="NAME",
+            help="with --network: what leads to the network, such as mlx5_* (default: every "
+            "network card, which is a switch with one link)",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import a profile as a layer graph, or measured links as a cluster file."""
+    """Import a profile as a layer graph, or links as a cluster file, or join cluster files."""
     with user_errors(as_json):
         from planner.interop.importing.formats import CLUSTER_FORMATS, format_of
         from planner.interop.importing.imported import ImportOptions
 
+        if network is not None:
+            path = output or DEFAULT_CLUSTER
+            _merge(files, path, network, latency_us, prefix or [], card or [], as_json=as_json)
+            return
+        _require_one(files, latency_us, card)
+        file = files[0]
         if output is not None:
             _require_apart(file, output)
         kind = format_of(file, format_name)
-        if kind in CLUSTER_FORMATS:
-            _refuse_profile_options(samples, free_inputs)
         options = ImportOptions(device_type, samples, free_inputs, _given(given or []))
-        if kind in CLUSTER_FORMATS:
-            import_cluster(file, output, kind, options, prefix, as_json=as_json)
-        else:
-            if prefix is not None:
+        if kind not in CLUSTER_FORMATS:
+            if prefix:
                 raise PipeplanError("--prefix applies to clusters only; remove it")
-            _import_profile(file, output or DEFAULT_OUTPUT, kind, options, as_json=as_json)
+            _import_profile(file, output or DEFAULT_GRAPH, kind, options, as_json=as_json)
+            return
+        if samples is not None or free_inputs:
+            raise PipeplanError(
+                "--samples-per-microbatch and --free-inputs apply to profiles only; remove them"
+            )
+        name = prefix[0] if prefix else None
+        _import_cluster(file, output or DEFAULT_CLUSTER, kind, options, name, as_json=as_json)
+
+
+def _require_one(files: Sequence[Path], latency_us: float | None, card: list[str] | None) -> None:
+    if len(files) > 1:
+        raise PipeplanError(
+            f"FILE: {plural(len(files), 'file')}; give one, or --network to join cluster files"
+        )
+    for option, value in (("--latency-us", latency_us), ("--card", card)):
+        if value:
+            raise PipeplanError(f"{option}: is of a network between boxes; add --network LINK")
 
 
 def _given(settings: list[str]) -> dict[str, str]:
@@ -220,58 +165,188 @@ def _given(settings: list[str]) -> dict[str, str]:
     return found
 
 
-def _refuse_profile_options(samples: int | None, free_inputs: bool) -> None:
-    if samples is not None or free_inputs:
+def _require_apart(file: Path, output: Path) -> None:
+    """Refuse to write over the file to read."""
+    for path in (output, output.with_suffix(f".job{GRAPH_SUFFIX}")):
+        if path.resolve() == file.resolve():
+            raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
+
+
+# --- clusters -------------------------------------------------------------------------------------
+
+
+def _require_cluster_path(path: Path) -> None:
+    """Refuse a path that no cluster file can have, before any work."""
+    from planner.records.document import require_file_path
+
+    if path.suffix not in CLUSTER_SUFFIXES:
         raise PipeplanError(
-            "--samples-per-microbatch and --free-inputs apply to profiles only; remove them"
+            f"-o {path}: expected a name that ends in .toml or .json, as this file holds a cluster"
         )
+    require_file_path(path)
+
+
+def _import_cluster(
+    file: Path, path: Path, kind: str, options: ImportOptions, prefix: str | None, *, as_json: bool
+) -> None:
+    """Read measured or listed links and write the cluster file."""
+    from planner.cluster.merge import renamed
+    from planner.interop.importing.formats import import_cluster_file
+
+    _require_cluster_path(path)
+    imported = import_cluster_file(file, kind, options)
+    if prefix:
+        imported = replace(imported, cluster=renamed(imported.cluster, prefix.rstrip("/")))
+    cluster = imported.cluster
+    cluster.save(path)
+    if as_json:
+        print_json(
+            {
+                "format": kind,
+                "name": cluster.name,
+                "cluster": str(path),
+                "devices": list(cluster.device_names),
+                "links": [link.model_dump(mode="json") for link in cluster.links],
+                "notes": list(imported.notes),
+            }
+        )
+        return
+    _show_links(cluster, kind)
+    name = shlex.quote(str(path))
+    show(
+        *(f"note: {note}" for note in imported.notes),
+        f"wrote {path}",
+        f"next: pipeplan plan MODEL --cluster {name}",
+        f"  or: pipeplan import {name} OTHER.toml --network 100gbit",
+    )
+
+
+def _show_links(cluster: Cluster, kind: str) -> None:
+    from planner.report.tables import Table
+
+    title = (
+        f"{cluster.name} ({kind}): {plural(len(cluster.devices), 'device')}, "
+        f"{plural(len(cluster.links), 'link')}"
+    )
+    table = Table(title, ("between", "and", "source"), ("GB/s", "latency us"))
+    for link in cluster.links:
+        figures = f"{link.bandwidth_gb_per_s:.4g}", f"{link.latency_us:.4g}"
+        table.add_row(*link.between, str(link.source), *figures)
+    show(table)
+
+
+def _merge(
+    files: Sequence[Path],
+    path: Path,
+    network: str,
+    latency_us: float | None,
+    prefixes: Sequence[str],
+    cards: Sequence[str],
+    *,
+    as_json: bool,
+) -> None:
+    """Join the clusters of several boxes by their network cards, and write the cluster file."""
+    from planner.cluster.merge import card_of_device, merged, network_link
+    from planner.plan.operations import compress_devices
+    from planner.report.tables import Table
+
+    _require_cluster_path(path)
+    link = network_link(network, latency_us)
+    boxes = _boxes(files, prefixes, cards)
+    made = merged(boxes, link, path.stem)
+    made.save(path)
+    card_of = card_of_device(made, boxes)
+    notes = _notes(made, boxes, card_of)
+    if as_json:
+        devices = list(made.device_names)
+        print_json(
+            {"cluster": str(path), "devices": devices, "cards": dict(card_of), "notes": notes}
+        )
+        return
+    title = f"{made.name}: {plural(len(made.devices), 'device')}, {plural(len(made.links), 'link')}"
+    table = Table(title, ("devices", "reach other boxes by"))
+    for card in dict.fromkeys(card_of.values()):
+        devices = [device for device, its in card_of.items() if its == card]
+        table.add_row(compress_devices(devices), card)
+    next_ = f"next: pipeplan plan MODEL --cluster {shlex.quote(str(path))}"
+    show(table, *(f"note: {note}" for note in notes), f"wrote {path}", next_)
+
+
+def _boxes(files: Sequence[Path], prefixes: Sequence[str], cards: Sequence[str]) -> list[MergedBox]:
+    """Read the files, and rename what is in them."""
+    from planner.cluster.cluster import Cluster
+    from planner.cluster.merge import MergedBox, cards_of, renamed
+
+    if len(files) < 2:
+        raise PipeplanError(f"FILE: {files[0]} alone cannot be merged; give two files or more")
+    if prefixes and len(prefixes) != len(files):
+        raise PipeplanError(
+            f"--prefix: {plural(len(prefixes), 'prefix', 'es')} for {len(files)} files; give one "
+            "for each, in their order, or none"
+        )
+    boxes = []
+    for number, path in enumerate(files):
+        one = Cluster.load(path)
+        found = cards_of(one, cards, str(path))
+        name = prefixes[number].rstrip("/") if prefixes else _default_prefix(one, path)
+        if name:
+            one, found = renamed(one, name), tuple(f"{name}/{card}" for card in found)
+        boxes.append(MergedBox(one, found, str(path)))
+    return boxes
+
+
+def _default_prefix(one: Cluster, path: Path) -> str:
+    """Return the file's name, which becomes that of the host; none if devices name their hosts."""
+    if all("/" in name for name in one.device_names):
+        return ""
+    return re.sub(r"[^A-Za-z0-9_.:-]+", "-", path.stem)
+
+
+def _notes(made: Cluster, boxes: Sequence[MergedBox], cards: Mapping[str, str]) -> list[str]:
+    from planner.cluster.merge import detours
+
+    idle = [card for box in boxes for card in box.cards if card not in cards.values()]
+    notes = [
+        f"{a} and {b} have {outside:.4g} GB/s through the network and {inside:.4g} inside their "
+        "box; plans use the wider way, which NCCL does not by default"
+        for a, b, inside, outside in detours(made, boxes)
+    ]
+    if idle:
+        notes.append(
+            f"no device is nearest to {', '.join(idle)}; a message takes one card, so their "
+            "bandwidth stays unused"
+        )
+    return notes
+
+
+# --- profiles -------------------------------------------------------------------------------------
 
 
 def _import_profile(
     file: Path, output: Path, kind: str, options: ImportOptions, *, as_json: bool
 ) -> None:
     from planner.interop.importing.formats import import_file
+    from planner.records.document import require_file_path, write_atomically
 
-    paths = _paths(output)
-    name, imported = import_file(file, kind, options)
-    _write(imported, paths)
-    if as_json:
-        print_json(_report(name, imported, paths))
-    else:
-        _show(name, imported, paths)
-
-
-def _require_apart(file: Path, output: Path) -> None:
-    """Refuse to write over the file to read."""
-    for path in (output, output.with_suffix(f".job{SUFFIX}")):
-        if path.resolve() == file.resolve():
-            raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
-
-
-def _paths(output: Path) -> dict[str, Path]:
-    """Return where the artifacts go, by kind; refuse before any work if they cannot be written."""
-    from planner.records.document import require_file_path
-
-    if output.suffix != SUFFIX:
+    if output.suffix != GRAPH_SUFFIX:
         raise PipeplanError(
-            f"-o {output}: expected a name that ends in {SUFFIX}, because `pipeplan plan` "
-            f"recognises layer graphs by it; for example {output.with_suffix(SUFFIX)}"
+            f"-o {output}: expected a name that ends in {GRAPH_SUFFIX}, because `pipeplan plan` "
+            f"recognises layer graphs by it; for example {output.with_suffix(GRAPH_SUFFIX)}"
         )
-    paths = {"graph": output, "job": output.with_suffix(f".job{SUFFIX}")}
-    for path in paths.values():
+    job_path = output.with_suffix(f".job{GRAPH_SUFFIX}")
+    for path in (output, job_path):
         require_file_path(path)
-    return paths
+    name, imported = import_file(file, kind, options)
+    for path, record in ((output, imported.graph.record), (job_path, imported.job)):
+        write_atomically(path, record.model_dump_json(indent=1) + "\n")
+    data = {"format": name, "graph": str(output), "job": str(job_path), **_profile_data(imported)}
+    if as_json:
+        print_json(data)
+    else:
+        _show_profile(data, imported)
 
 
-def _write(imported: Imported, paths: dict[str, Path]) -> None:
-    from planner.records.document import write_atomically
-
-    records: dict[str, Record] = {"graph": imported.graph.record, "job": imported.job}
-    for kind, record in records.items():
-        write_atomically(paths[kind], record.model_dump_json(indent=1) + "\n")
-
-
-def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str, Any]:
+def _profile_data(imported: Imported) -> dict[str, Any]:
     graph = imported.graph
     measured = [
         min(layer.measured.values(), key=lambda times: times.forward_s + times.whole_backward_s)
@@ -279,9 +354,7 @@ def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str
         if layer.measured
     ]
     return {
-        "format": name,
         "name": graph.name,
-        **{kind: str(path) for kind, path in written.items()},
         "layers": len(graph.record.layers),
         "boundaries": len(graph.record.boundaries),
         "samples_per_microbatch": graph.record.samples_per_microbatch,
@@ -293,26 +366,19 @@ def _report(name: str, imported: Imported, written: dict[str, Path]) -> dict[str
     }
 
 
-def _show(name: str, imported: Imported, written: dict[str, Path]) -> None:
-    report = _report(name, imported, written)
-    say(
-        f"{report['name']} ({name}): {plural(report['layers'], 'layer')}, "
-        f"{plural(report['boundaries'], 'boundary tensor')}, "
-        f"{plural(report['samples_per_microbatch'], 'sample')} per microbatch"
-    )
-    say(
-        f"one microbatch: forward {format_seconds(report['forward_s'])}, backward "
-        f"{format_seconds(report['backward_s'])}, stash {format_bytes(report['stash_bytes'])}; "
-        f"parameters {format_bytes(report['parameter_bytes'])}"
-    )
-    for note in imported.notes:
-        say(f"note: {note}")
-    job_path = written["job"]
+def _show_profile(data: dict[str, Any], imported: Imported) -> None:
     replication = "stages may have replicas" if imported.job.replication else "no replicas"
-    say(
+    show(
+        f"{data['name']} ({data['format']}): {plural(data['layers'], 'layer')}, "
+        f"{plural(data['boundaries'], 'boundary tensor')}, "
+        f"{plural(data['samples_per_microbatch'], 'sample')} per microbatch",
+        f"one microbatch: forward {format_seconds(data['forward_s'])}, backward "
+        f"{format_seconds(data['backward_s'])}, stash {format_bytes(data['stash_bytes'])}; "
+        f"parameters {format_bytes(data['parameter_bytes'])}",
+        *(f"note: {note}" for note in imported.notes),
         f"assumed for the job: {plural(imported.job.microbatches, 'microbatch', 'es')}, "
-        f"{replication}; edit {job_path} to change it"
+        f"{replication}; edit {data['job']} to change it",
+        f"wrote {data['graph']}, {data['job']}",
+        f"next: pipeplan plan {shlex.quote(data['graph'])} --cluster CLUSTER.toml --job "
+        f"{shlex.quote(data['job'])}",
     )
-    say(f"wrote {', '.join(map(str, written.values()))}")
-    graph, job = (shlex.quote(str(written[kind])) for kind in ("graph", "job"))
-    say(f"next: pipeplan plan {graph} --cluster CLUSTER.toml --job {job}")

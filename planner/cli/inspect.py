@@ -1,16 +1,15 @@
-"""The commands that measure, show or check something: trace, detect, profile, verify, plot."""
+"""The commands that measure or check something: trace, detect, profile, verify."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from planner.cli.models import is_graph_file, job_of, traced
 from planner.cli.options import (
     JobOption,
     JsonOption,
@@ -20,13 +19,13 @@ from planner.cli.options import (
     RunByOption,
     SetOption,
 )
-from planner.cli.output import named, print_json, print_written, say, show, user_errors
+from planner.cli.output import named, print_json, say, show, user_errors
+from planner.cli.problems import is_graph_file, job_of, traced
 from planner.errors import PipeplanError, shorten
 
 if TYPE_CHECKING:
     from planner.job import Job
     from planner.plan.plan import Plan
-    from planner.simulation.timeline import Timeline
 
 
 def trace(
@@ -113,13 +112,6 @@ def _show_splits(
         say(f"wrote {output}", err=True)
 
 
-def profile(context: typer.Context) -> None:
-    """Measure the time and memory of each layer of a model on this device (--help: all options)."""
-    # The executor needs nothing of the planner's command line, and GPU machines may not have it.
-    command = [sys.executable, "-m", "executor.profiling", *context.args]
-    raise typer.Exit(subprocess.run(command, check=False).returncode)
-
-
 def detect(context: typer.Context) -> None:
     """Write a cluster file of this machine (--help: all options), or list --presets of hardware."""
     if context.args == ["--presets"]:
@@ -127,12 +119,113 @@ def detect(context: typer.Context) -> None:
 
         show(*preset_tables())
         return
-    command = [sys.executable, "-m", "executor.detect", *context.args]
+    _run("executor.detect", context.args)
+
+
+def profile(context: typer.Context) -> None:
+    """Measure each layer on this device (--help: all options), or calibrate a plan by its run.
+
+    `pipeplan profile PLAN.json MEASURED.json -o CALIBRATED.json` derives costs of layers and links
+    from a measured run of a plan.
+    """
+    if context.args and is_graph_file(context.args[0]):
+        calibration()(context.args, prog_name="pipeplan profile")
+    _run("executor.profiling", context.args)
+
+
+def _run(module: str, words: Sequence[str]) -> None:
+    # The executor needs nothing of the planner's command line, and GPU machines may not have it.
+    command = [sys.executable, "-m", module, *words]
     raise typer.Exit(subprocess.run(command, check=False).returncode)
 
 
-def verify(
+def calibration() -> Any:
+    """Return the command that calibrates, as ``profile`` runs it for a plan."""
+    app = typer.Typer(
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.command()(_calibrate)
+    return typer.main.get_command(app)
+
+
+def _calibrate(
     path: PlanArgument,
+    measured: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MEASURED", help="measured timeline (from the executor's --timeline)"
+        ),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="calibrated plan to write")],
+    graph: Annotated[
+        Path | None,
+        typer.Option(
+            "--graph", help="also write its layer graph (JSON), for `pipeplan plan MODEL --costs`"
+        ),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", help="also write its cluster (TOML or JSON, by file name)"),
+    ] = None,
+    links_only: Annotated[
+        bool, typer.Option("--links-only", help="calibrate links only and keep the layers' times")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Derive costs of layers and links from a measured run."""
+    with user_errors(as_json):
+        from planner.interop.calibrate.calibrate import calibrate
+        from planner.measured.timeline import MeasuredTimeline
+        from planner.prediction import load_plan
+        from planner.report.deviation import calibration_data, calibration_view
+        from planner.verification import save_valid
+
+        outputs = {"--output": output, "--graph": graph, "--cluster": cluster}
+        given = {option: path for option, path in outputs.items() if path is not None}
+        _require_outputs(path, measured, given)
+        plan, timeline = load_plan(path), MeasuredTimeline.load(measured)
+        with named(measured):
+            result = calibrate(plan, timeline, links_only=links_only)
+        save_valid(result.plan, output)
+        if graph is not None:
+            result.plan.single_device_problem.graph.save(graph)
+        if cluster is not None:
+            result.plan.cluster.save(cluster)
+        if as_json:
+            print_json({"plan": str(output), **calibration_data(result)})
+        else:
+            show(*calibration_view(result), *(f"wrote {path}" for path in given.values()))
+
+
+def _require_outputs(plan: Path, measured: Path, given: Mapping[str, Path]) -> None:
+    """Refuse what cannot be written, or would be written over another file of the command."""
+    from planner.records.document import require_file_path
+
+    suffixes = {"--graph": (".json",), "--cluster": (".toml", ".json")}
+    taken = {measured.resolve()}
+    for option, path in given.items():
+        require_file_path(path)
+        expected = suffixes.get(option)
+        if expected and path.suffix not in expected:
+            names = " or ".join(expected)
+            raise PipeplanError(f"{option} {path}: expected a name that ends in {names}")
+        if path.resolve() in taken or (option != "--output" and path.resolve() == plan.resolve()):
+            raise PipeplanError(
+                f"{option} {path}: used for another file of this command; choose another name"
+            )
+        taken.add(path.resolve())
+
+
+KINDS = (
+    *("plan", "graph", "cluster", "job", "runtime", "train"),
+    *("costs", "sweep", "sync-trace", "moves"),
+)
+
+
+def verify(
+    path: Annotated[Path | None, typer.Argument(metavar="PLAN", help="plan file")] = None,
     prove: Annotated[
         bool,
         typer.Option(
@@ -142,34 +235,52 @@ def verify(
         ),
     ] = False,
     runtime: RunByOption = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema",
+            metavar="KIND",
+            help="print instead the JSON Schema of a kind of file (fields, types, ranges, units, "
+            f"meanings): {', '.join(KINDS)}",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check that a plan is valid; print the reasons and exit with status 1 if not."""
-    with user_errors(as_json):
-        from planner.prediction import load_plan
-        from planner.verification import require_valid
-        from planner.verification.proof import prove as check_proof
+    with user_errors(as_json and schema is None):
+        if (path is None) is (schema is None):
+            raise PipeplanError("PLAN: name a plan file, or --schema KIND instead")
+        if schema is not None:
+            typer.echo(_schema(schema), nl=False)
+        elif path is not None:
+            _verify(path, prove, runtime, as_json=as_json)
 
-        problems: list[str] = []
-        plan = proof = None
-        try:
-            plan = load_plan(path, runtime)
-            require_valid(plan, str(path))
-            proof = check_proof(plan) if prove else None
-        except PipeplanError as error:
-            problems = list(error.problems)
-        if proof is not None:
-            problems += (f"{path}: {problem}" for problem in proof.problems)
-        if as_json:
-            data = {"plan": str(path), "valid": not problems, "problems": problems}
-            print_json(data if proof is None else {**data, "proof": proof.data()})
-        elif problems or plan is None:
-            raise PipeplanError(problems)
-        else:
-            for line in (f"holds; {_about_bound(plan)}", *(proof.lines() if proof else ())):
-                say(f"{path}: {line}")
-        if problems:
-            raise typer.Exit(1)
+
+def _verify(path: Path, prove: bool, runtime: str | None, *, as_json: bool) -> None:
+    from planner.prediction import load_plan
+    from planner.verification import require_valid
+    from planner.verification.proof import prove as check_proof
+
+    problems: list[str] = []
+    plan = proof = None
+    try:
+        plan = load_plan(path, runtime)
+        require_valid(plan, str(path))
+        proof = check_proof(plan) if prove else None
+    except PipeplanError as error:
+        problems = list(error.problems)
+    if proof is not None:
+        problems += (f"{path}: {problem}" for problem in proof.problems)
+    if as_json:
+        data = {"plan": str(path), "valid": not problems, "problems": problems}
+        print_json(data if proof is None else {**data, "proof": proof.data()})
+    elif problems or plan is None:
+        raise PipeplanError(problems)
+    else:
+        for line in (f"holds; {_about_bound(plan)}", *(proof.lines() if proof else ())):
+            say(f"{path}: {line}")
+    if problems:
+        raise typer.Exit(1)
 
 
 def _about_bound(plan: Plan) -> str:
@@ -180,80 +291,13 @@ def _about_bound(plan: Plan) -> str:
     return f"it lies in the space of its bound: {covers.space}"
 
 
-def plot(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="PLAN...", help="plan files; several are drawn on one time scale"),
-    ],
-    output: Annotated[
-        Path, typer.Option("-o", "--output", help="picture to write: .png or .svg")
-    ] = Path("plan.png"),
-    memory: Annotated[bool, typer.Option("--memory", help="draw memory over time instead")] = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Draw Gantt charts of plans on one time scale, or one plan's memory over time."""
-    with user_errors(as_json):
-        from planner.prediction import load_plan, replay
-        from planner.report.gantt import save_gantts
-        from planner.report.memory_plot import save_memory
-
-        if memory and len(paths) > 1:
-            raise PipeplanError("--memory accepts exactly one plan")
-        plans = [load_plan(path) for path in paths]
-        if memory:
-            with named(paths[0]):
-                save_memory(replay(plans[0]), output)
-        else:
-            save_gantts(_charts(paths, plans), output)
-        print_written(paths, output, as_json=as_json)
-
-
-def _charts(paths: Sequence[Path], plans: Sequence[Plan]) -> list[tuple[str, Timeline]]:
-    """Titles and timelines; the file tells apart plans of one model on one cluster."""
-    from planner.prediction import replay
-
-    titles = [f"{plan.model.name} on {plan.cluster.name}" for plan in plans]
-    if len(plans) > 1:
-        titles = [f"{path}: {title}" for path, title in zip(paths, titles, strict=True)]
-    charts = []
-    for path, title, plan in zip(paths, titles, plans, strict=True):
-        with named(path):
-            charts.append((title, replay(plan)))
-    return charts
-
-
-KINDS = (
-    *("plan", "graph", "cluster", "job", "runtime", "train"),
-    *("costs", "sweep", "sync-trace", "moves"),
-)
-
-
-def schema(
-    kind: Annotated[
-        str,
-        typer.Argument(metavar="KIND", help=", ".join(KINDS)),
-    ],
-    output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="file to write (default: print it)")
-    ] = None,
-) -> None:
-    """Print the JSON Schema of a kind of file (fields, types, ranges, units, meanings)."""
-    with user_errors():
-        from planner.records.document import write_atomically
-
-        if kind not in KINDS:
-            raise PipeplanError(f"KIND: no schema of {shorten(kind)}; there are {', '.join(KINDS)}")
-        text = _text(kind)
-        if output is None:
-            typer.echo(text, nl=False)
-        else:
-            write_atomically(output, text)
-            say(f"wrote {output}")
-
-
-def _text(kind: str) -> str:
+def _schema(kind: str) -> str:
     from planner.schemas import ARTIFACTS, schema_text
 
+    if kind not in KINDS:
+        raise PipeplanError(
+            f"--schema {shorten(kind)}: there is no such kind; there are {', '.join(KINDS)}"
+        )
     if kind in ARTIFACTS:
         return schema_text(ARTIFACTS[kind])
     # A training file is the executor's, which the planner does not import.

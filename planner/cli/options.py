@@ -16,20 +16,15 @@ ModelArgument = Annotated[
     ),
 ]
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN", help="plan file")]
-ClusterOption = Annotated[
-    Path,
-    typer.Option("--cluster", help="cluster file (TOML)"),
-]
-JobOption = Annotated[
-    Path | None,
-    typer.Option("--job", help="job file (TOML or JSON)"),
-]
+ClusterOption = Annotated[Path, typer.Option("--cluster", help="cluster file (TOML)")]
+JobOption = Annotated[Path | None, typer.Option("--job", help="job file (TOML or JSON)")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="set a model argument, overriding the job's; may be repeated",
+        help="set a field of the job, such as tensor_parallel=2, or an argument of the model, over "
+        "the job file's; may be repeated",
     ),
 ]
 CostsOption = Annotated[
@@ -37,7 +32,7 @@ CostsOption = Annotated[
     typer.Option(
         "--costs",
         metavar="FILE",
-        help="measured costs: a profile, or the graph from `calibrate --graph`; may be repeated",
+        help="measured costs: a profile, or the graph of a calibration; may be repeated",
     ),
 ]
 RuntimeOption = Annotated[
@@ -45,9 +40,9 @@ RuntimeOption = Annotated[
     typer.Option(
         "--runtime",
         metavar="NAME",
-        help="keep to plans that this runtime can run as planned, under its rules: pipeplan, "
-        "torch, torchtitan, megatron, megatron-blocking, deepspeed, or a file of your own "
-        "(default: the job's, else pipeplan, which runs every plan)",
+        help="keep to plans that this runtime can run, under its rules: pipeplan, torch, "
+        "torchtitan, megatron, megatron-blocking, deepspeed, or a file of your own (default: the "
+        "job's, else pipeplan, which runs every plan)",
     ),
 ]
 RunByOption = Annotated[
@@ -59,29 +54,6 @@ RunByOption = Annotated[
         "megatron-blocking, deepspeed, or a file of your own (default: the plan's)",
     ),
 ]
-TensorParallelOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tensor-parallel",
-        metavar="N|any",
-        help="have groups of N devices run every layer together; any: the best number (default: "
-        "the job's, else 1)",
-    ),
-]
-SequenceParallelOption = Annotated[
-    bool,
-    typer.Option(
-        "--sequence-parallel",
-        help="with --tensor-parallel: share values between the split parts of layers by positions",
-    ),
-]
-ExpertParallelOption = Annotated[
-    bool,
-    typer.Option(
-        "--expert-parallel",
-        help="with --tensor-parallel: give the devices of a group whole experts, not shares of all",
-    ),
-]
 PlanOutputOption = Annotated[Path, typer.Option("-o", "--output", help="plan file to write")]
 AgainstOption = Annotated[
     Path | None,
@@ -91,28 +63,14 @@ AgainstOption = Annotated[
         help="compare with a measured timeline (from the executor's --timeline)",
     ),
 ]
-EpochOption = Annotated[
-    int | None,
-    typer.Option(
-        "--epoch-samples",
-        metavar="N",
-        min=1,
-        max=2**63 - 1,
-        help="samples of the data set, to show what an epoch takes and costs (default: the job's)",
-    ),
-]
 MemoryMarginOption = Annotated[
     str | None,
     typer.Option(
         "--memory-margin",
         metavar="SHARE|GIB",
-        help="memory to leave free on every device, as 6% or 2GiB (default: none); it counts as "
-        "reserved in the plan's cluster",
+        help="memory to leave free on every device, as 6% or 2GiB; it counts as reserved in the "
+        "plan's cluster",
     ),
-]
-LogOption = Annotated[
-    bool,
-    typer.Option("--log", help="show what each step of the search took and brought"),
 ]
 NoCheckOption = Annotated[
     bool,
@@ -125,7 +83,14 @@ DeterministicOption = Annotated[
         help="give the same result on every run and machine (one thread, limits in solver work)",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="seed of the solver")]
+TimeLimitOption = Annotated[
+    float,
+    typer.Option(
+        "--time-limit",
+        metavar="SECONDS",
+        help="limit of the search; with --deterministic in units of work that take 1 to 10 s each",
+    ),
+]
 WorkersOption = Annotated[
     int, typer.Option("--workers", show_default="one per core, at most 8", help="solver threads")
 ]

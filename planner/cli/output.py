@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
@@ -97,7 +97,7 @@ def _as_option(problem: str) -> str:
 
 
 _OPTIONS = {
-    **{name: f"--{name}" for name in ("lost", "added", "slack", "runtime")},
+    **{name: f"--{name}" for name in ("lost", "added", "slack", "runtime", "window")},
     **{"time_limit_s": "--time-limit", "gap_limit": "--gap", "pipeline_size": "--pipeline-size"},
 }
 """Options by the name of the argument that they set, where no field of a file does."""
@@ -144,20 +144,17 @@ def show_plan(the_plan: Plan) -> None:
     show(*plan_view(the_plan, simulate_plan(the_plan)))
 
 
-def show_runtime(the_plan: Plan) -> None:
-    """Print what the plan's time leaves out of its runtime."""
-    from planner.report.summary import runtime_lines
+def keep_inputs(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse to write over a file that the command reads.
 
-    for line in runtime_lines(the_plan.runtime):
-        say(line)
-
-
-def print_written(plans: Sequence[Path], written: Path, *, as_json: bool) -> None:
-    """Print which file was written from which plans."""
-    if as_json:
-        print_json({"plans": [str(path) for path in plans], "written": [str(written)]})
-    else:
-        say(f"wrote {written}")
+    Raises:
+        PipeplanError: naming the file.
+    """
+    for path in inputs:
+        if path.exists() and output.exists() and path.samefile(output):
+            raise PipeplanError(
+                f"--output {output}: this is an input file of the command; choose another name"
+            )
 
 
 def show(*view: Table | str) -> None:

@@ -1,37 +1,31 @@
-"""``pipeplan plan``: the command, and the way from its options to a plan file."""
+"""``pipeplan plan``: a search for a plan, or for a schedule of a plan's own stages."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from planner.cli.models import ProblemRequest, loaded_problem
 from planner.cli.options import (
-    ClusterOption,
     CostsOption,
     DeterministicOption,
-    EpochOption,
-    ExpertParallelOption,
     JobOption,
     JsonOption,
-    LogOption,
     MemoryMarginOption,
     ModelArgument,
     NoCheckOption,
     RuntimeOption,
-    SeedOption,
-    SequenceParallelOption,
     SetOption,
-    TensorParallelOption,
+    TimeLimitOption,
     WorkersOption,
 )
-from planner.cli.output import print_json, say, show_plan, show_runtime, user_errors
+from planner.cli.output import keep_inputs, print_json, say, show, show_plan, user_errors
+from planner.cli.problems import LoadedProblem, ProblemFiles, given_rules, is_graph_file
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
 from planner.search.settings import DEFAULT_WORKERS
@@ -40,47 +34,197 @@ from planner.units import format_seconds, plural
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.plan.problem import Problem
+    from planner.search.orders.search import Schedule
     from planner.search.result import HistoryRow, Result, StepRow
-    from planner.search.settings import Preference
 
-
-def show_result(
-    result: Result,
-    output: Path,
-    text_problem: str | None,
-    *,
-    as_json: bool,
-    has_margin: bool = False,
-) -> None:
-    """Print a result whose plan was written.
-
-    Args:
-        result: of the search.
-        output: where its plan lies.
-        text_problem: why the executor's text cannot train the model, if that is known.
-        as_json: print JSON.
-        has_margin: whether memory was left free on purpose: the rest may be filled.
-    """
-    from planner.report.summary import space_lines
-
-    if as_json:
-        print_json(_data(result, output))
-        return
-    _print_unjoined(result.unjoined_devices)
-    show_plan(result.plan)
-    say(result.summary())
-    for line in space_lines(result.plan):
-        say(line)
-    show_runtime(result.plan)
-    memory = () if has_margin else memory_lines(result.plan)
-    for line in (*memory, *_about_gap(result)):
-        say(line)
-    say(f"wrote {output}")
-    print_run_command(result.plan, output, text_problem)
-
-
+DEFAULT_OUTPUT = Path("plan.json")
 LITTLE = 0.06
 """Share of a device's memory; a plan that leaves less of it free is warned of."""
+
+
+def plan(
+    model: ModelArgument,
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster",
+            help="cluster file (TOML); without one MODEL is a plan.json, whose stages are kept and "
+            "whose operations are ordered again",
+        ),
+    ] = None,
+    job: JobOption = None,
+    set_: SetOption = None,
+    costs: CostsOption = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="plan file to write (default: plan.json)")
+    ] = None,
+    time_limit: TimeLimitOption = 30.0,
+    deterministic: DeterministicOption = False,
+    prefer: Annotated[
+        Literal["fast", "simple", "robust"],
+        typer.Option(
+            metavar="fast|simple|robust",
+            help="of the plans about as fast as the fastest found: simple: one that is node-"
+            "aligned, has fewest stages, then uneven replicas, and a published schedule (1 % "
+            "slower at most); robust: one that keeps its time under noise (2 %)",
+        ),
+    ] = "fast",
+    warm_start: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--warm-start",
+            metavar="PLAN",
+            help="also start from the stages of this plan; may be repeated",
+        ),
+    ] = None,
+    sync: Annotated[
+        str | None,
+        typer.Option(
+            "--sync",
+            metavar="NAME[:OPTION=VALUE,…]",
+            help="how replicas agree, all_reduce unless given; choose: what suits the plan's "
+            "pipelines, by simulation; one between pipelines makes a plan of pipelines",
+        ),
+    ] = None,
+    runtime: RuntimeOption = None,
+    memory_margin: MemoryMarginOption = None,
+    workers: WorkersOption = DEFAULT_WORKERS,
+    no_check: NoCheckOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the fastest plan and prove a lower bound on the iteration time."""
+    limits = {"time_limit_s": time_limit, "workers": workers, "deterministic": deterministic}
+    with user_errors(as_json):
+        from planner.records.document import require_file_path
+        from planner.search.settings import check_settings
+
+        check_settings(time_limit, 0.0, 0, workers)
+        path = output or DEFAULT_OUTPUT
+        require_file_path(path)
+        if output is None:
+            _keep_default(path, warm_start or [])
+        if cluster is None:
+            others = (job, set_, costs, warm_start, sync, runtime, memory_margin)
+            _reschedule(model, path, limits, others, as_json=as_json)
+            return
+        files = ProblemFiles(model, cluster, job, set_ or (), costs or (), runtime, memory_margin)
+        _require_possible(files, path, sync, prefer)
+        _search(
+            files, path, limits, prefer, warm_start or [], sync, check=not no_check, as_json=as_json
+        )
+
+
+def _keep_default(path: Path, warm_starts: Sequence[Path]) -> None:
+    """Refuse to write over a file that was not named with ``-o``, before any search."""
+    if not path.exists():
+        return
+    for start in warm_starts:
+        if start.exists() and start.samefile(path):
+            raise PipeplanError(
+                f"--warm-start {start}: would be overwritten; give -o {start} explicitly if you "
+                "want that, or choose another name"
+            )
+    raise PipeplanError(f"{path}: exists already; name the file to write with -o")
+
+
+def _require_possible(files: ProblemFiles, output: Path, sync: str | None, prefer: str) -> None:
+    """Refuse wrong settings before the model is traced, which may take long."""
+    require_sync(sync)
+    rules = given_rules(files.runtime)
+    if needs_pipelines(sync):
+        if rules is not None and rules.expresses != "pipeplan":
+            raise PipeplanError(
+                f"--sync {sync}: {rules.name} reduces gradients over all pipelines in every "
+                "iteration; leave --sync out, or plan for pipeplan"
+            )
+        if prefer != "fast":
+            raise PipeplanError(
+                f"--prefer {prefer}: compares plans under a synchronous strategy, and {sync} is "
+                f"not one; remove --prefer {prefer}"
+            )
+    keep_inputs(output, files.inputs)
+
+
+def _search(
+    files: ProblemFiles,
+    output: Path,
+    limits: dict[str, Any],
+    prefer: str,
+    warm_paths: Sequence[Path],
+    sync: str | None,
+    *,
+    check: bool,
+    as_json: bool,
+) -> None:
+    """Search for a plan, write it and show it."""
+    from planner.prediction import load_plan
+    from planner.verification import save_valid
+
+    warm_starts = [load_plan(path) for path in warm_paths]
+    loaded = files.load(check=check)
+    _print_unusable(loaded.problem, dict(zip(warm_paths, warm_starts, strict=True)))
+    limits = {**limits, "progress": progress_table(quiet=as_json), "warm_starts": warm_starts}
+    found = _solved(loaded.problem, limits, prefer, has_pipelines=needs_pipelines(sync))
+    made, reason = with_sync(found.plan, sync)
+    save_valid(made, output)
+    if prefer != "fast" and found.robustness is None and found.simplicity is None:
+        say("note: interrupted before plans near the fastest were compared", err=True)
+    found = replace(found, plan=made)
+    if logging.getLogger("planner").isEnabledFor(logging.INFO):
+        for line in step_lines(found.steps):
+            say(line, err=True)
+    if as_json:
+        print_json(_data(found, output))
+    else:
+        _show(found, loaded, output, has_margin=files.memory_margin is not None)
+        if reason:
+            say(f"synchronisation strategy: {reason}")
+        say_if(found.shortcoming())
+    if loaded.compared is not None:
+        say(loaded.compared, err=True)
+
+
+def _solved(
+    problem: Problem, limits: dict[str, Any], prefer: str, *, has_pipelines: bool
+) -> Result:
+    from planner.search.data_parallel import solve_data_parallel
+    from planner.search.solve import solve
+
+    if has_pipelines:
+        return solve_data_parallel(problem, **limits)
+    is_robust = prefer == "robust"
+    return solve(
+        problem, **limits, robust=is_robust, prefer="simple" if prefer == "simple" else "fast"
+    )
+
+
+def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
+    """Print which warm starts cannot be used."""
+    from planner.search.finish import starts_of
+
+    if problem.job.tensor_parallel != 1:
+        return  # A plan may fit one size of groups and not another.
+    for path, earlier in plans.items():
+        if not any(starts_of(problem, [earlier])):
+            say(
+                f"note: {path} is ignored: its stages are not consecutive layers of this model, or "
+                f"one of them has no device in this cluster",
+                err=True,
+            )
+
+
+def _show(result: Result, loaded: LoadedProblem, output: Path, *, has_margin: bool) -> None:
+    """Print a result whose plan was written."""
+    from planner.report.summary import runtime_lines, space_lines
+
+    plan = result.plan
+    _print_unjoined(result.unjoined_devices)
+    show_plan(plan)
+    lines = [result.summary(), *space_lines(plan), *runtime_lines(plan.runtime)]
+    # Who leaves memory free on purpose fills the rest on purpose.
+    lines += [] if has_margin else memory_lines(plan)
+    show(*lines, *_about_gap(result), f"wrote {output}")
+    print_run_command(plan, output, loaded.text_problem)
 
 
 def memory_lines(plan: Plan) -> list[str]:
@@ -155,8 +299,13 @@ def print_run_command(plan: Plan, output: Path, text_problem: str | None) -> Non
 
     commands = run_commands(plan, output, text_problem)
     if commands is not None:
-        for line in (*commands.lines("run it"), data_line(text_problem)):
-            say(line)
+        show(*commands.lines("run it"), data_line(text_problem))
+
+
+def say_if(text: str | None) -> None:
+    """Print a line, if there is one."""
+    if text is not None:
+        say(text)
 
 
 def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
@@ -165,14 +314,14 @@ def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
         return lambda row: None
     headings = [f"{'time':>8}  {'iteration':>12}  {'bound':>12}  {'gap':>7}"]
 
-    def show(row: HistoryRow) -> None:
+    def show_row(row: HistoryRow) -> None:
         while headings:
             say(headings.pop(), err=True)
         gap = f"{row.gap:7.2%}" if row.gap is not None else "      -"
         time, bound = format_seconds(row.iteration_time_s), format_seconds(row.lower_bound_s)
         say(f"{row.time_s:7.1f}s  {time:>12}  {bound:>12}  {gap}  {row.event}", err=True)
 
-    return show
+    return show_row
 
 
 def step_lines(steps: Sequence[StepRow]) -> list[str]:
@@ -186,331 +335,70 @@ def step_lines(steps: Sequence[StepRow]) -> list[str]:
     return lines
 
 
-@dataclass(frozen=True)
-class PlanRequest:
-    """What to plan for; None where an option was not given.
-
-    Attributes:
-        problem: what to plan for.
-        warm_starts: files of earlier plans.
-        robust: whether the plan should keep its time under noise.
-        prefer, prefer_within: see :func:`planner.search.solve.solve`.
-        sync: strategy of synchronisation with its options, or ``choose``.
-        log: whether to show what each step of the search took and brought.
-    """
-
-    problem: ProblemRequest
-    warm_starts: tuple[Path, ...]
-    robust: bool
-    prefer: Preference
-    prefer_within: float
-    sync: str | None
-    log: bool = False
-
-    @property
-    def chooses(self) -> bool:
-        """Whether plans near the fastest are compared by something else than time."""
-        return self.robust or self.prefer != "fast"
+# --- the schedule of a plan's own stages ----------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SearchSettings:
-    """Settings of the search, see :func:`planner.search.solve.solve`."""
-
-    time_limit_s: float
-    gap_limit: float
-    seed: int
-    workers: int
-    deterministic: bool
-
-
-def make_plan(
-    request: PlanRequest, settings: SearchSettings, output: Path, *, as_json: bool
+def _reschedule(
+    model: str, output: Path, limits: dict[str, Any], others: Sequence[object], *, as_json: bool
 ) -> None:
-    """Search for a plan, write it and show it.
-
-    Args:
-        request: what a plan is wanted of.
-        settings: of the search.
-        output: plan file.
-        as_json: print JSON, and no progress.
-
-    Raises:
-        PipeplanError: naming what is wrong with the input, or why there is no plan.
-    """
+    """Order the operations of a plan's stages again, and write and show the plan."""
     from planner.prediction import load_plan
+    from planner.search.orders.search import search_schedule
     from planner.verification import save_valid
 
-    _require_possible(request, settings, output)
-    warm_starts = [load_plan(path) for path in request.warm_starts]
-    loaded = loaded_problem(request.problem)
-    problem = loaded.problem
-    _print_unusable(problem, dict(zip(request.warm_starts, warm_starts, strict=True)))
-    found = _search(problem, request, settings, warm_starts, quiet=as_json)
-    plan, reason = with_sync(found.plan, request.sync)
-    save_valid(plan, output)
-    if request.chooses and found.robustness is None and found.simplicity is None:
-        say("note: interrupted before plans near the fastest were compared", err=True)
-    found, has_margin = replace(found, plan=plan), request.problem.memory_margin is not None
-    show_result(found, output, loaded.text_problem, as_json=as_json, has_margin=has_margin)
-    if request.log and not as_json:
-        for line in step_lines(found.steps):
-            say(line)
-    if loaded.compared is not None:
-        say(loaded.compared, err=True)
-    if reason and not as_json:
-        say(f"synchronisation strategy: {reason}")
-    shortcoming = found.shortcoming()
-    if shortcoming is not None and not as_json:
-        say(shortcoming)
-
-
-def _require_possible(request: PlanRequest, settings: SearchSettings, output: Path) -> None:
-    """Refuse wrong settings before the model is traced, which may take long."""
-    from planner.records.document import require_file_path
-    from planner.search.settings import check_preference, check_settings
-
-    check_settings(settings.time_limit_s, settings.gap_limit, settings.seed, settings.workers)
-    check_preference(request.prefer, request.prefer_within, is_robust=request.robust)
-    require_file_path(output)
-    require_sync(request.sync)
-    _require_runtime(request)
-    if request.chooses and needs_pipelines(request.sync):
-        option = "--robust" if request.robust else f"--prefer {request.prefer}"
+    if not is_graph_file(model) or any(others):
         raise PipeplanError(
-            f"{option}: compares plans under a synchronous strategy, and {request.sync} is not "
-            f"one; remove {option}"
+            "--cluster: is missing; name a cluster file, or leave out all options of a problem and "
+            "name a plan.json to order its operations again"
         )
-    keep_inputs(output, request.problem.inputs)
-
-
-def _require_runtime(request: PlanRequest) -> None:
-    from planner.cli.models import given_rules
-
-    rules = given_rules(request.problem.runtime)
-    if rules is None or rules.expresses == "pipeplan" or not needs_pipelines(request.sync):
+    loaded = load_plan(Path(model))
+    found = search_schedule(loaded.problem, loaded.stages, split=loaded.job.splits, **limits)
+    kept = _no_slower(loaded, found)
+    made = _with_orders(loaded, found) if kept is None else kept
+    save_valid(made, output)
+    time_s, bound_s = made.predicted.iteration_time_s, found.lower_bound_s
+    if as_json:
+        data = {"plan": str(output), "method": "as before" if kept else found.method}
+        print_json({**data, "iteration_time_s": time_s, "schedule_lower_bound_s": bound_s})
         return
-    raise PipeplanError(
-        f"--sync {request.sync}: {rules.name} reduces gradients over all pipelines in every "
-        "iteration; leave --sync out, or plan for pipeplan"
+    show_plan(made)
+    found_s, old_s = found.iteration_time_s, loaded.predicted.iteration_time_s
+    gap = f", gap {max(0.0, time_s / bound_s - 1):.2%}" if bound_s > 0 else ""
+    show(
+        f"iteration time {format_seconds(found_s)} with {found.method}; the old orders take "
+        f"{format_seconds(old_s)}"
+        if kept is None
+        else f"the old orders stay: they take {format_seconds(time_s)}, and nothing faster was "
+        f"found ({format_seconds(found_s)} with {found.method})",
+        f"lower bound for every schedule of these stages {format_seconds(bound_s)}{gap}",
+        f"wrote {output}",
     )
 
 
-def keep_inputs(output: Path, inputs: list[Path]) -> None:
-    """Refuse to write the plan over one of the files it is made from.
+def _no_slower(plan: Plan, found: Schedule) -> Plan | None:
+    """Return the plan with new predictions if its own orders are valid and no slower."""
+    from planner.prediction import refresh
+    from planner.verification import verify
 
-    Raises:
-        PipeplanError: naming the file.
+    try:
+        again = refresh(plan)
+    except PipeplanError:
+        return None
+    is_slower = again.predicted.iteration_time_s > found.iteration_time_s
+    # Orders that take more memory than there is may well be faster.
+    return None if is_slower or verify(again) else again
+
+
+def _with_orders(plan: Plan, found: Schedule) -> Plan:
+    """Return the plan with the schedule's orders and new predictions.
+
+    Its job allows the kinds of backward that the orders have.
     """
-    for path in inputs:
-        if _is_same_file(path, output):
-            raise PipeplanError(
-                f"--output {output}: this is an input file of the command; choose another name"
-            )
+    from planner.plan.operations import format_order
+    from planner.prediction import refresh
+    from planner.space import widened
 
-
-def keep_warm_starts(output: Path, request: PlanRequest) -> None:
-    """Refuse to write over a plan that the search starts from, unless it was named with ``-o``.
-
-    Raises:
-        PipeplanError: naming the file.
-    """
-    for path in request.warm_starts:
-        if _is_same_file(path, output):
-            raise PipeplanError(
-                f"--warm-start {path}: would be overwritten; give -o {path} explicitly if you want "
-                f"that, or choose another name"
-            )
-
-
-def keep_plan(output: Path) -> None:
-    """Refuse to write over a file that was not named with ``-o``, before any search.
-
-    Raises:
-        PipeplanError: naming the file.
-    """
-    if output.exists():
-        raise PipeplanError(
-            f"{output}: exists already; name another file with -o, or give --overwrite"
-        )
-
-
-def _is_same_file(path: Path, other: Path) -> bool:
-    return path.exists() and other.exists() and path.samefile(other)
-
-
-def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
-    """Print which warm starts cannot be used."""
-    from planner.search.finish import starts_of
-
-    if problem.job.tensor_parallel != 1:
-        return  # A plan may fit one size of groups and not another.
-    for path, earlier in plans.items():
-        if not any(starts_of(problem, [earlier])):
-            say(
-                f"note: {path} is ignored: its stages are not consecutive layers of this model, or "
-                f"one of them has no device in this cluster",
-                err=True,
-            )
-
-
-def _search(
-    problem: Problem,
-    request: PlanRequest,
-    settings: SearchSettings,
-    warm_starts: Sequence[Plan],
-    *,
-    quiet: bool,
-) -> Result:
-    from planner.search.data_parallel import solve_data_parallel
-    from planner.search.solve import solve
-
-    aside = needs_pipelines(request.sync)
-    chosen = partial(
-        solve,
-        robust=request.robust,
-        prefer=request.prefer,
-        prefer_within=request.prefer_within,
-    )
-    search = solve_data_parallel if aside else chosen
-    progress = progress_table(quiet=quiet)
-    return search(problem, **asdict(settings), progress=progress, warm_starts=warm_starts)
-
-
-ShardOptimizerOption = Annotated[
-    bool,
-    typer.Option(
-        "--shard-optimizer",
-        help="replicas of a stage share the optimizer's state, ZeRO-1 (default: as the job says)",
-    ),
-]
-ShardParametersOption = Annotated[
-    bool,
-    typer.Option(
-        "--shard-parameters",
-        help="replicas of a stage also divide its weights and gradients, ZeRO-3 (FSDP), in equal "
-        "pipelines with whole backwards (default: as the job says)",
-    ),
-]
-OutputOption = Annotated[
-    Path | None, typer.Option("-o", "--output", help="plan file to write (default: plan.json)")
-]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", help="without -o: replace plan.json if it exists")
-]
-DEFAULT_OUTPUT = Path("plan.json")
-TimeLimitOption = Annotated[
-    float,
-    typer.Option(
-        "--time-limit",
-        metavar="SECONDS",
-        help="stop after this time; with --deterministic in CP-SAT's deterministic seconds, each "
-        "of which takes 1 to 10 s",
-    ),
-]
-GapOption = Annotated[
-    float, typer.Option("--gap", help="stop when the gap (time / bound - 1) is at most this")
-]
-WarmStartOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--warm-start",
-        metavar="PLAN",
-        help="also start from the stages of this plan; may be repeated",
-    ),
-]
-RobustOption = Annotated[
-    bool,
-    typer.Option(
-        "--robust",
-        help="prefer a plan that is robust to noise (jitter 0.05) and at most 2 % slower without "
-        "noise",
-    ),
-]
-PreferOption = Annotated[
-    str,
-    typer.Option(
-        metavar="fast|simple",
-        help="simple: of the plans about as fast as the fastest found, the one that is node-"
-        "aligned, has fewest stages, then uneven replicas, and a published schedule",
-    ),
-]
-PreferWithinOption = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE",
-        help="with --prefer simple: the plan may take longer than the fastest found by this share",
-    ),
-]
-SyncOption = Annotated[
-    str | None,
-    typer.Option(
-        "--sync",
-        metavar="NAME[:OPTION=VALUE,…]",
-        help="how replicas agree, all_reduce unless given; choose: what suits the plan's "
-        "pipelines, by simulation; one between pipelines makes a plan of pipelines",
-    ),
-]
-
-
-def plan(
-    model: ModelArgument,
-    cluster: ClusterOption,
-    job: JobOption = None,
-    set_: SetOption = None,
-    costs: CostsOption = None,
-    runtime: RuntimeOption = None,
-    tensor_parallel: TensorParallelOption = None,
-    sequence_parallel: SequenceParallelOption = False,
-    expert_parallel: ExpertParallelOption = False,
-    shard_optimizer: ShardOptimizerOption = False,
-    shard_parameters: ShardParametersOption = False,
-    output: OutputOption = None,
-    overwrite: OverwriteOption = False,
-    time_limit: TimeLimitOption = 30.0,
-    gap: GapOption = 1e-4,
-    seed: SeedOption = 0,
-    workers: WorkersOption = DEFAULT_WORKERS,
-    warm_start: WarmStartOption = None,
-    deterministic: DeterministicOption = False,
-    robust: RobustOption = False,
-    prefer: PreferOption = "fast",
-    prefer_within: PreferWithinOption = 0.01,
-    sync: SyncOption = None,
-    memory_margin: MemoryMarginOption = None,
-    epoch_samples: EpochOption = None,
-    no_check: NoCheckOption = False,
-    log: LogOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Find the fastest plan and prove a lower bound on the iteration time."""
-    request = PlanRequest(
-        problem=ProblemRequest(
-            model,
-            cluster,
-            job,
-            tuple(set_ or ()),
-            tuple(costs or ()),
-            runtime,
-            tensor_parallel,
-            sequence_parallel,
-            epoch_samples,
-            shard_optimizer=shard_optimizer,
-            expert_parallel=expert_parallel,
-            shard_parameters=shard_parameters,
-            check=not no_check,
-            memory_margin=memory_margin,
-        ),
-        warm_starts=tuple(warm_start or ()),
-        robust=robust,
-        prefer=cast("Preference", prefer),  # Checked before it is used.
-        prefer_within=prefer_within,
-        sync=sync,
-        log=log,
-    )
-    settings = SearchSettings(time_limit, gap, seed, workers, deterministic)
-    with user_errors(as_json):
-        if output is None and not overwrite:
-            keep_warm_starts(DEFAULT_OUTPUT, request)
-            keep_plan(DEFAULT_OUTPUT)
-        make_plan(request, settings, output or DEFAULT_OUTPUT, as_json=as_json)
+    kinds = {operation.kind for order in found.orders.values() for operation in order} - {"F"}
+    job = plan.job.model_copy(update={"backward": widened(plan.job.backward, kinds)})
+    orders = {device: format_order(list(order)) for device, order in found.orders.items()}
+    return refresh(plan.model_copy(update={"orders": orders, "job": job}))

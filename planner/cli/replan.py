@@ -14,9 +14,9 @@ from planner.cli.options import (
     PlanArgument,
     PlanOutputOption,
     RunByOption,
-    SeedOption,
+    TimeLimitOption,
 )
-from planner.cli.output import print_json, say, show, show_plan, user_errors
+from planner.cli.output import print_json, show, show_plan, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -63,14 +63,6 @@ SlackOption = Annotated[
         "fewer bytes",
     ),
 ]
-TimeLimitOption = Annotated[
-    float,
-    typer.Option(
-        "--time-limit",
-        metavar="SECONDS",
-        help="time limit of the search, without reading and writing",
-    ),
-]
 MovesOption = Annotated[
     Path | None,
     typer.Option(
@@ -89,7 +81,6 @@ def replan(
     slack: SlackOption = 0.05,
     time_limit: TimeLimitOption = 1.0,
     moves: MovesOption = None,
-    seed: SeedOption = 0,
     deterministic: DeterministicOption = False,
     runtime: RunByOption = None,
     as_json: JsonOption = False,
@@ -113,7 +104,6 @@ def replan(
             cluster=None if cluster is None else Cluster.load(cluster),
             slack=slack,
             time_limit_s=time_limit,
-            seed=seed,
             deterministic=deterministic,
         )
         found.plan.save(output)
@@ -141,26 +131,14 @@ def _require_outputs(output: Path, moves: Path | None, inputs: Sequence[Path | N
 
 
 def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) -> None:
-    from planner.report.replanning import (
-        alternatives_table,
-        moves_table,
-        replanned_data,
-        replanned_lines,
-    )
+    from planner.report.replanning import replanned_data, replanned_view
 
     if as_json:
         print_json({"plan": str(output), **replanned_data(found)})
         return
     show_plan(found.plan)
-    show(alternatives_table(found))
-    table = moves_table(found.moves)
-    if table is not None:
-        show(table)
-    for line in replanned_lines(found):
-        say(line)
-    for note in found.notes:
-        say(f"note: {note}")
-    say(f"wrote {output}" + (f" and {moves}" if moves is not None else ""))
+    written = f"wrote {output}" + (f" and {moves}" if moves is not None else "")
+    show(*replanned_view(found), *(f"note: {note}" for note in found.notes), written)
     _print_resume_command(found, output)
 
 
@@ -170,5 +148,4 @@ def _print_resume_command(found: Replanned, output: Path) -> None:
     commands = resume_commands(found.plan, output)
     if commands is not None:
         start = "with the options of the original training, resume from the last checkpoint"
-        for line in commands.lines(start):
-            say(line)
+        show(*commands.lines(start))

@@ -199,11 +199,6 @@ def milliseconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:,.3f}"
 
 
-def devices_cell(names: Iterable[str]) -> str:
-    """Format device names as one cell."""
-    return compress_devices(names)
-
-
 def calibration_view(calibration: Calibration) -> View:
     """Return operations, links and all-reduces before and after, and notes."""
     return [
@@ -265,7 +260,7 @@ def _times_table(calibration: Calibration) -> Table:
         table.add_row(
             str(row.stage),
             row.device_type,
-            devices_cell(row.device_s),
+            compress_devices(row.device_s),
             row.kind,
             f"{row.samples:,}",
             milliseconds(row.predicted_s),

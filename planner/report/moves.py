@@ -58,7 +58,7 @@ def moves_lines(plan: Plan, found: MovesFound, source: str) -> list[str]:
 
 
 def _gain_lines(plan: Plan, best: TimedMove, source: str) -> list[str]:
-    lines = [f'make it with: pipeplan edit {source} --move "{best.move}" -o new.json']
+    lines = [f'make it with: pipeplan explain {source} --apply "{best.move}" -o new.json']
     lines.append(f"why the plan did not take it: {_why_not_taken(plan, best)}")
     if best.assumes is not None:
         lines.append(f"{best.move} assumes {best.assumes}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner.plan.moves import CHECKPOINT, Moves
 from planner.plan.operations import compress_devices
-from planner.report.tables import Table
+from planner.report.tables import Table, View
 from planner.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -58,6 +58,13 @@ def moves_table(moves: Moves) -> Table | None:
             "" if move.seconds is None else format_seconds(move.seconds),
         )
     return table
+
+
+def replanned_view(found: Replanned) -> View:
+    """Return the alternatives, what moves, and lines on both."""
+    moves = moves_table(found.moves)
+    tables = [alternatives_table(found), *([] if moves is None else [moves])]
+    return [*tables, *replanned_lines(found)]
 
 
 def replanned_lines(found: Replanned) -> Iterator[str]:

@@ -169,7 +169,7 @@ def _about_costs(result: SweepResult) -> list[str]:
     lines = []
     if planned:
         paid = {
-            "devices": "the devices in use; --bill machines counts whole machines",
+            "devices": "the devices in use",
             "machines": "all devices of every machine that has one in use",
         }[result.bill]
         lines.append(f"cost: price_per_hour / {SECONDS_AN_HOUR:g} x time, for {paid}")

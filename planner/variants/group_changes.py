@@ -38,7 +38,7 @@ def regrouped(
         raise PipeplanError(
             f"no tensor-parallel group of {degree} devices is left, and the cluster has "
             f"no {degree} joined devices of one type for another; plan anew with "
-            "`pipeplan plan --tensor-parallel any` on the new cluster"
+            "`pipeplan plan --set tensor_parallel=any` on the new cluster"
         )
     place = cluster.numbers
     groups.sort(key=lambda group: min(place[device] for device in group.devices))

@@ -253,19 +253,17 @@ def test_inside_a_file_no_schema_is_named() -> None:
         Plan.parse(data)
 
 
-def test_the_command_prints_and_writes_schemas(tmp_path: Path) -> None:
-    printed = CliRunner().invoke(app, ["schema", "job"])
+def test_the_command_prints_schemas() -> None:
+    printed = CliRunner().invoke(app, ["verify", "--schema", "job"])
     assert printed.exit_code == 0
     assert printed.output == schema_text(ALL["job"])
-    written = CliRunner().invoke(app, ["schema", "train", "-o", str(tmp_path / "train.json")])
-    assert written.exit_code == 0
-    assert (tmp_path / "train.json").read_text() == schema_text(TRAIN)
+    of_executor = CliRunner().invoke(app, ["verify", "--schema", "train"])
+    assert of_executor.output == schema_text(TRAIN)
 
 
-def test_the_command_refuses_other_kinds_and_folders_that_are_not_there(tmp_path: Path) -> None:
-    unknown = CliRunner().invoke(app, ["schema", "clustr"])
+def test_the_command_refuses_other_kinds() -> None:
+    unknown = CliRunner().invoke(app, ["verify", "--schema", "clustr"])
     assert unknown.exit_code == 1
-    assert "KIND: no schema of 'clustr'; there are plan, graph, cluster" in unknown.output
-    wrong = CliRunner().invoke(app, ["schema", "job", "-o", str(tmp_path / "no" / "job.json")])
-    assert wrong.exit_code == 1
-    assert "there is no folder" in wrong.output
+    assert (
+        "--schema 'clustr': there is no such kind; there are plan, graph, cluster" in unknown.output
+    )

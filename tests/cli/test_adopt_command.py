@@ -68,7 +68,7 @@ def adopt(graph: Path, folder: Path, *words: object, cluster: Path | None = None
 
 
 def test_other_commands_speak_about_an_adopted_plan(graph_path: Path, folder: Path) -> None:
-    made = adopt(graph_path, folder, "--megatron-layout", "Et|t|ttL")
+    made = adopt(graph_path, folder, "--stages", "Et|t|ttL")
     assert made.exit_code == 0, made.output
     path = folder / "plan.json"
     assert f"explain it with: pipeplan explain {path}" in made.stdout
@@ -78,7 +78,7 @@ def test_other_commands_speak_about_an_adopted_plan(graph_path: Path, folder: Pa
 
 
 def test_the_command_it_prints_searches_on_from_the_plan(graph_path: Path, folder: Path) -> None:
-    made = adopt(graph_path, folder, "--megatron-layout", "Et|t|ttL")
+    made = adopt(graph_path, folder, "--stages", "Et|t|ttL")
     (line,) = [
         row for row in made.stdout.splitlines() if row.startswith("search for a better plan with: ")
     ]
@@ -94,7 +94,7 @@ def test_the_command_it_prints_searches_on_from_the_plan(graph_path: Path, folde
 
 def test_a_plan_comes_back_from_megatron(graph_path: Path, folder: Path) -> None:
     layout = "Et|t|t|tL"
-    made = adopt(graph_path, folder, "--megatron-layout", layout, "--pipeline-size", 2, "--json")
+    made = adopt(graph_path, folder, "--stages", layout, "--pipeline-size", 2, "--json")
     assert made.exit_code == 0, made.output
     assert json.loads(made.stdout)["schedule"] == "interleaved-1f1b"
     out = folder / "export"
@@ -109,7 +109,7 @@ def test_modules_and_a_schedule_of_torch(graph_path: Path, folder: Path) -> None
     stages, table = folder / "stages.json", folder / "schedule.csv"
     stages.write_text('[["wte", "wpe", "h.0"], ["h.1", "h.2", "h.3", "ln_f", "lm_head"]]')
     table.write_text("0F0,0F1,0F2,0F3,0B0,0B1,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n")
-    made = adopt(graph_path, folder, "--stages", stages, "--schedule-csv", table, "--json")
+    made = adopt(graph_path, folder, "--stages", stages, "--schedule", table, "--json")
     assert made.exit_code == 0, made.output
     data = json.loads(made.stdout)
     assert data["stages"][0] == ["wte", "wpe", "drop", "h.0"]
@@ -120,13 +120,13 @@ def test_modules_and_a_schedule_of_torch(graph_path: Path, folder: Path) -> None
 
 def test_microbatches_that_megatron_would_refuse_are_noted(graph_path: Path, folder: Path) -> None:
     (folder / "job.toml").write_text(JOB.replace("microbatches = 4", "microbatches = 5"))
-    words = ("--megatron-layout", "Et|t|t|tL", "--pipeline-size", 2)
+    words = ("--stages", "Et|t|t|tL", "--pipeline-size", 2)
     made = adopt(graph_path, folder, *words)
     assert "note: Megatron-LM needs a multiple of its 2 pipeline ranks" in made.stdout
 
 
 def test_an_overflow_is_refused_unless_allowed(graph_path: Path, folder: Path) -> None:
-    words = ("--megatron-layout", "Ett|ttL", "--schedule", "gpipe")
+    words = ("--stages", "Ett|ttL", "--schedule", "gpipe")
     small = folder / "small.toml"
     refused = adopt(graph_path, folder, *words, cluster=small)
     assert refused.exit_code == 1
@@ -143,21 +143,14 @@ def test_an_overflow_is_refused_unless_allowed(graph_path: Path, folder: Path) -
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "give --megatron-layout LAYOUT, --stages FILE, --megatron-args FILE or --torchtitan"),
-        (
-            ["--megatron-layout", "Et*4L", "--stages", "s.json"],
-            "--megatron-layout cannot be combined with --stages",
-        ),
-        (["--megatron-layout", "Et|x"], "--megatron-layout: character 4, 'x'"),
-        (["--megatron-layout", "Et|tL"], "t appears 2 times, but the model has 4 blocks"),
-        (["--megatron-layout", "Et*4L", "--schedule", "x"], "schedule x: no such schedule"),
-        (["--megatron-layout", "Et*4L", "--devices", "gpu0,moon"], "no device 'moon'"),
+        ([], "give --stages LAYOUT|FILE or --layout TOOL:FILE"),
+        (["--stages", "Et|x"], "--stages: character 4, 'x'"),
+        (["--stages", "Et|tL"], "t appears 2 times, but the model has 4 blocks"),
+        (["--stages", "Et*4L", "--schedule", "x"], "schedule x: no such schedule"),
+        (["--stages", "Et*4L", "--devices", "gpu0,moon"], "no device 'moon'"),
         (["--stages", "none.json"], "none.json: no such file"),
-        (["--megatron-layout", "Et*4L", "--schedule-csv", "none.csv"], "none.csv: no such file"),
-        (
-            ["--megatron-layout", "Et*4L", "--schedule-csv", "x.csv", "--schedule", "1f1b"],
-            "--schedule cannot be combined with --schedule-csv",
-        ),
+        (["--stages", "Et*4L", "--schedule", "none.csv"], "none.csv: no such file"),
+        (["--layout", "megatron"], "--layout megatron: expected megatron:FILE or torchtitan:FILE"),
     ],
 )
 def test_wrong_input_is_told(
@@ -179,7 +172,7 @@ def test_a_file_of_stages_is_a_list_of_lists(graph_path: Path, folder: Path, tex
 
 
 def test_the_plan_does_not_overwrite_what_it_is_made_from(graph_path: Path, folder: Path) -> None:
-    result = adopt(graph_path, folder, "--megatron-layout", "Et*4L", "-o", folder / "job.toml")
+    result = adopt(graph_path, folder, "--stages", "Et*4L", "-o", folder / "job.toml")
     assert result.exit_code == 1
     assert "this is an input file of the command" in result.stderr
 
@@ -190,13 +183,13 @@ def test_megatrons_arguments_are_a_plan_of_groups(graph_path: Path, folder: Path
         "ARGS=(\n --num-layers 4 --tensor-model-parallel-size 2 --sequence-parallel\n"
         " --pipeline-model-parallel-size 2 --micro-batch-size 8 --global-batch-size 64\n)\n"
     )
-    found = adopt(Path("models.gpt:gpt_tiny"), folder, "--megatron-args", folder / "args.sh")
+    found = adopt(Path("models.gpt:gpt_tiny"), folder, "--layout", f"megatron:{folder / 'args.sh'}")
     assert found.exit_code == 0, found.output
     assert (
         "sets samples_per_microbatch = 8, microbatches = 8, tensor_parallel = 2, "
         "sequence_parallel = true in the job"
     ) in found.stdout.replace("\n", " ")
-    assert "--tensor-parallel 2 --sequence-parallel --warm-start" in found.stdout
+    assert "--set tensor_parallel=2 --set sequence_parallel=true --warm-start" in found.stdout
     plan = Plan.load(folder / "plan.json")
     assert verify(plan) == []
     assert [stage.devices for stage in plan.stages] == [("n0/gpu0-1",), ("n0/gpu2-3",)]
@@ -206,7 +199,7 @@ def test_megatrons_arguments_are_a_plan_of_groups(graph_path: Path, folder: Path
 
 def test_groups_of_a_layout_are_told_by_options(folder: Path) -> None:
     """The same plan as that of the arguments above, by parts."""
-    words = ("--megatron-layout", "Ett|ttL", "--tensor-parallel", 2)
+    words = ("--stages", "Ett|ttL", "--set", "tensor_parallel=2")
     assert adopt(Path("models.gpt:gpt_tiny"), folder, *words).exit_code == 0
     plan = Plan.load(folder / "plan.json")
     assert (plan.degree, len(plan.stages)) == (2, 2)
@@ -214,7 +207,7 @@ def test_groups_of_a_layout_are_told_by_options(folder: Path) -> None:
 
 def test_what_a_runtimes_own_words_say_is_not_said_again(graph_path: Path, folder: Path) -> None:
     (folder / "args.sh").write_text("--num-layers 4")
-    words = ("--megatron-args", folder / "args.sh", "--pipeline-size", 2, "--recompute")
+    words = ("--layout", f"megatron:{folder / 'args.sh'}", "--pipeline-size", 2, "--recompute")
     found = adopt(graph_path, folder, *words)
     assert found.exit_code == 1
-    assert "--pipeline-size, --recompute: --megatron-args says this already" in found.stderr
+    assert "--pipeline-size, --recompute: --layout says this already" in found.stderr

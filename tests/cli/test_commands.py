@@ -13,7 +13,7 @@ from commands import CLUSTERS, ROOT, pipeplan
 
 from planner import LayerGraph, Plan, verify
 
-COMMANDS = ("trace", "plan", "schedule", "compare", "verify", "simulate", "explain", "plot")
+COMMANDS = ("trace", "plan", "compare", "verify", "simulate", "explain", "report")
 
 
 def test_help_names_every_command() -> None:
@@ -173,22 +173,22 @@ def test_simulate_writes_a_chrome_trace(plan_path: Path, tmp_path: Path) -> None
 @pytest.mark.parametrize("options", [[], ["--memory"]])
 def test_plot_draws_pictures(plan_path: Path, tmp_path: Path, options: list[str]) -> None:
     png, svg = tmp_path / "plan.png", tmp_path / "plan.svg"
-    assert pipeplan("plot", plan_path, "-o", png, *options).exit_code == 0
-    assert pipeplan("plot", plan_path, "-o", svg, *options).exit_code == 0
+    assert pipeplan("report", plan_path, "-o", png, *options).exit_code == 0
+    assert pipeplan("report", plan_path, "-o", svg, *options).exit_code == 0
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "<svg" in svg.read_text()
 
 
 def _size_of_one(plan_path: Path, folder: Path) -> int:
-    assert pipeplan("plot", plan_path, "-o", folder / "one.svg").exit_code == 0
+    assert pipeplan("report", plan_path, "-o", folder / "one.svg").exit_code == 0
     return (folder / "one.svg").stat().st_size
 
 
 def test_plot_draws_several_plans_below_each_other(plan_path: Path, tmp_path: Path) -> None:
     both = tmp_path / "both.svg"
-    assert pipeplan("plot", plan_path, plan_path, "-o", both).exit_code == 0
+    assert pipeplan("report", plan_path, plan_path, "-o", both).exit_code == 0
     assert both.stat().st_size > 1.5 * _size_of_one(plan_path, tmp_path)
-    result = pipeplan("plot", plan_path, plan_path, "--memory", "-o", both)
+    result = pipeplan("report", plan_path, plan_path, "--memory", "-o", both)
     assert result.exit_code == 1
     assert "--memory" in result.output
 
@@ -206,14 +206,14 @@ WRONG = {
     ),
     "positions without a split": (("trace", "models.gpt:gpt_tiny", "--sequence"), "--split DEGREE"),
     "no such size of groups": (
-        (*PLAN, "--tensor-parallel", "some"),
-        "a whole number from 1, or any",
+        (*PLAN, "--set", "tensor_parallel=some"),
+        "tensor_parallel",
     ),
     "a size that divides nothing": (
-        (*PLAN, "--tensor-parallel", "3"),
+        (*PLAN, "--set", "tensor_parallel=3"),
         "no part of 'gpt_tiny' splits into 3",
     ),
-    "positions without groups": ((*PLAN, "--sequence-parallel"), "set tensor_parallel"),
+    "positions without groups": ((*PLAN, "--set", "sequence_parallel=true"), "set tensor_parallel"),
     "no such graph": (("trace", "nowhere.json"), "nowhere.json"),
     "wrong model argument": (("trace", "models.gpt:gpt_tiny", "--set", "depth=3"), "depth"),
     "half a setting": (("trace", "models.gpt:gpt_tiny", "--set", "layers"), "NAME=VALUE"),
@@ -223,8 +223,6 @@ WRONG = {
     "no time": ((*PLAN, "--time-limit", 0), "--time-limit: "),
     "time that is no number": ((*PLAN, "--time-limit", "nan"), "--time-limit: "),
     "no workers": ((*PLAN, "--workers", 0), "workers"),
-    "negative gap": ((*PLAN, "--gap", -1), "--gap: "),
-    "gap that is no number": ((*PLAN, "--gap", "nan"), "--gap: "),
     "no such plan": (("verify", "nowhere.json"), "nowhere.json"),
     "a folder for a plan": (("simulate", ROOT), str(ROOT)),
     "nothing to explain": (("explain", "nowhere.json"), "nowhere.json"),
@@ -272,14 +270,14 @@ def test_a_wrong_device_in_a_plan_is_told_in_few_lines(plan_path: Path, tmp_path
 
 
 def test_a_picture_of_another_kind_is_refused(plan_path: Path, tmp_path: Path) -> None:
-    result = pipeplan("plot", plan_path, "-o", tmp_path / "plan.docx")
+    result = pipeplan("report", plan_path, "-o", tmp_path / "plan.docx")
     assert result.exit_code == 1
     assert ".png" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
 def test_wrong_usage_exits_2() -> None:
-    assert pipeplan("plan", "models.gpt:gpt_tiny").exit_code == 2
+    assert pipeplan("adopt", "models.gpt:gpt_tiny").exit_code == 2
     assert pipeplan("conquer").exit_code == 2
 
 

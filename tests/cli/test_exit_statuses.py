@@ -65,7 +65,7 @@ def test_1_input_that_is_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("no-such-command",), ("verify",), ("verify", "a", "--b"), ("plan", "m", "--gap=x")]
+    "words", [("no-such-command",), ("verify", "a", "--b"), ("plan", "m", "--time-limit=x")]
 )
 def test_2_wrong_usage(words: tuple[str, ...]) -> None:
     made = pipeplan(*words)

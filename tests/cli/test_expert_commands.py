@@ -11,6 +11,8 @@ from planner.model.layer_graph import LayerGraph
 
 MODEL, CLUSTER = "models.mixtral:mixtral_tiny", CLUSTERS / "irregular.toml"
 OPTIONS = ("--cluster", CLUSTER, "--deterministic", "--time-limit", 0.2)
+ANY, TWO = ("--set", "tensor_parallel=any"), ("--set", "tensor_parallel=2")
+WHOLE = ("--set", "expert_parallel=true")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,14 @@ def test_a_job_with_loads_is_planned_verified_and_explained(job: Path, tmp_path:
 
 def test_the_option_and_any_size_that_divides_the_experts(tmp_path: Path) -> None:
     path, graph = tmp_path / "plan.json", tmp_path / "graph.json"
-    options = ("--set", "experts=6", "--tensor-parallel", "any", "--expert-parallel")
+    options = (
+        "--set",
+        "experts=6",
+        "--set",
+        "tensor_parallel=any",
+        "--set",
+        "expert_parallel=true",
+    )
     assert pipeplan("plan", MODEL, *OPTIONS, *options, "-o", path).exit_code == 0
     # Of 2, 4 and 8 devices the first alone divides six experts.
     assert [split.degree for split in Plan.load(path).model.graph.splits] == [2]
@@ -54,7 +63,7 @@ def test_the_option_and_any_size_that_divides_the_experts(tmp_path: Path) -> Non
     assert result.exit_code == 0
     assert "whole experts" in result.output
     assert LayerGraph.load(graph).record.splits[0].experts
-    result = pipeplan("plan", graph, *OPTIONS, "--tensor-parallel", 2)
+    result = pipeplan("plan", graph, *OPTIONS, "--set", "tensor_parallel=2")
     assert result.exit_code == 1
     assert "expert_parallel = false: the layer graph's split over groups of 2" in result.output
 
@@ -62,12 +71,20 @@ def test_the_option_and_any_size_that_divides_the_experts(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("model", "options", "told"),
     [
-        (MODEL, ("--tensor-parallel", 3), "3: does not divide the 4 experts of layer 'layers.0'"),
-        (MODEL, (), "set tensor_parallel to their number or"),
-        ("models.gpt:gpt_tiny", ("--tensor-parallel", 2), "the model sends no tokens to experts"),
         (
             MODEL,
-            ("--tensor-parallel", "any", "--set", "experts=5"),
+            ("--set", "tensor_parallel=3"),
+            "3: does not divide the 4 experts of layer 'layers.0'",
+        ),
+        (MODEL, (), "set tensor_parallel to their number or"),
+        (
+            "models.gpt:gpt_tiny",
+            ("--set", "tensor_parallel=2"),
+            "the model sends no tokens to experts",
+        ),
+        (
+            MODEL,
+            ("--set", "tensor_parallel=any", "--set", "experts=5"),
             "divides the 5 experts of a layer",
         ),
     ],
@@ -75,7 +92,7 @@ def test_the_option_and_any_size_that_divides_the_experts(tmp_path: Path) -> Non
 def test_what_cannot_be_given_out_is_named(
     model: str, options: tuple[object, ...], told: str
 ) -> None:
-    result = pipeplan("plan", model, *OPTIONS, *options, "--expert-parallel")
+    result = pipeplan("plan", model, *OPTIONS, *options, "--set", "expert_parallel=true")
     assert result.exit_code == 1
     assert told in " ".join(result.output.split())
 

@@ -57,22 +57,22 @@ def test_changes_in_json_are_ranked(plan_path: Path) -> None:
     assert [row["stage"] for row in report["stages"]] == list(range(len(report["stages"])))
 
 
-def test_the_best_single_change_is_made_by_edit(by_hand_path: Path, tmp_path: Path) -> None:
+def test_the_best_single_change_is_applied(by_hand_path: Path, tmp_path: Path) -> None:
     report = json.loads(pipeplan("explain", by_hand_path, "--json").stdout)
     best = report["moves"]["moves"][0]
     assert best["gain"] > 0
     said = pipeplan("explain", by_hand_path).stdout
-    assert f'pipeplan edit {by_hand_path} --move "{best["move"]}" -o new.json' in said
+    assert f'pipeplan explain {by_hand_path} --apply "{best["move"]}" -o new.json' in said
     assert "why the plan did not take it: it was not searched for (none: adopted" in said
     path = tmp_path / "new.json"
-    result = pipeplan("edit", by_hand_path, "--move", best["move"], "-o", path, "--json")
+    result = pipeplan("explain", by_hand_path, "--apply", best["move"], "-o", path, "--json")
     (made,) = json.loads(result.stdout)["moves"]
     assert made == {"move": best["move"], "iteration_time_s": best["iteration_time_s"]}
     assert Plan.load(path).predicted.iteration_time_s == best["iteration_time_s"]
     assert pipeplan("verify", path).exit_code == 0
 
 
-def test_edit_makes_one_move_after_the_other(by_hand_path: Path, tmp_path: Path) -> None:
+def test_applying_makes_one_move_after_the_other(by_hand_path: Path, tmp_path: Path) -> None:
     stages = Plan.load(by_hand_path).stages
     there, first = stages[0].layers[-1], stages[1].layers[0]
     texts = (
@@ -80,8 +80,8 @@ def test_edit_makes_one_move_after_the_other(by_hand_path: Path, tmp_path: Path)
         f"move layers {there} to {first} from stage 1 to stage 0",
     )
     path = tmp_path / "new.json"
-    moves = [word for text in texts for word in ("--move", text)]
-    result = pipeplan("edit", by_hand_path, *moves, "-o", path)
+    moves = [word for text in texts for word in ("--apply", text)]
+    result = pipeplan("explain", by_hand_path, *moves, "-o", path)
     assert result.exit_code == 0
     assert [line.split(": ")[0] for line in result.stdout.splitlines() if " before, " in line] == [
         *texts
@@ -89,11 +89,11 @@ def test_edit_makes_one_move_after_the_other(by_hand_path: Path, tmp_path: Path)
     assert Plan.load(path).stages[0].layers == (*stages[0].layers, first)
 
 
-def test_edit_refuses_what_is_no_move_and_writes_nothing(
+def test_applying_refuses_what_is_no_move_and_writes_nothing(
     by_hand_path: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "new.json"
-    result = pipeplan("edit", by_hand_path, "--move", "faster", "-o", path)
+    result = pipeplan("explain", by_hand_path, "--apply", "faster", "-o", path)
     assert result.exit_code == 1
     assert "is of no known form; write one of these" in result.stderr
     assert not path.exists()

@@ -27,7 +27,7 @@ CLUSTER = CLUSTERS / "irregular.toml"
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("groups") / "plan.json"
-    options = ("--deterministic", "--time-limit", 0.2, "--tensor-parallel", 2, "-o", path)
+    options = ("--deterministic", "--time-limit", 0.2, "--set", "tensor_parallel=2", "-o", path)
     result = pipeplan("plan", GRAPH, "--cluster", CLUSTER, *options)
     assert result.exit_code == 0
     assert "each device above is a tensor-parallel group of 2 devices" in result.output
@@ -88,11 +88,11 @@ def of_two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "told"),
     [
         (("explain",), "alone"),
-        (("plot", "-o", "plot.png"), "wrote"),
+        (("report", "-o", "plot.png"), "wrote"),
         (("report", "-o", "report.html"), "wrote"),
-        (("simulate", "-o", "again.json", "--jitter", "0.05"), "wrote"),
-        (("edit", "--move", "recompute h.2", "-o", "edited.json"), "wrote"),
-        (("schedule", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
+        (("simulate", "-o", "again.json", "--noise", "jitter=0.05"), "wrote"),
+        (("explain", "--apply", "recompute h.2", "-o", "edited.json"), "wrote"),
+        (("plan", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
     ],
 )
 def test_commands_take_a_plan_of_groups_of_several_sizes(
@@ -127,11 +127,11 @@ def test_commands_for_groups_of_one_size_say_so(
     ("command", "told"),
     [
         (("explain",), "big/gpu"),
-        (("plot", "-o", "plot.png"), "wrote"),
+        (("report", "-o", "plot.png"), "wrote"),
         (("report", "-o", "report.html"), "wrote"),
-        (("simulate", "-o", "again.json", "--jitter", "0.05"), "wrote"),
-        (("edit", "--move", "recompute h.2", "-o", "edited.json"), "wrote"),
-        (("schedule", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
+        (("simulate", "-o", "again.json", "--noise", "jitter=0.05"), "wrote"),
+        (("explain", "--apply", "recompute h.2", "-o", "edited.json"), "wrote"),
+        (("plan", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
     ],
 )
 def test_commands_take_a_plan_of_groups(
@@ -167,8 +167,8 @@ def test_a_lost_device_takes_its_group_along(planned: Path, tmp_path: Path) -> N
 
 
 def test_microbatches_of_another_size_are_planned_again(planned: Path, tmp_path: Path) -> None:
-    move = ("--move", "microbatches /2", "-o", tmp_path / "edited.json")
-    result = pipeplan("edit", planned, *move)
+    move = ("--apply", "microbatches /2", "-o", tmp_path / "edited.json")
+    result = pipeplan("explain", planned, *move)
     assert result.exit_code == 1
     assert "the splits of layers over tensor-parallel groups are for 1" in result.output
     assert "microbatches" not in {
@@ -178,7 +178,7 @@ def test_microbatches_of_another_size_are_planned_again(planned: Path, tmp_path:
 
 def test_compare_plans_every_size_of_groups(tmp_path: Path) -> None:
     best = tmp_path / "best.json"
-    words = ("--planners", "grid", "--time-limit", 0.3, "--tensor-parallel", 2)
+    words = ("--planners", "grid", "--time-limit", 0.3, "--set", "tensor_parallel=2")
     command = ("compare", GRAPH, "--cluster", CLUSTER, *words, "--best-baseline", best, "--json")
     result = pipeplan(*command)
     assert result.exit_code == 0, result.output
@@ -190,8 +190,8 @@ def test_compare_plans_every_size_of_groups(tmp_path: Path) -> None:
 
 
 def test_a_sweep_keeps_the_batch_and_plans_groups(tmp_path: Path) -> None:
-    words = ("--global-batch", 8, "--microbatch-samples", "2,4", "--tensor-parallel", 2)
-    limits = ("--deterministic", "--time-limit", 0.1, "--gap", 0.5)
+    words = ("--global-batch", 8, "--microbatch-samples", "2,4", "--set", "tensor_parallel=2")
+    limits = ("--deterministic", "--time-limit", 0.1)
     command = ("sweep", "models.gpt:gpt_tiny", "--cluster", CLUSTER, *words, *limits)
     result = pipeplan(*command, "-o", tmp_path / "sweep", "--json")
     assert result.exit_code == 0, result.output
@@ -217,7 +217,6 @@ def test_a_sweep_keeps_the_batch_and_plans_groups(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (("--global-batch", 8, "--microbatches", 4), "--microbatches: --global-batch fixes"),
-        (("--global-batch", 8, "--keep-batch"), "--keep-batch: --global-batch fixes the batch"),
         (("--global-batch", 9, "--microbatch-samples", "2"), "into microbatches of 2 samples"),
     ],
 )

@@ -270,7 +270,7 @@ def test_an_edit_that_no_cost_depends_on_keeps_the_bound(plan_data: Data, tmp_pa
     "edit",
     [_drop_a_layer, _name_an_unknown_layer, _name_an_unknown_device, _misspell_an_operation],
 )
-@pytest.mark.parametrize("command", ["simulate", "plot", "explain"])
+@pytest.mark.parametrize("command", ["simulate", "report", "explain"])
 def test_what_cannot_be_simulated_is_named(
     plan_data: Data, tmp_path: Path, edit: Callable[[Data], None], command: str
 ) -> None:

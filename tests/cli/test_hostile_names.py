@@ -47,7 +47,7 @@ def test_nor_do_those_of_a_change(path: Path) -> None:
     shown = printable(move)
     # A table cuts what is long.
     assert shown[:24] in pipeplan("explain", path).output
-    found = pipeplan("edit", path, "--move", move, "-o", path.with_name("new.json"))
+    found = pipeplan("explain", path, "--apply", move, "-o", path.with_name("new.json"))
     assert found.exit_code == 0
     assert shown in found.output
     assert found.output == printable(found.output)

@@ -145,7 +145,7 @@ def test_two_topologies_become_one_cluster_in_three_commands(
         *("import", "b.txt", "--device-type", "A100-80GB", "-o", "b.toml", "--prefix", "rack7/")
     )
     assert renamed.exit_code == 0
-    merged = pipeplan("cluster", "merge", "a.toml", "b.toml", "--network", "100gbit")
+    merged = pipeplan("import", "a.toml", "b.toml", "--network", "100gbit")
     assert merged.exit_code == 0, merged.output
     cluster = Cluster.load("cluster.toml")
     assert cluster.device_names == ("a/gpu0", "a/gpu1", "rack7/gpu0", "rack7/gpu1")
@@ -174,7 +174,7 @@ def test_boxes_that_cannot_be_merged_are_refused(
     monkeypatch.chdir(tmp_path)
     Path("a.txt").write_text(topology(["X PHB", "PHB X"], cards=["mlx5_0"]))
     assert pipeplan("import", "a.txt", "--device-type", "T4", "-o", "a.toml").exit_code == 0
-    refused = pipeplan("cluster", "merge", *words, "--network", "25gbit")
+    refused = pipeplan("import", *words, "--network", "25gbit")
     assert refused.exit_code == 1
     assert message in refused.stderr
     assert not Path("cluster.toml").exists()
@@ -189,7 +189,7 @@ def test_cards_that_stay_idle_and_detours_are_told(
     Path("a.txt").write_text(topology(rows, numa=["0", "1"], cards=["NIC0", "NIC1", "NIC2"]))
     assert pipeplan("import", "a.txt", "--device-type", "L40S", "-o", "a.toml").exit_code == 0
     files = ("a.toml", "a.toml", "--prefix", "x", "--prefix", "y")
-    merged = pipeplan("cluster", "merge", *files, "--network", "InfiniBand-HDR")
+    merged = pipeplan("import", *files, "--network", "InfiniBand-HDR")
     assert "note: no device is nearest to x/nic1, y/nic1; a message takes one" in merged.stdout
     detour = "note: x/gpu0 and x/gpu1 have 25 GB/s through the network and 15.75 inside their box"
     assert detour in merged.stdout

@@ -88,7 +88,7 @@ def test_a_prediction_or_a_run_of_another_plan_is_refused(
     data["orders"][device] = order.replace("0F0 0F1", "0F1 0F0", 1)
     other = tmp_path / "other.json"
     other.write_text(json.dumps(data))
-    against, calibrate = ("simulate", other, "--against", run_path), ("calibrate", other, run_path)
+    against, calibrate = ("simulate", other, "--against", run_path), ("profile", other, run_path)
     for command in (against, (*calibrate, "-o", tmp_path / "made.json")):
         result = pipeplan(*command)
         assert result.exit_code == 1
@@ -100,7 +100,7 @@ def test_a_calibrated_plan_predicts_the_run_and_can_be_planned_from(
 ) -> None:
     made, graph, cluster = (tmp_path / name for name in ("made.json", "g.json", "c.toml"))
     options = ("--graph", graph, "--cluster", cluster)
-    result = pipeplan("calibrate", plan_path, run_path, "-o", made, *options)
+    result = pipeplan("profile", plan_path, run_path, "-o", made, *options)
     assert result.exit_code == 0, result.output
     before, after = Plan.load(plan_path), Plan.load(made)
     measured_s = simulate(slower(before, 2)).iteration_time_s
@@ -132,11 +132,11 @@ def test_a_calibrated_plan_predicts_the_run_and_can_be_planned_from(
 def test_an_emulated_run_calibrates_links_alone(plan_path: Path, tmp_path: Path) -> None:
     plan, path, made = Plan.load(plan_path), tmp_path / "run.json", tmp_path / "made.json"
     run_of(plan, emulated=True).save(path)
-    refused = pipeplan("calibrate", plan_path, path, "-o", made)
+    refused = pipeplan("profile", plan_path, path, "-o", made)
     assert refused.exit_code == 1
     assert f"error: {path}: the compute in this timeline was emulated" in refused.stderr
     assert "--links-only" in refused.stderr
-    done = pipeplan("calibrate", plan_path, path, "-o", made, "--links-only", "--json")
+    done = pipeplan("profile", plan_path, path, "-o", made, "--links-only", "--json")
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["operations"] == []
@@ -157,7 +157,7 @@ def test_outputs_that_cannot_be_are_refused_first(
     plan_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple, named: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    result = pipeplan("calibrate", plan_path, "run.json", *options)
+    result = pipeplan("profile", plan_path, "run.json", *options)
     assert result.exit_code == 1
     assert named in result.stderr
 

@@ -69,7 +69,7 @@ def test_the_plan_itself_is_not_written_over(plan_path, tmp_path):
     copy.write_text(plan_path.read_text())
     result = pipeplan("report", copy, "-o", copy)
     assert result.exit_code == 1
-    assert "used for another file of this command" in result.stderr
+    assert "this is an input file of the command" in result.stderr
     assert json.loads(copy.read_text())
 
 

@@ -30,7 +30,7 @@ def slow_plan(path: Path) -> Plan:
 def test_the_orders_get_better_and_the_stages_stay(tmp_path: Path) -> None:
     path, better = tmp_path / "plan.json", tmp_path / "better.json"
     before = slow_plan(path)
-    result = pipeplan("schedule", path, "-o", better, "--deterministic", "--time-limit", 0.3)
+    result = pipeplan("plan", path, "-o", better, "--deterministic", "--time-limit", 0.3)
     assert result.exit_code == 0, result.output
     after = Plan.load(better)
     assert not verify(after)
@@ -42,15 +42,18 @@ def test_the_orders_get_better_and_the_stages_stay(tmp_path: Path) -> None:
 def test_split_backwards_are_no_slower(tmp_path: Path) -> None:
     path, found = tmp_path / "plan.json", {}
     slow_plan(path)
-    for name, options in (("whole", []), ("split", ["--split"])):
+    for name, backward in (("whole", "whole"), ("split", "any")):
         output = tmp_path / f"{name}.json"
-        words = ["schedule", path, "-o", output, *options, "--deterministic", "--time-limit", 0.3]
+        data = json.loads(path.read_text())
+        data["job"]["backward"] = backward
+        path.write_text(json.dumps(data))
+        words = ["plan", path, "-o", output, "--deterministic", "--time-limit", 0.3]
         made = pipeplan(*words, "--json")
         assert made.exit_code == 0, made.output
         found[name] = json.loads(made.stdout)
         assert not verify(Plan.load(output))
         kinds = {op.kind for row in Plan.load(output).parsed_orders().values() for op in row}
-        assert kinds == ({"F", "I", "W"} if options else {"F", "B"})
+        assert kinds == ({"F", "I", "W"} if name == "split" else {"F", "B"})
         assert found[name]["schedule_lower_bound_s"] <= found[name]["iteration_time_s"]
     assert found["split"]["iteration_time_s"] <= found["whole"]["iteration_time_s"]
 
@@ -60,18 +63,18 @@ def test_old_orders_stay_if_nothing_faster_is_found(
 ) -> None:
     path, again = tmp_path / "plan.json", tmp_path / "again.json"
     slow_plan(path)
-    pipeplan("schedule", path, "-o", path, "--deterministic", "--time-limit", 0.3)
+    pipeplan("plan", path, "-o", path, "--deterministic", "--time-limit", 0.3)
     good = Plan.load(path)
     slow = slow_plan(tmp_path / "slow.json")
     found = search_schedule(slow.problem, slow.stages, time_limit_s=0.1, deterministic=True)
     one_by_one = simulate(place_plan(slow), slow.parsed_orders())
     found = replace(found, timeline=one_by_one)
     monkeypatch.setattr("planner.search.orders.search.search_schedule", lambda *_, **__: found)
-    result = pipeplan("schedule", path, "-o", again)
+    result = pipeplan("plan", path, "-o", again)
     assert result.exit_code == 0, result.output
     assert Plan.load(again).orders == good.orders
     assert "the old orders stay" in result.stdout
-    made = json.loads(pipeplan("schedule", path, "-o", again, "--json").stdout)
+    made = json.loads(pipeplan("plan", path, "-o", again, "--json").stdout)
     assert made["iteration_time_s"] == good.predicted.iteration_time_s
     assert made["method"] == "as before"
 
@@ -79,8 +82,8 @@ def test_old_orders_stay_if_nothing_faster_is_found(
 def test_wrong_input_is_told(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     slow_plan(path)
-    assert pipeplan("schedule", tmp_path / "none.json", "-o", path).exit_code == 1
-    result = pipeplan("schedule", path, "-o", tmp_path / "x.json", "--time-limit", -1)
+    assert pipeplan("plan", tmp_path / "none.json", "-o", path).exit_code == 1
+    result = pipeplan("plan", path, "-o", tmp_path / "x.json", "--time-limit", -1)
     assert result.exit_code == 1
     assert "--time-limit: " in result.stderr
     assert not (tmp_path / "x.json").exists()

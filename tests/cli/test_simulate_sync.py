@@ -24,7 +24,7 @@ from planner.sync.simulation.world import LinkCost
 from planner.sync.strategies import parse_sync
 from planner.verification import verify
 
-OPTIONS = ("--iterations", 20, "--jobs", 1)
+OPTIONS = ("--iterations", 20)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,9 @@ def test_a_plan_s_world_is_its_first_pipeline(replicas_path: Path) -> None:
 
 
 def test_every_strategy_has_a_row(replicas_path: Path) -> None:
-    made = pipeplan("simulate", replicas_path, "--sync", "all", *OPTIONS, "--workers", 4, "--json")
+    made = pipeplan(
+        "simulate", replicas_path, "--sync", "all", *OPTIONS, "--pipelines", 4, "--json"
+    )
     report = json.loads(made.stdout)
     names = [row["sync"]["strategy"] for row in report["strategies"]]
     assert len(names) == 16
@@ -110,14 +112,13 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
 
 def test_a_choice_gives_its_reason_and_is_written(replicas_path: Path, tmp_path: Path) -> None:
     output = tmp_path / "chosen.json"
-    # Exact strategies only, which every executor runs.
-    options = ("--sync", "choose", *OPTIONS, "--least-gain", 50, "-o", output)
+    options = ("--sync", "choose", *OPTIONS, "-o", output)
     made = pipeplan("simulate", replicas_path, *options)
     assert made.exit_code == 0, made.output
     assert "pipelines are steady" in made.stdout
     chosen = Plan.load(output).sync
     assert f"{chosen.strategy}: " in made.stdout
-    data = json.loads(pipeplan("simulate", replicas_path, *options[:6], "--json").stdout)
+    data = json.loads(pipeplan("simulate", replicas_path, *options[:4], "--json").stdout)
     assert data["choice"]["reason"]
 
 
@@ -139,9 +140,11 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (("--workers", 4), "workers: 4 has no effect without --sync; add --sync all"),
-        (("--sync", "all", "--jitter", 0.1), "jitter: 0.1 has no effect together with --sync"),
-        (("--sync", "all", "--least-gain", 0.1), "least_gain: 0.1 has no effect without --sync ch"),
+        (("--pipelines", 4), "--pipelines: 4 has no effect without --sync; add --sync all"),
+        (
+            ("--sync", "all", "--noise", "jitter=0.1"),
+            "--noise: jitter=0.1 has no effect together",
+        ),
         (
             ("--sync", "choose", "--sync", "all"),
             "--sync choose cannot be combined with another --sync",
@@ -149,10 +152,10 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
         (("--sync", "fast"), "sync.strategy: 'fast' is not known"),
         (("--sync", "ad_psgd:pairs=3"), "sync.options of ad_psgd: pairs: "),
         (
-            ("--sync", "parameter_server:servers=9", "--workers", 4),
+            ("--sync", "parameter_server:servers=9", "--pipelines", 4),
             "sync.options of parameter_server: servers: 9, but there are 4 pipelines, which are",
         ),
-        (("--sync", "all", "--workers", 0), "workers: 0 is not a whole number from 1"),
+        (("--sync", "all", "--pipelines", 0), "workers: 0 is not a whole number from 1"),
         (("--sync", "all", "--iterations", 0), "iterations: 0 is not a whole number from 1"),
         (("--sync", "all", "--slowness", "fast"), "slowness: 'fast' cannot be read"),
         (("--sync", "all", "--slowness", "slow:9x2"), "slowness: slow: worker 9 by 2"),
@@ -162,18 +165,20 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
             "--output: needs exactly one strategy",
         ),
         (
-            ("--sync", "ad_psgd", "--workers", 4, "-o", "x.json"),
-            "--output: the plan has 2 pipelines and not --workers 4, whose strategy may be another",
+            ("--sync", "ad_psgd", "--pipelines", 4, "-o", "x.json"),
+            "--output: the plan has 2 pipelines and not --pipelines 4",
         ),
-        (("--sync", "all", "--workers", 1), "workers: one pipeline has nobody to synchronise with"),
+        (
+            ("--sync", "all", "--pipelines", 1),
+            "workers: one pipeline has nobody to",
+        ),
         (("--sync", "all", "--slowness", ""), "slowness: '' cannot be read"),
     ],
 )
 def test_wrong_options_are_named(
     replicas_path: Path, options: tuple[object, ...], named: str
 ) -> None:
-    jobs = ("--jobs", 1) if "--sync" in options else ()
-    result = pipeplan("simulate", replicas_path, *options, *jobs)
+    result = pipeplan("simulate", replicas_path, *options)
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {named}")
 
@@ -235,6 +240,8 @@ def test_plan_says_what_is_in_the_way_of_pipelines_and_writes_nothing(tmp_path: 
     assert made.exit_code == 1
     assert "job.replication: it is false" in made.output
     assert not (tmp_path / "plan.json").exists()
-    robust = pipeplan(*asked, "--sync", "ad_psgd", "--robust", "-o", tmp_path / "plan.json")
+    robust = pipeplan(
+        *asked, "--sync", "ad_psgd", "--prefer", "robust", "-o", tmp_path / "plan.json"
+    )
     assert robust.exit_code == 1
     assert "robust: " in robust.output

@@ -70,7 +70,7 @@ def sections(page: str, level: str) -> dict[str, str]:
 def test_the_page_of_commands_has_every_option_of_every_help() -> None:
     found = sections(command_page(), "##")
     names = commands()
-    assert {"plan", "profile", "import", "cluster merge"} <= set(names)
+    assert {"plan", "profile", "import", "simulate"} <= set(names)
     for name in names:
         text = found[f"pipeplan {name}"]
         # profile hands its words on to a process of its own.

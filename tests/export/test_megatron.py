@@ -299,14 +299,14 @@ def test_an_embedding_in_two_stages_is_refused_with_the_nearest_layout() -> None
     )
     why, nearest = reasons(plan)
     assert "wpe in stage 1: E is the whole embedding (wte, wpe), in stage 0" in why
-    assert nearest.endswith("--megatron-layout 'E|tt|ttL'")
+    assert nearest.endswith("--stages 'E|tt|ttL'")
 
 
 def test_a_head_in_two_stages_is_refused() -> None:
     plan = by_hand([("wte wpe h.0 h.1 h.2 h.3 ln_f", "n0/gpu0"), ("lm_head loss", "n1/gpu0")])
     why, nearest = reasons(plan)
     assert "ln_f in stage 0: L is the whole head and loss" in why
-    assert nearest.endswith("--megatron-layout 'Et*4|L'")
+    assert nearest.endswith("--stages 'Et*4|L'")
 
 
 def test_a_divided_block_is_refused_by_name() -> None:
@@ -317,7 +317,7 @@ def test_a_divided_block_is_refused_by_name() -> None:
     plan = plan_by_hand(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
     why, nearest = reasons(plan)
     assert "block h.0 is divided between stages 0 and 1" in why
-    assert nearest.endswith("--megatron-layout 'Et|tL'")
+    assert nearest.endswith("--stages 'Et|tL'")
 
 
 def test_stages_that_do_not_go_around_the_ranks_are_refused() -> None:

@@ -38,8 +38,8 @@ STEPS = (
     ("import", "import topo.txt --device-type A6000 -o a.toml"),
     ("import", "import graph.txt --device-type A10 -o profile.json"),
     (
-        "cluster merge",
-        "cluster merge a.toml a.toml --prefix a --prefix b --network 100gbit -o b.toml",
+        "import",
+        "import a.toml a.toml --prefix a --prefix b --network 100gbit -o b.toml",
     ),
     ("detect", "detect --ranks 2 --no-compute --no-together --no-all-reduce -o here.toml"),
     ("trace", "trace my_net:build --job job.toml -o net.json"),
@@ -61,7 +61,7 @@ STEPS = (
     ),
     ("executor", "two.json --model my_net:build --data random --steps 3 --timeline timeline.json"),
     ("executor.coordinator", "copies.json --model my_net:build --data random"),
-    ("schedule", f"schedule two.json --split {SEARCH} -o split.json"),
+    ("plan", f"plan two.json {SEARCH} -o split.json"),
     ("compare", "compare my_net:build --cluster cluster.toml --job job.toml --time-limit 1"),
     (
         "sweep",
@@ -71,13 +71,16 @@ STEPS = (
     ("replan", f"replan two.json --lost here/gpu1 {SEARCH} -o smaller.json"),
     ("verify", "verify two.json"),
     ("simulate", "simulate two.json --against timeline.json"),
-    ("calibrate", "calibrate two.json timeline.json -o calibrated.json"),
+    ("profile", "profile two.json timeline.json -o calibrated.json"),
     ("explain", "explain two.json"),
-    ("edit", "edit two.json --move 'move layer layers.1 from stage 0 to stage 1' -o edited.json"),
-    ("plot", "plot two.json -o two.png"),
+    (
+        "explain",
+        "explain two.json --apply 'move layer layers.1 from stage 0 to stage 1' -o edited.json",
+    ),
+    ("report", "report two.json -o two.png"),
     ("report", "report two.json -o two.html"),
     ("export", "export two.json --to torch-csv -o export"),
-    ("schema", "schema plan"),
+    ("verify", "verify --schema plan"),
 )
 """Commands in an order in which each has what it reads."""
 

@@ -166,7 +166,7 @@ def require_schedule(name: str | None) -> None:
     if name is not None and name not in SCHEDULES:
         raise PipeplanError(
             f"schedule {name}: no such schedule; choose from {', '.join(SCHEDULES)}, or give its "
-            "table (--schedule-csv)"
+            "table (--schedule)"
         )
 
 

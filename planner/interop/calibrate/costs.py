@@ -62,7 +62,7 @@ def read_costs(path: str | Path, option: str) -> CostsFile:
     if not any(measured):
         raise PipeplanError(
             f"{source}: layers: none has measured times; give what `pipeplan profile` wrote, or "
-            "the graph of `pipeplan calibrate --graph`"
+            "the graph of `pipeplan profile PLAN.json MEASURED.json --graph`"
         )
     return CostsFile(source, costs)
 

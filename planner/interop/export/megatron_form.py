@@ -176,7 +176,7 @@ def _nearest(plan: Plan, stack: BlockStack, stage_of: Mapping[str, int]) -> Iter
     if all(symbols) and not list(_out_of_order(stack, stage_of)):
         yield (
             "the nearest layout, to be simulated as a plan: pipeplan adopt MODEL … "
-            f"--megatron-layout '{render_layout(symbols)}'"
+            f"--stages '{render_layout(symbols)}'"
         )
 
 
@@ -212,7 +212,7 @@ def _place_problems(groups: Sequence[frozenset[str]], size: int) -> Iterator[str
     """Yield stages that are not on pipeline rank i mod PP, and ranks with uneven stages."""
     remedy = (
         "plan again with max_stages_per_device = 1 in the job, or give ranks their stages in turn "
-        "with `pipeplan adopt --megatron-layout`"
+        "with `pipeplan adopt --stages`"
     )
     wrong = [i for i, group in enumerate(groups) if group != groups[i % size]]
     if wrong:

@@ -287,9 +287,7 @@ def _notes(machine: _Machine) -> Iterator[str]:
     speeds = _by_speed({name: speed for name, speed in machine.nets.items() if speed})
     for speed, names in speeds.items():
         shown = f"{', '.join(names[:4])}{' and more' if len(names) > 4 else ''}"
-        yield (
-            f"`pipeplan cluster merge --network {speed:g}gbit` joins this box to others by {shown}"
-        )
+        yield (f"`pipeplan import --network {speed:g}gbit` joins this box to others by {shown}")
 
 
 def _by_speed(nets: Mapping[str, float]) -> dict[float, list[str]]:

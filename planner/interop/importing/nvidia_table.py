@@ -165,7 +165,7 @@ def _only_table(path: Path, lines: Sequence[str]) -> _Table:
         starts = ", ".join(str(table.line) for table in matrices[:8])
         raise PipeplanError(
             f"{path}: has {len(matrices)} tables, which begin on lines {starts}; a file is of one "
-            "machine: give each its own, and join them by `pipeplan cluster merge`"
+            "machine: give each its own, and join them by `pipeplan import`"
         )
     return matrices[0]
 

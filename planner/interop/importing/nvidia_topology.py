@@ -160,4 +160,4 @@ def _notes(
             )
     if topology.cards:
         cards = f"{', '.join(topology.cards[:4])}{' and more' if len(topology.cards) > 4 else ''}"
-        yield f"`pipeplan cluster merge` joins this box to others by its network cards ({cards})"
+        yield f"`pipeplan import` joins this box to others by its network cards ({cards})"

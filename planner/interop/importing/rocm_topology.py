@@ -206,5 +206,5 @@ def _notes(topology: RocmTopology) -> Iterator[str]:
         )
     yield (
         "the tables have no network cards: name what leads to other machines with --card in "
-        "`pipeplan cluster merge`, such as --card 'gpu*' where each GPU has a card"
+        "`pipeplan import`, such as --card 'gpu*' where each GPU has a card"
     )
