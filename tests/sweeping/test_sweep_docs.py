@@ -18,7 +18,7 @@ DOCUMENT = ROOT / "docs" / "sweep.md"
 
 def rows(text: str) -> list[tuple[str, ...]]:
     """Cluster, devices and batch of the lines of a table, and their marks."""
-    return re.findall(r"^ +(\*?) +(a10+) +(\d of \d) +(\d x \d+)", text, re.MULTILINE)
+    return re.findall(r"^ *(\*?) +(a10+) +(\d of \d) +(\d x \d+)", text, re.MULTILINE)
 
 
 def test_what_the_docs_show_happens(
