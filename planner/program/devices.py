@@ -68,8 +68,11 @@ def run_next(p: int, w: int, d: int, now: float) -> None:
         for i in range(of.device, of.device_end):
             member = row(w, MACHINES, members[i])
             if members[i] != d:
+                times, last = row(w, STATES, member.pending), member.last
+                is_late = times.start_s == now or (last >= 0 and row(w, STATES, last).end_s == now)
                 _start(p, w, members[i], member.pending, now)
-                row(w, STATES, member.pending).cause = row(w, STATES, n).cause
+                if not is_late:
+                    times.cause = row(w, STATES, n).cause
                 member.pending = -1
 
 

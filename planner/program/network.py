@@ -90,12 +90,8 @@ def _hold_sender(p: int, w: int, effect: int, change: int) -> None:
 @compiled
 def _start_first(p: int, w: int, n: int, now: float) -> None:
     """Let a flow set off if it is the first in all its lines."""
-    state, task, times, flow = (
-        header(w, WORK),
-        row(p, TASKS, n),
-        row(w, STATES, n),
-        row(w, FLOWS, n),
-    )
+    state, task = header(w, WORK), row(p, TASKS, n)
+    times, flow = row(w, STATES, n), row(w, FLOWS, n)
     if times.start_s < np.inf:
         return
     way, way_lines = row(p, WAYS, task.resource), items(p, WAY_LINES)

@@ -20,9 +20,14 @@ from planner.report.summary import (
     time_provenance_lines,
 )
 from planner.report.tables import Table, View
-from planner.simulation.critical_path import Event, OptimizerEvent
 from planner.simulation.time_provenance import path_time_provenance
-from planner.simulation.timeline import CopyEvent, OperationEvent, SynchronisationEvent
+from planner.simulation.timeline import (
+    CopyEvent,
+    Event,
+    OperationEvent,
+    OptimizerEvent,
+    SynchronisationEvent,
+)
 from planner.units import format_seconds, plural
 
 MOST_NAMED = 3

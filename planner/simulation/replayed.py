@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -10,11 +10,14 @@ import numpy as np
 from planner.costs.placed_pipeline import PlacedPipeline, Transfer
 from planner.plan.operations import Kind, Operation
 from planner.program.lower.lower import Lowered
+from planner.program.lower.room import MESSAGE_TASK
 from planner.program.program import COMPUTE, KINDS, MAKERS, REPLICAS
 from planner.program.replay import Times
 from planner.simulation.timeline import (
     CopyEvent,
+    Event,
     OperationEvent,
+    OptimizerEvent,
     SynchronisationEvent,
     Timeline,
     TransferEvent,
@@ -61,35 +64,78 @@ class _Reader:
         """Return all events."""
         placed, syncs = self._placed, self._placed.synchronisations
         first = int(self._program.numbers["first_late"])
-        steps = dict(enumerate(placed.devices, first + len(syncs)))
+        last = first + len(syncs)
+        steps = {
+            n: OptimizerEvent(name, *self._spans[n]) for n, name in enumerate(placed.devices, last)
+        }
         gathering = [number for number, sync in enumerate(syncs) if sync.gathers]
-        reductions = [self._collective(number, first + number) for number in range(len(syncs))]
-        gathers = [
-            self._collective(number, n, is_gather=True)
-            for n, number in enumerate(gathering, first + len(syncs) + len(steps))
-        ]
-        runs = list(self._runs())
-        owner = {(run.operation.stage, run.operation.microbatch): run.device for run in runs}
-        messages = self._messages(owner)
+        reductions = {n: self._collective(n - first, n) for n in range(first, last)}
+        gathers = {
+            n: self._collective(number, n, is_gather=True)
+            for n, number in enumerate(gathering, last + len(steps))
+        }
+        runs = dict(self._runs())
+        owner = {(e.operation.stage, e.operation.microbatch): e.device for e in runs.values()}
+        messages, copies = dict(self._messages(owner)), dict(self._copies(owner))
+        by_task: dict[int, Event] = {**runs, **messages, **copies, **reductions, **steps, **gathers}
         return Timeline(
             placed,
-            tuple(runs),
-            tuple(sorted(messages, key=lambda event: (event.start_s, event.operation))),
-            tuple(sorted(reductions, key=lambda event: (event.start_s, event.number))),
-            {name: self._spans[n][1] for n, name in steps.items()},
-            dict(self._steps_s(steps)),
-            dict(self._made_s()),
-            tuple(gathers),
-            tuple(sorted(self._copies(owner), key=lambda event: event.start_s)),
+            tuple(runs.values()),
+            tuple(sorted(messages.values(), key=lambda event: (event.start_s, event.operation))),
+            tuple(sorted(reductions.values(), key=lambda event: (event.start_s, event.number))),
+            {step.device: step.end_s for step in steps.values()},
+            dict(self._steps_s(steps.values())),
+            tuple(steps.values()),
+            tuple(gathers.values()),
+            tuple(sorted(copies.values(), key=lambda event: event.start_s)),
+            by_task,
+            self._causes(by_task),
         )
 
-    def _runs(self) -> Iterator[OperationEvent]:
+    def _causes(self, by_task: Mapping[int, Event]) -> list[int]:
+        """Return the task with an event that the start of each waited for last."""
+        times, tasks = self._times, self._program.tasks
+        causes = times.cause.copy()
+        # A reduction waits for the last backwards of all replicas that make its gradients.
+        last: dict[int, int] = {}
+        for n in times.order[np.argsort(times.start_s[times.order], kind="stable")].tolist():
+            if tasks["makes"][n] >= 0:
+                last[int(tasks["replica"][n])] = n
+        for number, n in last.items():
+            replica = self._program[REPLICAS][number]
+            for maker in range(replica["maker"], replica["maker_end"]):
+                reduction = self._program[MAKERS][maker]
+                if causes[reduction] < 0 and times.made_s[maker] == times.start_s[reduction]:
+                    causes[reduction] = n
+        # What is released as another starts waited for what that waited for.
+        for n in np.flatnonzero(tasks["at_start"] >= 0):
+            if causes[tasks["at_start"][n]] == n:
+                causes[tasks["at_start"][n]] = causes[n]
+        has_event = np.zeros(len(tasks) + 1, dtype=bool)
+        has_event[[*by_task, -1]] = True
+        # Of all messages of an exchange the one that is needed comes first.
+        runs = np.flatnonzero((tasks["role"] == COMPUTE) & (tasks["kind"] != KINDS.index("W")))
+        of = tasks[runs]
+        place = of["stage"] * 2 + (of["kind"] == KINDS.index("F"))
+        needed = self._lowered.room[MESSAGE_TASK][
+            place * self._lowered.rows.numbers["microbatches"] + of["microbatch"]
+        ]
+        arrives = (needed >= 0) & (times.end_s[needed] == times.start_s[runs])
+        arrives &= ~has_event[causes[runs]]
+        causes[runs[arrives]] = needed[arrives]
+        while not has_event[causes].all():
+            causes = np.where(has_event[causes], causes, causes[causes])
+        found: list[int] = causes.tolist()
+        return found
+
+    def _runs(self) -> Iterator[tuple[int, OperationEvent]]:
         """Yield the operations in order of start, those of a device in its order."""
         order, devices = self._times.order, self._placed.devices
         for n in order[np.argsort(self._times.start_s[order], kind="stable")].tolist():
-            yield OperationEvent(devices[self._resources[n]], self._operations[n], *self._spans[n])
+            device = devices[self._resources[n]]
+            yield n, OperationEvent(device, self._operations[n], *self._spans[n])
 
-    def _messages(self, owner: dict[tuple[int, int], str]) -> Iterator[TransferEvent]:
+    def _messages(self, owner: dict[tuple[int, int], str]) -> Iterator[tuple[int, TransferEvent]]:
         for n in range(self._lowered.copies.start):
             if self._roles[n] == COMPUTE:
                 continue
@@ -97,7 +143,7 @@ class _Reader:
             made = Operation(stage + (-1 if kind == "F" else 1), kind, microbatch)
             ends = owner[made.stage, microbatch], owner[stage, microbatch]
             transfer = self._transfer(made, *ends)
-            yield TransferEvent(*ends, made, *self._spans[n], transfer, self._links[n])
+            yield n, TransferEvent(*ends, made, *self._spans[n], transfer, self._links[n])
 
     def _transfer(self, made: Operation, source: str, target: str) -> Transfer:
         placed = self._by_microbatch[made.microbatch] if self._by_microbatch else self._placed
@@ -111,23 +157,14 @@ class _Reader:
         sync = self._placed.synchronisations[number]
         return SynchronisationEvent(sync, *self._spans[n], number, is_gather, self._links[n])
 
-    def _steps_s(self, steps: dict[int, str]) -> Iterator[tuple[str, float]]:
+    def _steps_s(self, steps: Iterable[OptimizerEvent]) -> Iterator[tuple[str, float]]:
         """Yield the seconds of optimizer steps: differences of moments are rounded."""
-        for (n, name), device in zip(steps.items(), self._program.devices, strict=True):
-            start_s, end_s = self._spans[n]
-            alone_s = self._placed.optimizer_s[name]
-            yield name, end_s - start_s if device["is_slowed"] else alone_s
+        for step, device in zip(steps, self._program.devices, strict=True):
+            alone_s = self._placed.optimizer_s[step.device]
+            yield step.device, step.end_s - step.start_s if device["is_slowed"] else alone_s
 
-    def _made_s(self) -> Iterator[tuple[tuple[int, int, str], float]]:
-        program, first = self._program, int(self._program.numbers["first_late"])
-        for replica in program[REPLICAS][: program.numbers["replicas"]]:
-            device = self._placed.devices[replica["device"]]
-            for maker in range(replica["maker"], replica["maker_end"]):
-                key = int(program[MAKERS][maker]) - first, int(replica["stage"]), device
-                yield key, float(self._times.made_s[maker])
-
-    def _copies(self, owner: dict[tuple[int, int], str]) -> Iterator[CopyEvent]:
+    def _copies(self, owner: dict[tuple[int, int], str]) -> Iterator[tuple[int, CopyEvent]]:
         for n in self._lowered.copies:
             stage, _, microbatch = operation = self._operations[n]
             bytes_ = self._placed.stages[stage].offload_bytes
-            yield CopyEvent(owner[stage, microbatch], operation, *self._spans[n], bytes_)
+            yield n, CopyEvent(owner[stage, microbatch], operation, *self._spans[n], bytes_)

@@ -24,10 +24,11 @@ from planner.costs.roofline import layer_times
 from planner.model.graph_record import Layer
 from planner.model.length_graph import layer_at
 from planner.plan.plan import TimeProvenance
-from planner.simulation.critical_path import OptimizerEvent, PathStep, critical_path
+from planner.simulation.critical_path import PathStep, critical_path
 from planner.simulation.timeline import (
     CopyEvent,
     OperationEvent,
+    OptimizerEvent,
     SynchronisationEvent,
     Timeline,
     TransferEvent,

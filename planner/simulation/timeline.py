@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from planner.costs.placed_pipeline import PlacedPipeline, Resource, Transfer
@@ -102,13 +102,26 @@ class CopyEvent:
 
 
 @dataclass(frozen=True)
+class OptimizerEvent:
+    """The optimizer step of a device."""
+
+    device: str
+    start_s: float
+    end_s: float
+
+
+Event = OperationEvent | TransferEvent | SynchronisationEvent | OptimizerEvent | CopyEvent
+
+
+@dataclass(frozen=True)
 class Timeline:
     """One iteration, event by event, in order of start.
 
     ``end_s`` and ``optimizer_s`` are the end and the length of each device's optimizer step.
-    ``made_s`` says when the gradients of a reduction, by its number, were made by a stage on a
-    device, where reductions wait for that. ``gathers`` are the all-gathers of parameters after
-    optimizer steps, in the order of reductions. ``copies`` are those of offloaded stashes.
+    ``gathers`` are the all-gathers of parameters after optimizer steps, in the order of reductions.
+    ``copies`` are those of offloaded stashes. ``by_task`` has all events by the numbers of their
+    tasks in the program that was replayed; ``causes`` says for each task which task with an event
+    its start waited for last (-1: none).
     """
 
     pipeline: PlacedPipeline
@@ -117,9 +130,11 @@ class Timeline:
     synchronisations: tuple[SynchronisationEvent, ...]
     end_s: Mapping[str, float]
     optimizer_s: Mapping[str, float]
-    made_s: Mapping[tuple[int, int, str], float]
-    gathers: tuple[SynchronisationEvent, ...] = ()
-    copies: tuple[CopyEvent, ...] = ()
+    steps: tuple[OptimizerEvent, ...]
+    gathers: tuple[SynchronisationEvent, ...]
+    copies: tuple[CopyEvent, ...]
+    by_task: Mapping[int, Event] = field(compare=False, repr=False)
+    causes: Sequence[int] = field(compare=False, repr=False)
 
     @cached_property
     def iteration_time_s(self) -> float:

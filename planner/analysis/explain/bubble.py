@@ -16,6 +16,7 @@ waits for a message in the end, whatever made it wait.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -24,8 +25,8 @@ from planner.analysis.explain.memory import MemoryLimit
 from planner.analysis.explain.path_shares import Spent, spent_on
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import place
-from planner.simulation.critical_path import Causes, Event
-from planner.simulation.timeline import Timeline
+from planner.simulation.critical_path import Causes
+from planner.simulation.timeline import Event, OperationEvent, OptimizerEvent, Timeline
 
 
 class Waited(NamedTuple):
@@ -178,27 +179,25 @@ class _Waits:
     """The causes that each device of a timeline waits for while it is idle."""
 
     def __init__(self, timeline: Timeline) -> None:
-        self._timeline = timeline
-        self._causes = Causes(timeline)
+        self._timeline, self._causes = timeline, Causes(timeline)
         self._path = self._causes.chain(self._causes.last_event())
         self._runs: dict[str, list[Event]] = {device: [] for device in timeline.pipeline.devices}
-        for event in timeline.operations:
+        events: Iterable[OperationEvent | OptimizerEvent] = (*timeline.operations, *timeline.steps)
+        for event in events:
             self._runs[event.device].append(event)
 
     def of(self, device: str) -> tuple[Waited, ...]:
         """Return what a device waits for, the longest wait first."""
-        seconds: dict[Spent, float] = {}
+        seconds: defaultdict[Spent, float] = defaultdict(float)
         for event, length_s in self._pieces(device):
-            spent = spent_on(self._timeline.pipeline, event)
-            seconds[spent] = seconds.get(spent, 0.0) + length_s
+            seconds[spent_on(self._timeline.pipeline, event)] += length_s
         ranked = sorted(seconds.items(), key=lambda row: (-row[1], row[0]))
         return tuple(Waited(spent, found_s) for spent, found_s in ranked)
 
     def _pieces(self, device: str) -> Iterator[tuple[Event, float]]:
         """Yield events elsewhere that cover the idle time, each with the seconds of it."""
-        step = self._causes.optimizer_event(device)
         free_s = 0.0
-        for event in (*self._runs[device], step):
+        for event in self._runs[device]:
             if event.start_s > free_s:
                 chain = self._causes.chain(event, free_s)[:-1]
                 yield from _covered(chain, free_s, event.start_s)

@@ -8,10 +8,12 @@ from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.simulation.critical_path import Event, OptimizerEvent, PathStep
+from planner.simulation.critical_path import PathStep
 from planner.simulation.timeline import (
     CopyEvent,
+    Event,
     OperationEvent,
+    OptimizerEvent,
     SynchronisationEvent,
     TransferEvent,
 )

@@ -97,14 +97,13 @@ class Trial:
 def trial_times_s(timeline: Timeline, trials: Sequence[Trial]) -> FloatArray:
     """Return the iteration time of each trial, in seconds; devices and links keep their order."""
     times = OrderedTimes(timeline)
-    of, factors = np.array([(trial.stage, trial.factor) for trial in trials]).reshape(-1, 2).T
-    moves = np.array([trial.part == "transfers" for trial in trials], dtype=bool)
+    rows = [(trial.stage, trial.factor, trial.part == "transfers") for trial in trials]
+    of, factors, moves = np.array(rows).reshape(-1, 3).T[:, :, None]
     stage = times.program.tasks["stage"]
     # A message is named by the operation that needs it: it is sent over this cut, or is none.
     cut = np.where(times.is_message, stage - times.is_forward, -2)
-    sends = (of[:, None] == cut) | (of[:, None] == cut + 1)
-    runs = times.is_operation & (of[:, None] == stage)
-    return times.times_s(np.where(np.where(moves[:, None], sends, runs), factors[:, None], 1.0))
+    is_longer = np.where(moves, (of == cut) | (of == cut + 1), times.is_operation & (of == stage))
+    return times.times_s(np.where(is_longer, factors, 1.0))
 
 
 def stage_limits(timeline: Timeline, memory: MemoryLimit) -> tuple[StageLimit, ...]:
