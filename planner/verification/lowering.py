@@ -18,7 +18,7 @@ from planner.verification.costs import PlanCosts
 from planner.verification.reductions import Reduction
 from planner.verification.routes import AllReduce
 from planner.verification.script import Message, Scripts
-from planner.verification.tasks import Key, Task, Wait, in_circles, message_needed_by, operation_key
+from planner.verification.tasks import Key, Task, Wait, in_circles, operation_key
 
 
 class PlanTasks:
@@ -118,14 +118,12 @@ class PlanTasks:
 
     def _input(self, operation: Operation) -> list[Wait]:
         """Return what makes or brings the input of an operation."""
-        stage, kind, microbatch = operation
-        if kind == "W":
-            return [Wait(operation_key(Operation(stage, "I", microbatch)))]
-        if kind == "F" and stage == 0:
-            return []
-        if kind in "BI" and stage == self._scripts.last:
-            return [Wait(operation_key(Operation(stage, "F", microbatch)))]
-        message = message_needed_by(operation)
+        if operation.kind == "W":
+            return [Wait(operation_key(operation._replace(kind="I")))]
+        message = self._scripts.needed_by(operation)
+        if message is None:
+            is_first = operation.kind == "F"
+            return [] if is_first else [Wait(operation_key(operation._replace(kind="F")))]
         if self._leaves_device(message):
             return [Wait(Key("message", message))]
         return [Wait(operation_key(self._maker(message)))]

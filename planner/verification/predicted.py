@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from planner.plan.plan import Plan
 from planner.verification.claims import claimed_by_length
 from planner.verification.costs import PlanCosts
@@ -48,7 +50,7 @@ def predicted_problems(plan: Plan, checked: CheckedTimes, held: HeldBytes) -> It
     iterations = [] if plan.job.lengths is None else list(_iterations(plan, checked))
     for iteration in {id(row): row for row in iterations}.values():
         yield from (f"times of an iteration of lengths: {row}" for row in iteration.problems())
-    times_s = sorted(row.iteration_time_s for row in iterations)
+    times_s = [row.iteration_time_s for row in iterations]
     found["lengths"] = _of_iterations(times_s) if times_s else None
     yield from _differences("predicted", said.model_dump(include=set(found)), found)
 
@@ -107,13 +109,11 @@ def _of_length(plan: Plan, place: int) -> Plan:
     return plan.model_copy(update={"model": plan.model.model_copy(update={"graph": record})})
 
 
-def _of_iterations(ascending_s: Sequence[float]) -> dict[str, float]:
+def _of_iterations(times_s: Sequence[float]) -> dict[str, float]:
     """Return what a plan says of iterations; the percentile is linear between two of them."""
-    place = 0.95 * (len(ascending_s) - 1)
-    low, high = ascending_s[int(place)], ascending_s[math.ceil(place)]
     return {
-        "iterations": len(ascending_s),
-        "expected_s": sum(ascending_s) / len(ascending_s),
-        "percentile_95_s": low + (place % 1) * (high - low),
-        "worst_s": ascending_s[-1],
+        "iterations": len(times_s),
+        "expected_s": float(np.mean(times_s)),
+        "percentile_95_s": float(np.percentile(times_s, 95)),
+        "worst_s": max(times_s),
     }

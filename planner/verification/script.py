@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from planner.plan.operations import Operation
@@ -39,6 +39,15 @@ class Scripts:
             return Operation(stage - 1, "B", microbatch)
         return None
 
+    def needed_by(self, operation: Operation) -> Message | None:
+        """Return the message that an operation needs, even if it stays on the device."""
+        stage, kind, microbatch = operation
+        if kind == "F" and stage > 0:
+            return operation
+        if kind in "BI" and stage < self.last:
+            return Operation(stage, "B", microbatch)
+        return None
+
     def source(self, message: Message) -> str:
         """Return the device that sends a message."""
         stage, kind, microbatch = message
@@ -52,9 +61,9 @@ class Scripts:
         while number < len(order):
             size = 2 if self._is_pair(order[number : number + 2]) else 1
             together = order[number : number + size]
-            entries += self._exchanges(sent, [m for row in together for m in self._needed(row)])
-            entries += together
-            sent = [message for row in together for message in self._sent(row)]
+            needed = self._in_turn(self.rules.receive, map(self.needed_by, together))
+            entries += [*self._exchanges(sent, needed), *together]
+            sent = self._in_turn(self.rules.send, map(self.made_by, together))
             number += size
         return [*entries, *self._exchanges(sent, [])]
 
@@ -65,24 +74,16 @@ class Scripts:
         forward, backward = operations
         return forward.microbatch != backward.microbatch or forward.stage == self.last
 
-    def _sent(self, operation: Operation) -> Iterator[Message]:
-        message = self.made_by(operation)
-        if message and self.rules.send == "blocking" and self.leaves_device(message):
-            yield message
-
-    def _needed(self, operation: Operation) -> Iterator[Message]:
-        stage, kind, microbatch = operation
-        from_before, from_behind = kind == "F" and stage > 0, kind in "BI" and stage < self.last
-        message = Operation(stage, "F" if kind == "F" else "B", microbatch)
-        is_message = (from_before or from_behind) and self.leaves_device(message)
-        if is_message and self.rules.receive == "blocking":
-            yield message
+    def _in_turn(self, rule: str, messages: Iterable[Message | None]) -> list[Message]:
+        """Return the messages that a device waits for between operations: those that block."""
+        if rule != "blocking":
+            return []
+        return [message for message in messages if message and self.leaves_device(message)]
 
     def _exchanges(self, sent: list[Message], needed: list[Message]) -> list[list[Message]]:
         rule = self.rules.exchange
-        partners = {self.runs_on[m.stage, m.microbatch] for m in sent} | set(
-            map(self.source, needed)
-        )
+        partners = {self.runs_on[m.stage, m.microbatch] for m in sent}
+        partners |= set(map(self.source, needed))
         if rule in ("together", "pairs") or (rule == "neighbour" and len(partners) == 1):
             return [[*sent, *needed]] if sent or needed else []
         return [row for row in (sent, needed) if row]

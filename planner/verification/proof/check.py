@@ -21,12 +21,7 @@ from planner.verification.proof.anywhere import AnyDevices
 from planner.verification.proof.budget import BudgetPass, require_few_amounts
 from planner.verification.proof.columns import MOST_STAGES, earned_too_little
 from planner.verification.proof.devices import ProvedDevices
-from planner.verification.proof.layers import (
-    FloatArray,
-    IntArray,
-    ProvedIntervals,
-    ProvedLayers,
-)
+from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
 from planner.verification.proof.links import ClassLinks
 from planner.verification.proof.program import Counted, ProofPass, require_few_states
 from planner.verification.proof.rules import MARGIN
@@ -52,10 +47,11 @@ class BoundCheck:
     def __init__(self, problem: Problem, space: Space) -> None:
         self._cluster, self._space = problem.cluster, space
         self.layers = ProvedLayers(problem, space)
+        self._counted: tuple[Counted, ...] = ("way", "work") if space.splits else ("way",)
 
     def least_s(self, argument: WorkPrices | MicrobatchPath) -> float:
         """Return the largest bound that an argument of one sum proves."""
-        sum_s = self.work_s(argument) if isinstance(argument, WorkPrices) else self.path_s
+        sum_s = self._work_s(argument) if isinstance(argument, WorkPrices) else self._path_s()
         return sum_s / MARGIN
 
     def proves(self, argument: Argument, bound_s: float) -> bool:
@@ -68,11 +64,11 @@ class BoundCheck:
             case TypePrices():
                 return self._no_budget_keeps(argument, bound_s * MARGIN)
             case LayerPrices():
-                prices = self._prices(argument)
-                return earned_too_little(self._devices, prices, bound_s)
+                prices = self._layer_prices(argument)
+                self._require_few_devices()
+                return earned_too_little(ProvedDevices(self._intervals), prices, bound_s)
 
-    @cached_property
-    def path_s(self) -> float:
+    def _path_s(self) -> float:
         """A microbatch's way through all layers and back, and the first layer's weights.
 
         Whatever is left of the first layer's backward follows its last gradient.
@@ -81,55 +77,62 @@ class BoundCheck:
         way = layers.on_fastest(layers.forward_s + layers.gradient_s)
         return float(way.sum() + layers.on_fastest(layers.weight_s)[0])
 
-    def work_s(self, argument: WorkPrices) -> float:
+    def _work_s(self, argument: WorkPrices) -> float:
         """Return the work of all microbatches, in what all devices together earn a second.
 
         Each second of a layer is paid the price of its device's type, at least the lowest one.
         """
         layers = self.layers
-        prices = typed_prices(argument.prices, layers.types, layers.at_once)
+        prices = self._type_prices(argument.prices, layers.at_once)
         paid = layers.on_fastest(prices[:, None] * (layers.forward_s + layers.backward_s))
         return layers.microbatches * float(paid.sum())
 
-    # --- prices of devices ------------------------------------------------------------------------
-
-    def _no_budget_keeps(self, argument: TypePrices, limit_s: float) -> bool:
-        """Return whether no sequence of stages that the budget pays for keeps a time."""
-        self._require_one("prices of devices")
-        require_few_amounts(self._intervals)
-        prices = typed_prices(argument.prices, self.layers.types, self.layers.counts)
-        links = AnyDevices(self._cluster)
-        passes = (
-            BudgetPass(self._intervals, links, prices, limit_s, what) for what in self._counted
-        )
-        return any(row.refutes() for row in passes)
-
-    @property
-    def _counted(self) -> tuple[Counted, ...]:
-        return ("way", "work") if self._space.splits else ("way",)
-
-    def _require_one(self, what: str) -> None:
-        if self._space.max_stages_per_device > 1:
-            raise PipeplanError(
-                f"argument: {what} prove nothing about several stages a device "
-                f"(max_stages_per_device is {self._space.max_stages_per_device})"
-            )
-
-    # --- prices of layers -------------------------------------------------------------------------
-
     @cached_property
-    def _devices(self) -> ProvedDevices:
-        self._require_few()
-        return ProvedDevices(self._intervals)
+    def _intervals(self) -> ProvedIntervals:
+        return ProvedIntervals(self.layers)
 
-    def _require_few(self) -> None:
+    def _require_few_devices(self) -> None:
         count = len(self._cluster.devices)
         if count > MOST_DEVICES:
             raise PipeplanError(
                 f"certificate: {count} devices are too many to check (at most {MOST_DEVICES})"
             )
 
-    def _prices(self, argument: LayerPrices) -> FloatArray:
+    def _require_one_stage(self, what: str) -> None:
+        if self._space.max_stages_per_device > 1:
+            raise PipeplanError(
+                f"argument: {what} prove nothing about several stages a device "
+                f"(max_stages_per_device is {self._space.max_stages_per_device})"
+            )
+
+    # --- prices -----------------------------------------------------------------------------------
+
+    def _no_budget_keeps(self, argument: TypePrices, limit_s: float) -> bool:
+        """Return whether no sequence of stages that the budget pays for keeps a time."""
+        self._require_one_stage("prices of devices")
+        require_few_amounts(self._intervals)
+        links = AnyDevices(self._cluster)
+        prices = self._type_prices(argument.prices, self.layers.counts)
+        return any(
+            BudgetPass(self._intervals, links, prices, limit_s, counted).refutes()
+            for counted in self._counted
+        )
+
+    def _type_prices(self, named: dict[str, float], counts: FloatArray) -> FloatArray:
+        """Return prices by type, so many devices of each together costing 1."""
+        types = self.layers.types
+        if set(named) != set(types):
+            raise PipeplanError(
+                f"argument.prices: of {', '.join(sorted(named))}, but the cluster has "
+                f"{', '.join(sorted(types))}"
+            )
+        prices = np.array([named[name] for name in types])
+        if not prices.any():
+            raise PipeplanError("argument.prices: all of them are 0, which proves nothing")
+        prices = prices / prices.max()
+        return np.asarray(prices / float((prices * counts).sum()))
+
+    def _layer_prices(self, argument: LayerPrices) -> FloatArray:
         """Return the prices, the largest of them 1."""
         if len(argument.prices) != len(self.layers.rows):
             raise PipeplanError(
@@ -151,7 +154,7 @@ class BoundCheck:
 
         A pass over all plans may show it, or one over those of each case.
         """
-        stages = self._classed(argument)
+        stages = self._stages(argument)
 
         def is_refuted(case: StageCase) -> bool:
             passes = (ProofPass(stages, case, limit_s, what) for what in self._counted)
@@ -162,27 +165,21 @@ class BoundCheck:
         cases = list(cases_by_classes(stages))
         return bool(cases) and all(map(is_refuted, cases))
 
-    def _classed(self, argument: LikeDevices) -> ProvedStages:
-        self._require_one("classes")
+    def _stages(self, argument: LikeDevices) -> ProvedStages:
+        self._require_one_stage("classes")
         kinds = [self._kind(members) for members in argument.classes]
-        self._require_all(argument)
+        named = sorted(name for members in argument.classes for name in members)
+        if named != sorted(self._cluster.device_names):
+            raise PipeplanError("argument.classes: they are not all devices, each of them once")
+        self._require_few_devices()
         sizes = [len(members) for members in argument.classes]
         vectors = Vectors(sizes, replication=self._space.replication)
         require_few_states(vectors, self._intervals.count)
         links = ClassLinks(self._cluster, argument.classes)
-        return ProvedStages(self.layers, self._intervals, links, vectors, kinds)
-
-    @cached_property
-    def _intervals(self) -> ProvedIntervals:
-        return ProvedIntervals(self.layers)
-
-    def _require_all(self, argument: LikeDevices) -> None:
-        named = sorted(name for members in argument.classes for name in members)
-        if named != sorted(self._cluster.device_names):
-            raise PipeplanError("argument.classes: they are not all devices, each of them once")
-        self._require_few()
+        return ProvedStages(self._intervals, links, vectors, kinds)
 
     def _kind(self, members: tuple[str, ...]) -> int:
+        """Return the number of the type of a class."""
         known = set(self._cluster.device_names)
         unknown = [name for name in members if name not in known]
         if unknown:
@@ -193,23 +190,3 @@ class BoundCheck:
                 f"argument.classes: devices of types {', '.join(sorted(names))} in one class"
             )
         return self.layers.types.index(names.pop())
-
-
-def typed_prices(
-    prices: dict[str, float], types: list[str], counts: IntArray | FloatArray
-) -> FloatArray:
-    """Return prices by type, so many devices of each together costing 1.
-
-    Raises:
-        PipeplanError: if they are not of the types in use, or all nothing.
-    """
-    if set(prices) != set(types):
-        raise PipeplanError(
-            f"argument.prices: of {', '.join(sorted(prices))}, but the cluster has "
-            f"{', '.join(sorted(types))}"
-        )
-    most = max(prices.values())
-    if most <= 0:
-        raise PipeplanError("argument.prices: all of them are 0, which proves nothing")
-    row = np.array([prices[name] for name in types]) / most
-    return np.asarray(row / float((row * counts).sum()))

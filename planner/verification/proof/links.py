@@ -26,19 +26,6 @@ WIDER = 1.5
 """By this factor links are wider than others, as those of a node than those between nodes."""
 
 
-class _Cut(NamedTuple):
-    """Lanes, and classes whose messages may pass none of them.
-
-    Attributes:
-        bytes_per_s: of the lanes together.
-        senders, receivers: of the other messages.
-    """
-
-    bytes_per_s: float
-    senders: frozenset[int]
-    receivers: frozenset[int]
-
-
 class Growth(NamedTuple):
     """Sets of devices that grow over ever narrower links (Kruskal 1956): a row for each join.
 
@@ -128,21 +115,31 @@ class ClassLinks:
 
     # --- sets of devices: a number for each class -------------------------------------------------
 
-    def flow_s_per_byte(self, senders: IntArray, receivers: IntArray) -> float:
-        """Return seconds a byte if everything between two sets moves at once.
+    def flow_s_per_byte(self, senders: IntArray, receivers: IntArray) -> FloatArray:
+        """Return seconds a byte if everything between two sets moves at once, for rows of both.
 
         Lanes and ports that everything has to pass carry no more than their bandwidths together.
         """
-        ports = 1 / np.maximum(self.port_s_per_byte, 1 / FAR)
+        ports, both = 1 / np.maximum(self.port_s_per_byte, 1 / FAR), np.hstack([senders, receivers])
         give, take = senders * ports, receivers * ports
-        width = math.inf
-        for cut in self._cuts(_held(senders), _held(receivers)):
-            rest = give[list(cut.senders)].sum(), take[list(cut.receivers)].sum()
-            width = min(width, cut.bytes_per_s + float(min(rest)))
+        kinds, kind = np.unique(both > 0, axis=0, return_inverse=True)
+        width = np.zeros(len(both))
+        for number, held in enumerate(kinds):
+            rows = kind.reshape(-1) == number
+            widths, senders_left, receivers_left = self._cuts(*map(_held, np.split(held, 2)))
+            rest = np.minimum(give[rows] @ senders_left, take[rows] @ receivers_left)
+            width[rows] = (widths + rest).min(axis=1)
         return 1 / width
 
-    def _cuts_between(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> list[_Cut]:
-        """Return one lane or two, with the classes whose messages may pass none of them."""
+    def _cuts_between(
+        self, senders: tuple[int, ...], receivers: tuple[int, ...]
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return cuts of one lane or two, and which classes' messages may pass none of them.
+
+        Returns:
+            Bytes a second of the lanes of each cut; whether messages of a sender (row), and to a
+            receiver, may pass none of a cut's lanes (column).
+        """
         pairs = set(product(senders, receivers))
         lanes = [lane for lane, carried in self._carried.items() if not pairs.isdisjoint(carried)]
         cuts: dict[frozenset[tuple[int, int]], float] = {}
@@ -151,10 +148,11 @@ class ClassLinks:
             rest = frozenset(pairs.difference(*(self._carried[lane] for lane in chosen)))
             width = sum(self._links[number].bandwidth_gb_per_s * 1e9 for number, _ in chosen)
             cuts[rest] = min(width, cuts.get(rest, math.inf))
-        return [
-            _Cut(width, frozenset(a for a, _ in rest), frozenset(b for _, b in rest))
-            for rest, width in cuts.items()
-        ]
+        left = np.zeros((2, len(self._classes), len(cuts)))
+        for number, rest in enumerate(cuts):
+            for a, b in rest:
+                left[0, a, number] = left[1, b, number] = 1.0
+        return np.array([*cuts.values()]), left[0], left[1]
 
     # --- all-reduces ------------------------------------------------------------------------------
 
@@ -306,7 +304,7 @@ class ClassLinks:
                 yield 1 / path.bytes_per_s, path.latency_s, ends
 
 
-def _held(vector: IntArray) -> tuple[int, ...]:
+def _held(vector: IntArray | BoolArray) -> tuple[int, ...]:
     return tuple(np.flatnonzero(vector).tolist())
 
 

@@ -9,13 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.verification.proof.buckets import OverlappedReductions
-from planner.verification.proof.layers import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    ProvedIntervals,
-    ProvedLayers,
-)
+from planner.verification.proof.layers import BoolArray, FloatArray, IntArray, ProvedIntervals
 from planner.verification.proof.links import FAR, ClassLinks
 from planner.verification.proof.memory import memory_levels
 from planner.verification.proof.vectors import Vectors
@@ -37,8 +31,7 @@ class ProvedStages:
     """Least figures of all stages of a problem.
 
     Args:
-        layers: of the problem.
-        intervals: of these layers.
+        intervals: of the problem's layers.
         links: between the classes.
         vectors: of devices by class.
         kinds: number of each class's type.
@@ -60,13 +53,13 @@ class ProvedStages:
 
     def __init__(
         self,
-        layers: ProvedLayers,
         intervals: ProvedIntervals,
         links: ClassLinks,
         vectors: Vectors,
         kinds: Sequence[int],
     ) -> None:
-        self.layers, self.intervals, self.links, self.vectors = layers, intervals, links, vectors
+        self.intervals, self.links, self.vectors = intervals, links, vectors
+        self.layers = layers = intervals.layers
         self.kinds, self._held = np.array(kinds), vectors.rows[vectors.options]
         types = (self._held > 0) @ (self.kinds[:, None] == np.arange(len(layers.types)))
         # Which types are held, and by option the place among these.
@@ -178,12 +171,18 @@ class ProvedStages:
         vectors, links = self.vectors, self.links
         used, stage = vectors.rows[vectors.apart_used], vectors.rows[vectors.apart_stage]
         there, back = np.zeros((2, len(used)))
-        for number in np.flatnonzero(vectors.apart_used):
-            there[number] = links.flow_s_per_byte(used[number], stage[number])
-            back[number] = links.flow_s_per_byte(stage[number], used[number])
+        some = np.flatnonzero(vectors.apart_used)
+        there[some] = links.flow_s_per_byte(used[some], stage[some])
+        back[some] = links.flow_s_per_byte(stage[some], used[some])
         a, b = used.argmax(axis=1), stage.argmax(axis=1)
         single = (used.sum(axis=1) == 1) & (stage.sum(axis=1) == 1)
         return there, back, single & links.is_exclusive[a, b] & links.is_exclusive[b, a]
+
+    @cached_property
+    def _across_s_per_byte(self) -> FloatArray:
+        """Seconds a byte from all of the first of two classes to the other, and back."""
+        everything = np.diag(self.links.sizes)
+        return self.links.flow_s_per_byte(everything, everything[::-1])
 
     def changed_s(self, cut: int, sides: tuple[int, int], bytes_: FloatArray) -> FloatArray:
         """Return what passes while all microbatches go from one of two classes to the other.
@@ -197,15 +196,12 @@ class ProvedStages:
             sides: the class that they come from, and the other one.
             bytes_: of an activation and of a gradient at least, in two rows.
         """
-        ways, everywhere = (sides, sides[::-1]), np.diag(self.links.sizes)
-        each = [self.links.flow_s_per_byte(everywhere[x], everywhere[y]) for x, y in ways]
+        ways, each = (sides, sides[::-1]), self._across_s_per_byte[list(sides)]
         alone = [
             np.where(row > 0, self.links.latency_s[way] + row * self.links.s_per_byte[way], 0.0)
             for row, way in zip(bytes_, ways, strict=True)
         ]
-        there, back = (
-            self.layers.microbatches * row * s for row, s in zip(bytes_, each, strict=True)
-        )
+        there, back = self.layers.microbatches * bytes_ * each[:, None]
         most = np.maximum(there + alone[1], back + alone[0])
         return np.asarray(np.minimum(most + self.rest_s[cut], FAR))
 
