@@ -16,6 +16,7 @@ from executor.detect.options import parser as detect_parser
 from executor.launch.command_line import parser as executor_parser
 from executor.profiling.__main__ import parser as profiling_parser
 from planner.cli.commands import app
+from planner.cli.inspect import calibration
 
 Row = tuple[str, str, str, str]
 """Option, value, default and meaning."""
@@ -40,6 +41,10 @@ def command_page() -> str:
         if name in NOTES:
             parser = profiling_parser() if name == "profile" else detect_parser()
             parts += [NOTES[name], "", *_parser_parts(parser)]
+            if name == "profile":
+                params = calibration().params
+                parts += ["", "Of a plan and its run:", "", *_usage("pipeplan profile", params)]
+                parts += _table(map(_typer_row, params))
         else:
             parts += [*_usage(f"pipeplan {name}", command.params)]
             parts += _table(map(_typer_row, command.params))

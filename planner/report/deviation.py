@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -86,37 +86,29 @@ def _first(steps: Sequence[int]) -> str:
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """Return every stage and link as plain data, in seconds; null where there is no figure."""
+    operation, transfer = ("stage", "device", "kind"), ("source", "target")
+    conflict, reduced = comparison.clock_conflict, comparison.reductions
     return {
         "iteration": _data(comparison.iteration),
         "error": comparison.error,
         "steps": list(comparison.steps),
         "spread": comparison.spread,
         "emulated": comparison.emulated,
-        "clock_conflict": None
-        if comparison.clock_conflict is None
-        else str(comparison.clock_conflict),
+        "clock_conflict": None if conflict is None else str(conflict),
         "other_hardware": list(comparison.other_hardware),
-        "kinds": {kind: _data(row) for kind, row in comparison.kinds.items()},
-        "operations": [
-            {"stage": stage, "device": device, "kind": kind, **_data(row)}
-            for (stage, device, kind), row in comparison.operations.items()
-        ],
-        "collectives": [
-            {"stage": stage, "device": device, "kind": kind, **_data(row)}
-            for (stage, device, kind), row in comparison.collectives.items()
-        ],
-        "transfers": [
-            {"source": source, "target": target, **_data(row)}
-            for (source, target), row in comparison.transfers.items()
-        ],
-        "all_reduces": [
-            {"stages": list(stages), **_data(row)} for stages, row in comparison.reductions.items()
-        ],
-        "optimizer": {device: _data(row) for device, row in comparison.optimizer.items()},
-        "waiting": {device: _data(row) for device, row in comparison.waiting.items()},
-        "batches": {device: _data(row) for device, row in comparison.batches.items()},
-        "outside": {where: _data(row) for where, row in comparison.outside.items()},
+        "operations": _rows(operation, comparison.operations),
+        "collectives": _rows(operation, comparison.collectives),
+        "transfers": _rows(transfer, comparison.transfers),
+        "all_reduces": [{"stages": list(of), **_data(row)} for of, row in reduced.items()],
+        **{
+            name: {key: _data(row) for key, row in getattr(comparison, name).items()}
+            for name in ("kinds", "optimizer", "waiting", "batches", "outside")
+        },
     }
+
+
+def _rows(names: Sequence[str], rows: Mapping[Any, Deviation]) -> list[dict[str, Any]]:
+    return [{**dict(zip(names, key, strict=True)), **_data(row)} for key, row in rows.items()]
 
 
 def _data(row: Deviation) -> dict[str, Any]:

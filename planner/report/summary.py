@@ -259,7 +259,6 @@ def stage_table(plan: Plan, timeline: Timeline) -> Table:
     """Return a row for each stage: times and bytes of one microbatch; columns that are in use."""
     kinds = {(o.stage, o.kind) for order in plan.parsed_orders().values() for o in order}
     columns: list[tuple[str, Callable[[int, PlacedStage], str]]] = [
-        ("layers", lambda _, stage: f"{len(stage.spec.layers):,}"),
         *(
             (f"{KIND_LABELS[kind]} ms", partial(_stage_ms, kinds=kinds, kind=kind))
             for kind in KIND_LABELS
@@ -268,10 +267,7 @@ def stage_table(plan: Plan, timeline: Timeline) -> Table:
         ("stash", lambda _, stage: format_bytes(stage.stash_bytes)),
         ("weights and optimizer", lambda _, stage: format_bytes(stage.static_bytes)),
     ]
-    if any(stage.recompute for stage in plan.stages):
-        columns.append(("recomputed layers", lambda _, stage: str(len(stage.spec.recompute))))
     if any(stage.offload for stage in plan.stages):
-        columns.append(("offloaded layers", lambda _, stage: str(len(stage.spec.offload))))
         columns.append(("offloaded", lambda _, stage: format_bytes(stage.offload_bytes)))
     stages = timeline.pipeline.stages
     prefix = common_prefix(name for stage in stages for name in stage.spec.layers)
@@ -281,7 +277,7 @@ def stage_table(plan: Plan, timeline: Timeline) -> Table:
         table.add_row(
             str(index),
             compress_devices(stage.spec.devices),
-            _ends(stage.spec.layers, prefix),
+            _layers(stage, prefix),
             *(cell(index, stage) for _, cell in columns),
         )
     return table
@@ -294,9 +290,14 @@ def _stage_ms(index: int, stage: PlacedStage, *, kinds: Set[tuple[int, Kind]], k
     return _milliseconds(times.seconds(kind) for times in stage.times.values())
 
 
-def _ends(layers: tuple[str, ...], prefix: str) -> str:
-    first, last = (layers[place].removeprefix(prefix) for place in (0, -1))
-    return first if len(layers) == 1 else f"{first} … {last}"
+def _layers(stage: PlacedStage, prefix: str) -> str:
+    """Return the first and the last layer, and how many there are, recomputed and offloaded."""
+    spec = stage.spec
+    ends = dict.fromkeys(spec.layers[place].removeprefix(prefix) for place in (0, -1))
+    counts = [f"{len(spec.layers):,}"] if len(spec.layers) > 1 else []
+    counts += [f"{len(spec.recompute):,} recomputed"] if spec.recompute else []
+    counts += [f"{len(spec.offload):,} offloaded"] if spec.offload else []
+    return " … ".join(ends) + (f" ({', '.join(counts)})" if counts else "")
 
 
 def device_table(timeline: Timeline) -> Table:
