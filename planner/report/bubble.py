@@ -59,17 +59,17 @@ def bubble_data(bubble: Bubble) -> dict[str, Any]:
         "share": bubble.share,
         "busiest_device": bubble.busiest,
         "causes": {name: bubble.cause_s(name) for name in CAUSES},
-        "devices": [_device_data(row) for row in bubble.devices],
-    }
-
-
-def _device_data(row: IdleTime) -> dict[str, Any]:
-    return {
-        "device": row.device,
-        "idle_s": row.idle_s,
-        **{name: getattr(row, name) for name in CAUSES},
-        "waited_for": [
-            {**waited.spent._asdict(), "seconds": waited.seconds} for waited in row.waited_for
+        "devices": [
+            {
+                "device": row.device,
+                "idle_s": row.idle_s,
+                **{name: getattr(row, name) for name in CAUSES},
+                "waited_for": [
+                    {**waited.spent._asdict(), "seconds": waited.seconds}
+                    for waited in row.waited_for
+                ],
+            }
+            for row in bubble.devices
         ],
     }
 

@@ -41,7 +41,7 @@ def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
                 for stage in row.stages
             ],
             "devices": row.devices,
-            "tensor_parallel": _degrees_data(row.degrees),
+            "tensor_parallel": row.degrees[0] if len(row.degrees) == 1 else list(row.degrees),
             "schedule": row.schedule,
             **dict.fromkeys(
                 ("iteration_time_s", "bubble", "peak_memory_bytes", "peak_memory_share")
@@ -54,11 +54,6 @@ def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def _degrees_data(degrees: tuple[int, ...]) -> int | list[int]:
-    """Return the number of devices of a group, or a list of the numbers."""
-    return degrees[0] if len(degrees) == 1 else list(degrees)
 
 
 def _cells(row: ComparisonRow) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.analysis.explain.explanation import DeviceUse, Explanation
-from planner.analysis.explain.memory import MemoryLimit, MemoryRoom
+from planner.analysis.explain.memory import MemoryLimit
 from planner.analysis.explain.path_shares import PathShare
 from planner.analysis.explain.resources import Resource
 from planner.plan.operations import compress_devices, stages_label
@@ -95,7 +95,10 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
             "offloads": memory.offloads,
             "within_s": memory.within_s,
             "unlimited_s": memory.unlimited_s,
-            "devices": [_room_data(room) for room in memory.rooms],
+            "devices": [
+                {**asdict(room), "more_microbatches": room.more_microbatches}
+                for room in memory.rooms
+            ],
         },
         "devices": [asdict(use) for use in explanation.devices],
         "bubble": bubble_data(explanation.bubble),
@@ -114,10 +117,6 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
 
 def _resource_data(resource: Resource) -> dict[str, Any]:
     return {**asdict(resource), "bound_s": resource.bound_s}
-
-
-def _room_data(room: MemoryRoom) -> dict[str, Any]:
-    return {**asdict(room), "more_microbatches": room.more_microbatches}
 
 
 def _event_name(event: Event) -> str:

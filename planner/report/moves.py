@@ -114,15 +114,14 @@ def moves_data(found: MovesFound) -> dict[str, Any]:
         "plan_s": found.plan_s,
         "no_faster": found.no_faster,
         "left_out": found.left_out,
-        "moves": [_move_data(row) for row in (*found.fitting, *found.overflowing)],
-    }
-
-
-def _move_data(row: TimedMove) -> dict[str, Any]:
-    return {
-        "move": str(row.move),
-        "iteration_time_s": row.iteration_time_s,
-        "gain": row.gain,
-        "lacks_bytes": dict(row.lacks_bytes),
-        "assumes": row.assumes,
+        "moves": [
+            {
+                "move": str(row.move),
+                "iteration_time_s": row.iteration_time_s,
+                "gain": row.gain,
+                "lacks_bytes": dict(row.lacks_bytes),
+                "assumes": row.assumes,
+            }
+            for row in (*found.fitting, *found.overflowing)
+        ],
     }
