@@ -5,12 +5,8 @@ lists the partitions of a small cluster that may have a plan below a time. Nothi
 from the checker or from a search, and neither the checker nor what is below it imports this.
 """
 
-from planner.bounds.partitions import (
-    BoundedPartition,
-    BoundedStage,
-    PartitionList,
-    list_partitions,
-)
+from planner.bounds.named import BoundedStage
+from planner.bounds.partitions import BoundedPartition, PartitionList, list_partitions
 from planner.bounds.proving import ProvedBound, Prover, prove
 
 __all__ = [

@@ -7,7 +7,7 @@ may use the best links of the cluster. Amounts are whole steps of a grid, rounde
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,14 +17,21 @@ from planner.bounds.class_pass import round_trips
 from planner.bounds.classes import MARGIN
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FAR, BoolArray, FloatArray, prefix
+from planner.bounds.prices import DIGITS
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
+from planner.plan.certificate import TypePrices
 from planner.program.compiled import compiled, entry
+from planner.units import significant
 
 STEPS = 2_000
 """Steps of the grid, for the whole budget."""
 MOST_WORK = 1e8
 """Stages of all amounts, times pairs of types, that are looked at for one time."""
+SPREAD = 1.1
+"""By this factor the price of a type is raised or lowered to see whether that proves more."""
+MOST_LOOKED = 300_000
+"""Stages after which no further prices are tried for one time."""
 
 
 class BudgetArrays(NamedTuple):
@@ -69,10 +76,15 @@ class BudgetArrays(NamedTuple):
 
 
 class Budget:
-    """Refutes times for prices of devices.
+    """Whether no sequence of stages keeps a time on devices that a budget pays for.
+
+    Prices of types are moved to where they refute what those before did not.
 
     Args:
         intervals: of the problem's layers.
+
+    Attributes:
+        looked_at: stages that all passes have looked at so far.
 
     Raises:
         PipeplanError: if there are too many layers and types.
@@ -80,16 +92,43 @@ class Budget:
 
     def __init__(self, intervals: IntervalTable) -> None:
         self._intervals, self._layers = intervals, intervals.layers
-        types = len(self._layers.types)
+        layers, types = intervals.layers, len(intervals.layers.types)
         if intervals.cuts**2 / 2 * STEPS / 4 * types**2 > MOST_WORK:
             raise PipeplanError(
-                f"bounds: {self._layers.count} layers on {types} types of devices are too many"
+                f"bounds: {layers.count} layers on {types} types of devices are too many"
             )
-        self._links = _joining(self._layers.cluster)
-        self.looked_at = 0
+        self._links = _joining(layers.cluster)
+        work = np.where(layers.may_run, layers.forward_s + layers.backward_s, 0.0)
+        self._prices = 1 / np.maximum(work.sum(axis=1), 1e-30)
+        self._turn, self.looked_at = 0, 0.0
 
-    def refutes(self, prices: Mapping[str, float], time_s: float) -> bool:
-        """Return whether no plan keeps a time, by prices of a device of each type."""
+    def refute(self, time_s: float) -> TypePrices | None:
+        """Return prices by which no plan keeps a time: those before, or others near them."""
+        for prices in self._near():
+            share = prices / prices.max()
+            named = {
+                name: significant(float(price), DIGITS)
+                for name, price in zip(self._layers.types, share, strict=True)
+            }
+            if self._refutes(named, time_s):
+                self._prices = prices
+                return TypePrices(prices=named)
+        return None
+
+    def _near(self) -> Iterator[FloatArray]:
+        """Yield the prices so far, then these with that of one type raised or lowered, in turn."""
+        yield self._prices
+        types, begun_at = len(self._prices), self.looked_at
+        moves = [(n, factor) for n in range(types) for factor in (1 / SPREAD, SPREAD)]
+        for _ in moves if types > 1 else ():
+            moved, (number, factor) = self._prices.copy(), moves[self._turn % len(moves)]
+            moved[number] *= factor
+            self._turn += 1
+            yield moved
+            if self.looked_at > begun_at + MOST_LOOKED:
+                return
+
+    def _refutes(self, prices: Mapping[str, float], time_s: float) -> bool:
         arrays = self.arrays(np.array([prices[name] for name in self._layers.types]))
         for both_ways in (True, False) if self._layers.space.splits else (True,):
             found, looked = _refutes(arrays, time_s * MARGIN, both_ways)

@@ -119,6 +119,42 @@ def _most_in_flight(
 
 
 @compiled
+def _runs(
+    row: FloatArray,
+    count: int,
+    limit_s: float,
+    both_ways: bool,
+    stage: tuple[float, float, float],
+    come_s: float,
+    around_s: float,
+) -> float:
+    """Return how many microbatches a replica can run.
+
+    Args:
+        row: (7) of its class: replicas, microbatches whose messages fit a device's links, what
+            follows a last backward, and of a microbatch forward, gradient on its way, backward, and
+            the least way behind the stage and back.
+        count: of all microbatches.
+        limit_s: to keep.
+        both_ways: whether gradients on their way count too.
+        stage: what passes before its first operation and after its last that counts; before its
+            first; after its last gradient on the way.
+        come_s: before the first operation of this replica.
+        around_s: before that and after its last gradient.
+    """
+    arrival, first, after_gradient = stage
+    before, spent = max(first, come_s), max(arrival, around_s)
+    if both_ways:
+        spent = max(spent, before + after_gradient)
+    else:
+        before = max(before, spent)
+    each = (row[3], row[4], row[5], row[6])
+    spare = limit_s - before - row[2]
+    most = _most_in_flight(each, count, spare, limit_s - spent, both_ways, count)
+    return float(min(most, row[1]))
+
+
+@compiled
 def _run(
     rows: FloatArray,
     count: int,
@@ -131,21 +167,16 @@ def _run(
     """Return how many microbatches the replicas of a stage can run together, one after the other.
 
     Args:
-        rows: (C, 7) of each class: replicas, microbatches whose messages fit a device's links, what
-            follows a last backward, and of a microbatch forward, gradient on its way, backward, and
-            the least way behind the stage and back.
+        rows: (C, 7) of each class, see :func:`_runs`.
         count: of all microbatches.
         limit_s: to keep.
         both_ways: whether gradients on their way count too.
-        stage: what passes before its first operation and after its last that counts; before its
-            first; after its last gradient on the way.
+        stage: as in :func:`_runs`.
         come_s: before the first operations of its replicas, by place in NUMBERS.
         around_s: before these and after their last gradients.
     """
-    arrival, first, after_gradient = stage
     total = 0.0
     for row in rows:
-        each = (row[3], row[4], row[5], row[6])
         for place in range(len(come_s)):
             # Replicas whose number is at least this one and below the next.
             number = row[0] - NUMBERS[place] + 1
@@ -153,14 +184,8 @@ def _run(
                 break
             if place + 1 < len(come_s):
                 number = min(number, float(NUMBERS[place + 1] - NUMBERS[place]))
-            before, spent = max(first, come_s[place]), max(arrival, around_s[place])
-            if both_ways:
-                spent = max(spent, before + after_gradient)
-            else:
-                before = max(before, spent)
-            spare = limit_s - before - row[2]
-            most = _most_in_flight(each, count, spare, limit_s - spent, both_ways, count)
-            total += number * min(most, row[1])
+            come, around = come_s[place], around_s[place]
+            total += number * _runs(row, count, limit_s, both_ways, stage, come, around)
         if total >= count:
             break
     return total
@@ -182,84 +207,35 @@ def _run_numbered(
     so that together they run most: a program over how many of each class have a number so far.
 
     Args:
-        rows: as in :func:`_run`.
+        rows: (C, 7) of each class, see :func:`_runs`.
         count: of all microbatches.
         limit_s: to keep.
         both_ways: whether gradients on their way count too.
-        stage: as in :func:`_run`.
+        stage: as in :func:`_runs`.
         come_s: before the first operations of the replicas, by place in NUMBERS.
         follow_s: after their last gradients, by place in NUMBERS.
     """
-    classes = len(rows)
-    arrival, first, after_gradient = stage
     size = 1
-    for c in range(classes):
-        size *= int(rows[c, 0]) + 1
+    for row in rows:
+        size *= int(row[0]) + 1
     most = np.full(size, -1.0)
     most[0] = 0.0
     for state in range(size):
-        rest, stride, number = state, 1, 1
-        for c in range(classes):
-            number += rest % (int(rows[c, 0]) + 1)
-            rest //= int(rows[c, 0]) + 1
+        rest, number = state, 1
+        for row in rows:
+            number += rest % (int(row[0]) + 1)
+            rest //= int(row[0]) + 1
         place = min(_place(number), len(come_s) - 1)
-        before = max(first, come_s[place])
-        spent = max(arrival, come_s[place] + follow_s[place])
-        if both_ways:
-            spent = max(spent, before + after_gradient)
-        else:
-            before = max(before, spent)
-        rest = state
-        for c in range(classes):
-            held = int(rows[c, 0])
+        come, around = come_s[place], come_s[place] + follow_s[place]
+        rest, stride = state, 1
+        for row in rows:
+            held = int(row[0])
             if rest % (held + 1) < held:
-                row = rows[c]
-                each = (row[3], row[4], row[5], row[6])
-                spare = limit_s - before - row[2]
-                run = _most_in_flight(each, count, spare, limit_s - spent, both_ways, count)
-                total = most[state] + min(run, row[1])
-                most[state + stride] = max(most[state + stride], total)
+                run = _runs(row, count, limit_s, both_ways, stage, come, around)
+                most[state + stride] = max(most[state + stride], most[state] + run)
             rest //= held + 1
             stride *= held + 1
     return float(most[size - 1])
-
-
-@compiled
-def _most_in_memory(
-    each: tuple[float, float, float, float],
-    count: int,
-    spare_s: float,
-    way_spare_s: float,
-    both_ways: bool,
-    in_flight: IntArray,
-    again_s: FloatArray,
-) -> float:
-    """Return how many microbatches a device can run with what memory takes: the best level.
-
-    Args:
-        each: as in :func:`_most_in_flight`.
-        count: of all microbatches.
-        spare_s: from the device's first forward to the end of its last backward.
-        way_spare_s: from its first forward to its last gradient on the way.
-        both_ways: whether gradients on their way count too.
-        in_flight: (L) of each level; 0: no level.
-        again_s: (L) what each microbatch runs again on it.
-    """
-    if in_flight[0] == 0:
-        return float(count)
-    forward, gradient, backward, ahead = each
-    most, levels = 0.0, len(in_flight)
-    for level in range(levels):
-        again = again_s[level]
-        if in_flight[level] == 0 or again == np.inf:
-            break
-        # A level on which as much runs again as on the next one is no better than that.
-        if level + 1 < levels and in_flight[level + 1] and again >= again_s[level + 1]:
-            continue
-        longer = (forward, gradient + again, backward + again, ahead)
-        run = _most_in_flight(longer, count, spare_s, way_spare_s, both_ways, in_flight[level])
-        most = max(most, run)
-    return most
 
 
 @compiled
@@ -276,14 +252,16 @@ def _run_in_memory(
 ) -> float:
     """Return the same with what memory takes, for replicas that begin and end at once.
 
+    Each replica runs what the best of its levels allows.
+
     Args:
         d: of the problem.
         rows: as in :func:`_run`.
-        limit_s: to keep.
-        both_ways: whether gradients on their way count too.
         o: the stage's devices.
         cut: before the stage.
         end: the cut behind it.
+        limit_s: to keep.
+        both_ways: whether gradients on their way count too.
         stage: what passes before its first operation and after its last that counts; before its
             first.
         end_s: all-reduces with other stages and the optimizer step.
@@ -293,18 +271,20 @@ def _run_in_memory(
         spent = max(spent, before + d.after_gradient_s[1, o, cut, end] + end_s)
     total = 0.0
     for c in range(len(rows)):
-        if rows[c, 0]:
-            k = d.kind[c]
-            spare = limit_s - before - end_s - d.after_backward_s[1, k, o, cut, end]
-            total += rows[c, 0] * _most_in_memory(
-                (rows[c, 3], rows[c, 4], rows[c, 5], rows[c, 6]),
-                d.microbatches,
-                spare,
-                limit_s - spent,
-                both_ways,
-                d.in_flight[k],
-                d.again_s[k, :, cut, end],
-            )
+        k, row = d.kind[c], rows[c]
+        spare = limit_s - before - end_s - d.after_backward_s[1, k, o, cut, end]
+        levels = int((d.in_flight[k] > 0).sum())
+        most = 0.0 if levels else float(d.microbatches)
+        for level in range(levels):
+            again = d.again_s[k, level, cut, end]
+            # A level on which as much runs again as on the next one is no better than that.
+            is_next_better = level + 1 < levels and again >= d.again_s[k, level + 1, cut, end]
+            if again < np.inf and not is_next_better:
+                each = (row[3], row[4] + again, row[5] + again, row[6])
+                most_s, at_once = limit_s - spent, d.in_flight[k, level]
+                run = _most_in_flight(each, d.microbatches, spare, most_s, both_ways, at_once)
+                most = max(most, run)
+        total += row[0] * most
     return total
 
 
@@ -481,8 +461,12 @@ def refutes(
     columns: int,
     limit_s: float,
     both_ways: bool,
-) -> tuple[bool, int]:
-    """Return whether no sequence of stages keeps a time, and how many stages were looked at.
+) -> tuple[IntArray, int]:
+    """Return a likely sequence of stages if some may keep a time, and how many were looked at.
+
+    The sequence has the pair and the end of each stage and is the one whose last label was least; a
+    label has the least of each of its figures, so that the sequence itself need not keep the time.
+    It is empty if none keeps it.
 
     Args:
         d: of the problem.
@@ -502,6 +486,7 @@ def refutes(
     since = np.full((3, cuts, pairs), np.inf)
     work = room_to_work(d.held.shape[1], columns)
     come, follow = work.come, work.follow
+    came = np.full((cuts, pairs, 2), -1)
     looked = 0
     for cut in range(cuts - 1):
         for pair in range(pairs):
@@ -509,7 +494,7 @@ def refutes(
             if d.begins[pair] != (cut == 0):
                 continue
             apart = Apart(np.inf, np.inf, np.inf)
-            arrival, left = np.inf, np.inf
+            arrival, left, nearest = np.inf, np.inf, -1
             come[:] = np.inf
             follow[:] = np.inf if both_ways else 0.0
             if cut == 0:
@@ -532,7 +517,8 @@ def refutes(
                     min(apart.returned, known.returned),
                 )
                 there, back = d.there_s[cut, between], d.back_s[cut, between]
-                arrival = min(arrival, value + there + ways * back)
+                if value + there + ways * back < arrival:
+                    arrival, nearest = value + there + ways * back, before
                 left = min(left, value)
                 for place in range(columns):
                     come[place] = min(come[place], past[cut, before, place] + there)
@@ -557,7 +543,9 @@ def refutes(
                 )
                 if value > limit_s:
                     continue
-                table[end, pair] = min(table[end, pair], value)
+                if value < table[end, pair]:
+                    table[end, pair] = value
+                    came[end, pair, 0], came[end, pair, 1] = cut, nearest
                 for n, least in enumerate(apart):
                     since[n, end, pair] = min(since[n, end, pair], least)
                 replicas = d.held[o].sum()
@@ -568,4 +556,22 @@ def refutes(
                     number_passed(work.last, gradient, replicas, work.passed)
                     for place in range(columns):
                         home[end, pair, place] = min(home[end, pair, place], work.passed[place])
-    return table[cuts - 1].min() > limit_s, looked
+    if table[cuts - 1].min() > limit_s:
+        return came[:0, 0], looked
+    return _sequence(came, int(table[cuts - 1].argmin())), looked
+
+
+@compiled
+def _sequence(came: IntArray, pair: int) -> IntArray:
+    """Return pair and end of each stage that led to a pair at the last cut.
+
+    Args:
+        came: (N + 1, P, 2) of each state, the cut and the pair before.
+        pair: of the last stage.
+    """
+    path, stages, end = np.zeros((len(came), 2), dtype=np.int64), 0, len(came) - 1
+    while end:
+        path[stages, 0], path[stages, 1] = pair, end
+        end, pair = came[end, pair]
+        stages += 1
+    return path[:stages][::-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -15,10 +15,14 @@ from planner.bounds.devices import DeviceVectors
 from planner.bounds.intervals import IntervalTable, TiedPair
 from planner.bounds.layers import FAR, BoolArray, FloatArray, IntArray
 from planner.bounds.links import ClassLinks
+from planner.bounds.named import Stages, named_stages
 from planner.errors import PipeplanError
+from planner.plan.certificate import LikeDevices
 
 MARGIN = 1 + 2e-9
 """A time is refuted only if one that is longer by this factor is: rounding refutes nothing."""
+Classes = tuple[tuple[str, ...], ...]
+"""All devices, in classes of one type each."""
 MOST_CASES = 7
 """With more sets of classes nothing is known of the devices of the other tied stage."""
 MOST_WORK = 6e7
@@ -43,7 +47,7 @@ class _Case:
 
 
 class ClassProgram:
-    """Refutes times for one set of classes.
+    """Whether no sequence of stages keeps a time, for one set of classes.
 
     Args:
         intervals: of the problem's layers.
@@ -52,12 +56,13 @@ class ClassProgram:
     Attributes:
         vectors: of devices by class.
         looked_at: stages that all passes have looked at so far.
+        likely: partitions that a pass could not rule out, with the least time at which.
 
     Raises:
         PipeplanError: if there are too many combinations of devices.
     """
 
-    def __init__(self, intervals: IntervalTable, classes: Sequence[Sequence[str]]) -> None:
+    def __init__(self, intervals: IntervalTable, classes: Classes) -> None:
         layers = intervals.layers
         self._intervals, self._replication = intervals, layers.space.replication
         sizes = [len(row) for row in classes]
@@ -71,7 +76,9 @@ class ClassProgram:
         kinds = [layers.types.index(layers.cluster.type_of(row[0])) for row in classes]
         self._links = ClassLinks(layers.cluster, classes)
         self._tables = ClassTables(intervals, self._links, vectors, kinds)
-        self.looked_at = 0
+        self._classes = classes
+        self.looked_at = 0.0
+        self.likely: dict[Stages, float] = {}
 
     @cached_property
     def arrays(self) -> ClassArrays:
@@ -88,12 +95,13 @@ class ClassProgram:
         most = min(int(self.arrays.held.sum(axis=1).max()), self.arrays.microbatches)
         return int(np.searchsorted(NUMBERS, most, side="right"))
 
-    def refutes(self, time_s: float) -> bool:
-        """Return whether no plan keeps a time, in all cases that plans may be in."""
-        if self._refutes(self._all, time_s):
-            return True
-        likeliest = sorted(self._cases, key=lambda case: max(case.kept_s.values()))
-        return bool(likeliest) and all(self._refutes(case, time_s) for case in likeliest)
+    def refute(self, time_s: float) -> LikeDevices | None:
+        """Return the classes if no plan keeps a time, in all cases that plans may be in."""
+        if not self._refutes(self._all, time_s):
+            likeliest = sorted(self._cases, key=lambda case: max(case.kept_s.values()))
+            if not likeliest or not all(self._refutes(case, time_s) for case in likeliest):
+                return None
+        return LikeDevices(classes=self._classes)
 
     def _refutes(self, case: _Case, time_s: float) -> bool:
         counted = (True, False) if self._intervals.layers.space.splits else (True,)
@@ -101,14 +109,26 @@ class ClassProgram:
         for both_ways in sorted(counted, key=lambda way: -case.refuted_s[way]):
             if case.refuted_s[both_ways] < time_s < case.kept_s[both_ways]:
                 limit_s = time_s * MARGIN
-                found, looked = refutes(
+                path, looked = refutes(
                     self.arrays, case.fits, case.joint_s, self.columns, limit_s, both_ways
                 )
-                (case.refuted_s if found else case.kept_s)[both_ways] = time_s
+                (case.kept_s if len(path) else case.refuted_s)[both_ways] = time_s
                 self.looked_at += looked
+                if len(path):
+                    stages = self.stages(path)
+                    self.likely[stages] = min(time_s, self.likely.get(stages, np.inf))
             if time_s <= case.refuted_s[both_ways]:
                 return True
         return False
+
+    def stages(self, path: IntArray) -> Stages:
+        """Return the stages of a sequence with devices.
+
+        Args:
+            path: (S, 2) of each stage, its pair and the layer behind it.
+        """
+        held = self.arrays.held[self.arrays.option[path[:, 0]]]
+        return named_stages(self._intervals.layers.cluster, self._classes, path[:, 1], held)
 
     # --- parameters that two stages hold ----------------------------------------------------------
 

@@ -12,10 +12,21 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.bounds.class_pass import times_within
+from planner.bounds.classes import MARGIN
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FAR, BoolArray, FloatArray, IntArray, LayerTable, prefix
 from planner.bounds.links import ClassLinks, reduced_s
+from planner.bounds.prices import Column, LayerMaster
+from planner.errors import PipeplanError
+from planner.plan.certificate import LayerPrices
 from planner.program.compiled import compiled, entry
+
+MOST_ROUNDS = 60
+"""Rounds of new columns for one time."""
+SAME = 1e-9
+"""A column is new if it earns that much more."""
+MOST_STAGES, MOST_PAIR_CELLS = 2, 4e6
+"""Stages of a device, and states that are gone through to price the columns of all kinds once."""
 
 
 class DeviceArrays(NamedTuple):
@@ -209,18 +220,6 @@ class DeviceTable:
         return left
 
 
-class Column(NamedTuple):
-    """What a device holds: one interval or two, each with its microbatches.
-
-    Attributes:
-        value: what the device earns.
-        taken: (N) microbatches of each layer.
-    """
-
-    value: float
-    taken: FloatArray
-
-
 def most_single(
     table: DeviceTable, limit_s: float, reduction_s: FloatArray, near: bool
 ) -> IntArray:
@@ -233,46 +232,32 @@ def most_single(
         near: whether the stages around may be on the same device: no message is needed then.
     """
     d, (passed, left) = table.arrays, table.ways_s(limit_s)
-    head = passed + (0.0 if near else d.into_s)
-    home = left + (0.0 if near else d.out_s)
-    head, home = np.broadcast_to(head, d.into_s.shape), np.broadcast_to(home, d.into_s.shape)
-    return _most_single(d, limit_s, limit_s - passed - left, head, home, reduction_s, near)
+    head, home = (
+        np.broadcast_to(way if near else way + message, message.shape)[:, :, None]
+        for way, message in ((passed, d.into_s), (left, d.out_s))
+    )
+    forward, gradient, backward, step = (
+        figure[:, None, :] - figure[:, :, None]
+        for figure in (d.forward_s, d.gradient_s, d.backward_s, d.step_s)
+    )
+    spare = limit_s - head - step
+    most = _times_within(spare, forward + backward)
+    reduced = _times_within(spare - reduction_s, forward + backward)
+    most = np.where(most < d.microbatches, np.minimum(reduced, d.microbatches - 1), most)
+    most = np.minimum(most, _times_within(limit_s - head - home, forward + gradient))
+    if not near:
+        window, ports = limit_s - passed - left, d.port_s[:, :, None] + d.port_s[:, None, :]
+        most = np.minimum(most, _times_within(window[:, None], ports))
+    most = np.clip(most, 0, d.microbatches)
+    may_run = d.fits & (d.replication | (most >= d.microbatches))
+    return np.where(may_run, most, 0).astype(np.int64)
 
 
-@entry
-def _most_single(
-    d: DeviceArrays,
-    limit_s: float,
-    window_s: FloatArray,
-    head_s: FloatArray,
-    home_s: FloatArray,
-    reduction_s: FloatArray,
-    near: bool,
-) -> IntArray:
-    kinds, cuts = d.into_s.shape
-    most = np.zeros((kinds, cuts, cuts), dtype=np.int64)
-    for k in range(kinds):
-        for a in range(cuts):
-            for e in range(a + 1, cuts):
-                if not d.fits[k, a, e]:
-                    continue
-                forward, gradient = (
-                    d.forward_s[k, e] - d.forward_s[k, a],
-                    d.gradient_s[k, e] - d.gradient_s[k, a],
-                )
-                work = forward + d.backward_s[k, e] - d.backward_s[k, a]
-                spare = limit_s - head_s[k, a] - (d.step_s[k, e] - d.step_s[k, a])
-                n = times_within(spare, work)
-                if n < d.microbatches:
-                    reduced = times_within(spare - reduction_s[k, a, e], work)
-                    n = min(reduced, d.microbatches - 1.0)
-                n = min(n, times_within(limit_s - head_s[k, a] - home_s[k, a], forward + gradient))
-                if not near:
-                    n = min(n, times_within(window_s[a], d.port_s[k, a] + d.port_s[k, e]))
-                n = max(0.0, min(n, float(d.microbatches)))
-                if d.replication or n >= d.microbatches:
-                    most[k, a, e] = int(n)
-    return most
+def _times_within(spare_s: FloatArray, each_s: FloatArray) -> FloatArray:
+    """Return :func:`times_within` of each entry."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.floor(spare_s / each_s)
+    return np.asarray(np.where(each_s > 0, times, np.where(spare_s >= 0, np.inf, -1.0)))
 
 
 def least_replicas(most: IntArray, counts: IntArray, microbatches: int) -> IntArray:
@@ -436,3 +421,48 @@ def _most_beside(
         # With fewer of the first than of the second, each one more may save a message.
         return min(most, n - 1.0 if room - (n - 1) * each >= 0 else -1.0)
     return min(most, n - 1.0, times_within(room, each))
+
+
+class Columns:
+    """Whether devices with up to two stages earn less than all layers pay within a time.
+
+    Args:
+        intervals: of the problem's layers.
+
+    Attributes:
+        looked_at: pairs of stages that have been priced so far.
+
+    Raises:
+        PipeplanError: if devices may hold more stages, or there are too many pairs.
+    """
+
+    def __init__(self, intervals: IntervalTable) -> None:
+        self._table, self._count = DeviceTable(intervals), intervals.layers.count
+        d, self.looked_at = self._table.arrays, 0.0
+        numbers = d.microbatches if d.replication else 1
+        self._cells = self._count**4 / 24 * numbers * len(d.counts)
+        if d.stages != MOST_STAGES or self._cells > MOST_PAIR_CELLS:
+            raise PipeplanError(f"bounds: {self._cells:.2g} sets of {d.stages} stages are too many")
+
+    def refute(self, time_s: float) -> LayerPrices | None:
+        """Return prices of layers by which no plan keeps a time, if there are any."""
+        arrays, kinds = self._table.arrays, range(len(self._table.arrays.counts))
+        pairs = Pairs(self._table, time_s * MARGIN)
+        master = LayerMaster(arrays.counts, self._count, arrays.microbatches)
+        for _ in range(MOST_ROUNDS):
+            prices = master.prices()
+            if prices is None:
+                return None
+            self.looked_at += self._cells
+            found = [pairs.best(kind, prices) for kind in kinds]
+            most = [max((c.value for c in row), default=0.0) for row in found]
+            earned = sum(int(n) * value for n, value in zip(arrays.counts, most, strict=True))
+            if arrays.microbatches * float(prices.sum()) > earned * MARGIN:
+                return LayerPrices(prices=tuple(map(float, prices)))
+            known = [master.earned(kind) + SAME for kind in kinds]
+            new = [[c for c in row if c.value > known[kind]] for kind, row in enumerate(found)]
+            if not any(new):
+                return None
+            for kind, row in enumerate(new):
+                master.add(kind, row)
+        return None

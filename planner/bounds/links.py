@@ -198,7 +198,7 @@ class ClassLinks:
             for table in (self._best_latency_s, self._best_inverse)
         )
         seconds = self._by_device_s(kept, count, bytes_, latency_s, inverse)
-        return self._with_joint_s(seconds, count, bytes_, self._joining(kept, kept, held, count))
+        return self._with_joint_s(seconds, count, bytes_, self.joining(kept, count, held))
 
     def joined_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
         """Return the least seconds of an all-reduce over a set and at least one other device."""
@@ -248,24 +248,20 @@ class ClassLinks:
             self._turns(k),
         )
 
-    def joining(self, kept: Sequence[int] | IntArray, count: int) -> tuple[float, float]:
+    def joining(
+        self, kept: Sequence[int] | IntArray, count: int, held: IntArray | None = None
+    ) -> tuple[float, float]:
         """Return least latency and seconds a byte of the worst link among so many devices.
 
         Args:
             kept: classes with a device among them.
-            count: of devices, of any class.
+            count: of devices.
+            held: of each class so many at most, all of those kept; None: any devices.
         """
-        return self._joining(kept, range(len(self.sizes)), self.sizes, count)
-
-    def _joining(
-        self,
-        kept: Sequence[int] | IntArray,
-        among: Sequence[int] | IntArray,
-        most: IntArray,
-        count: int,
-    ) -> tuple[float, float]:
+        among = range(len(self.sizes)) if held is None else kept
         growth = self._growth(tuple(int(k) for k in among))
         has_all = (growth.devices[:, list(kept)] > 0).all(axis=1)
+        most = self.sizes if held is None else held
         enough = np.minimum(growth.devices, most).sum(axis=1) >= count
         rows = np.flatnonzero(has_all & enough)
         if not len(rows):

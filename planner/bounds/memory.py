@@ -112,19 +112,17 @@ class MemoryTable:
 
     @cached_property
     def _held(self) -> FloatArray:
-        """What is held besides while there are most stashes: what a forward then sends, or more."""
-        forward = self._intervals.sums(self._layers.forward_s.min(axis=0)) > 0
-        sent = np.where(forward, self._layers.sent_bytes[None, :], 0.0)
-        running = self._intervals.parameters.static + self._workspace + sent
-        return np.asarray(np.maximum(self._held_alone, running))
+        """What is held besides while there are most stashes.
 
-    @cached_property
-    def _held_alone(self) -> FloatArray:
-        """What is held besides while a backward runs, with the gradients it receives and sends."""
-        back = self._layers.returned_bytes
-        gradient = self._intervals.sums(self._layers.gradient_s.min(axis=0)) > 0
+        What a forward then sends, or the gradients that a backward receives and sends, or more.
+        """
+        layers, sums = self._layers, self._intervals.sums
+        back = layers.returned_bytes
+        forward, gradient = (sums(f.min(axis=0)) > 0 for f in (layers.forward_s, layers.gradient_s))
+        sent = np.where(forward, layers.sent_bytes[None, :], 0.0)
         both = np.where(gradient, back[:, None] + back[None, :], 0.0)
-        return np.asarray(self._intervals.parameters.static + self._workspace + both)
+        running = self._intervals.parameters.static + self._workspace
+        return np.asarray(running + np.maximum(sent, both))
 
     @cached_property
     def _workspace(self) -> FloatArray:

@@ -25,6 +25,7 @@ from planner.bounds.classes import MARGIN, ClassProgram
 from planner.bounds.devices import NO_SIDE, DeviceVectors
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FloatArray, IntArray, LayerTable
+from planner.bounds.named import Stages
 from planner.bounds.proving import classes_of
 from planner.errors import PipeplanError
 from planner.plan.problem import Problem
@@ -38,20 +39,6 @@ TOLERANCE = 1e-5
 """The share to which the bound of a partition is worked out."""
 
 
-class BoundedStage(NamedTuple):
-    """A stage of a partition.
-
-    Attributes:
-        begin: its first layer.
-        end: the layer behind its last one.
-        devices: names; of devices that can be exchanged the first of the cluster stand for all.
-    """
-
-    begin: int
-    end: int
-    devices: tuple[str, ...]
-
-
 class BoundedPartition(NamedTuple):
     """A partition that may have a plan below a time.
 
@@ -61,7 +48,7 @@ class BoundedPartition(NamedTuple):
     """
 
     bound_s: float
-    stages: tuple[BoundedStage, ...]
+    stages: Stages
 
 
 class PartitionList(NamedTuple):
@@ -106,22 +93,8 @@ def list_partitions(
     rows = []
     for n in np.argsort(bounds, kind="stable"):
         path = found[n, : lengths[n]]
-        stages = _named(path, arrays.held[arrays.option[path[:, 0]]], classes)
-        rows.append(BoundedPartition(float(bounds[n]), stages))
+        rows.append(BoundedPartition(float(bounds[n]), program.stages(path)))
     return PartitionList(tuple(rows), bool(is_complete))
-
-
-def _named(
-    path: IntArray, held: IntArray, classes: tuple[tuple[str, ...], ...]
-) -> tuple[BoundedStage, ...]:
-    """Return stages with devices: the first of each class that are left."""
-    left = [list(names) for names in classes]
-    stages, begin = [], 0
-    for (_, end), numbers in zip(path.tolist(), held.tolist(), strict=True):
-        names = [left[c].pop(0) for c, number in enumerate(numbers) for _ in range(number)]
-        stages.append(BoundedStage(begin, end, tuple(names)))
-        begin = end
-    return tuple(stages)
 
 
 class _Steps(NamedTuple):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from ortools.linear_solver import pywraplp
 
-from planner.bounds.columns import Column
 from planner.bounds.layers import FloatArray, IntArray
 
 DIGITS = 6
@@ -43,6 +43,18 @@ def work_prices(seconds: FloatArray, may_run: FloatArray, counts: FloatArray) ->
     solver.Solve()
     found = np.array([max(0.0, price.solution_value()) for price in prices])
     return found if found.max() > 0 else np.ones(len(counts))
+
+
+class Column(NamedTuple):
+    """What a device holds: one interval or two, each with its microbatches.
+
+    Attributes:
+        value: what the device earns.
+        taken: (N) microbatches of each layer.
+    """
+
+    value: float
+    taken: FloatArray
 
 
 class LayerMaster:

@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from planner.bounds.alike import interchangeable_devices
-from planner.bounds.arguments import OfClasses, OfPrices, TimeArgument, column_arguments
-from planner.bounds.classes import MARGIN
+from planner.bounds.budget import Budget
+from planner.bounds.classes import MARGIN, Classes, ClassProgram
+from planner.bounds.columns import Columns
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import LayerTable
 from planner.bounds.prices import DIGITS, work_prices
@@ -32,6 +33,10 @@ FARTHEST = 1e4
 """By this factor a bound may exceed that of total work: where no plan fits, any time is refuted."""
 TOLERANCES = (2e-2, 2e-3, 1e-4)
 """By which share a larger time has to be refuted to be worth another pass, the coarsest first."""
+
+
+TimeArgument = ClassProgram | Budget | Columns
+"""A reason why no plan keeps a time, of which the largest is searched for."""
 
 
 class ProvedBound(NamedTuple):
@@ -111,8 +116,6 @@ class Prover:
 
     def steps(self) -> Iterator[ProvedBound]:
         """Yield what has been proved after each pass."""
-        if self.found.bound_s < min(self.best_s, self._simple.bound_s):
-            self.found = self._simple._replace(bound_s=min(self.best_s, self._simple.bound_s))
         yield self.found
         arguments = self._arguments
         for tolerance in TOLERANCES:
@@ -123,19 +126,41 @@ class Prover:
                     self.found = self.found._replace(looked_at=looked_at)
                     yield self.found
 
+    @property
+    def likely(self) -> list[tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]]:
+        """Partitions that passes could not rule out, the one of the least time first.
+
+        Of each stage the layer behind it and the numbers of its devices. Layers and numbers of
+        devices may keep a time that messages or memory do not, so that they are not yet plans.
+        """
+        programs = [row for row in self._arguments if isinstance(row, ClassProgram)]
+        rows = sorted((s, stages) for row in programs for stages, s in row.likely.items())
+        numbers = self._layers.cluster.numbers
+        return [
+            (
+                tuple(stage.end for stage in stages),
+                tuple(tuple(sorted(numbers[n] for n in stage.devices)) for stage in stages),
+            )
+            for _, stages in rows
+        ]
+
     def _raised(self, argument: TimeArgument, tolerance: float) -> Iterator[None]:
         """Raise the bound as far as an argument can, to within a share; yield after each pass."""
         if not self._may_rise(argument, tolerance):
             return
-        is_refuted = self._try(argument, self.found.bound_s * (1 + tolerance))
+        step = tolerance
+        is_refuted = self._try(argument, self.found.bound_s * (1 + step))
         yield
         while is_refuted and self._may_rise(argument, tolerance):
+            step *= 2
             kept_s = self._kept_s[argument]
             if math.isfinite(kept_s):
                 self._try(argument, (self.found.bound_s + min(kept_s, self._most_s)) / 2)
+            elif math.isfinite(self.best_s):
+                self._try(argument, self._most_s)
             else:
-                # Nothing is known to be kept yet: try the plan's own time, or far more.
-                self._try(argument, min(self._most_s, 2 * self.found.bound_s))
+                # A pass over a time far above the bound looks at far more stages: go there slowly.
+                self._try(argument, min(self._most_s, self.found.bound_s * (1 + step)))
             yield
 
     @property
@@ -167,15 +192,15 @@ class Prover:
             intervals = IntervalTable(self._layers)
             if problem.job.max_stages_per_device > 1:
                 if len(problem.cluster.devices) <= MOST_DEVICES:
-                    yield from column_arguments(intervals)
+                    yield Columns(intervals)
                 return
             for classes in classes_of(problem.cluster):
                 with suppress(PipeplanError):
-                    yield OfClasses(intervals, classes)
-            yield OfPrices(intervals)
+                    yield ClassProgram(intervals, classes)
+            yield Budget(intervals)
 
 
-def classes_of(cluster: Cluster) -> Iterator[tuple[tuple[str, ...], ...]]:
+def classes_of(cluster: Cluster) -> Iterator[Classes]:
     """Yield devices that can be exchanged, and devices by type; none of large clusters."""
     if len(cluster.devices) > MOST_DEVICES:
         return

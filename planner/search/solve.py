@@ -45,7 +45,7 @@ from planner.space import WITH_SHARDED_PARAMETERS
 from planner.variants.problems import with_job
 from planner.verification import require_valid
 
-SHARES = {"bound": 0.04, "walk": 0.78, "close": 0.88, "prove": 1.0}
+SHARES = {"bound": 0.1, "walk": 0.78, "close": 0.88, "prove": 1.0}
 """The steps, and the share of the time at the end of each; what one leaves is the next one's."""
 TINY_SHARES = {"bound": 0.04, "walk": 0.2, "prove": 0.3, "decide": 0.85, "close": 1.0}
 """The same where CP-SAT can decide the partitions one by one."""

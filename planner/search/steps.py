@@ -40,7 +40,7 @@ from planner.search.walk.search import Clock as WalkClock
 from planner.search.walk.search import Found as WalkFound
 from planner.search.walk.search import WalkSearch
 from planner.search.walk.starts import Start, needs_of, starts
-from planner.search.walk.walker import Candidate, Walker
+from planner.search.walk.walker import Walker
 from planner.simulation.simulator import reduced_soonest, simulate_plan
 from planner.simulation.timeline import Timeline
 from planner.variants.problems import with_job
@@ -126,12 +126,13 @@ class Steps:
     # --- plans ------------------------------------------------------------------------------------
 
     def walk(self, until: float) -> None:
-        """Walk over whole plans, from starts of its own and from those that keep the rules."""
+        """Walk over whole plans: from starts of its own, of the bounds, and that keep the rules."""
         if self.settings.constrain is not None:
             self.clock.run(lambda: self._keep(until))
             return
         if not self.problem.job.rules.is_empty:
             self.starts += self._starts_by_model(RULE_SHARE * self.clock.left_s(until))
+        self.starts += [Start(*row) for row in self._prover.likely]
         self._walk(until)
         if self.found.best is None and not self.clock.is_stopped:
             # Memory is tight: no start fits, of which the walk has only the likely ones.
@@ -209,10 +210,6 @@ class Steps:
                     break
         return found
 
-    def _offer_candidate(self, candidate: Candidate, method: str) -> None:
-        seconds, layout = self._walker.layout(candidate)
-        self.found.offer(Found(seconds, method, partial(self._replayed, layout)))
-
     def chosen(self, choice: Choice) -> tuple[Found, dict[str, Any]]:
         """Return the plan that is chosen among those near the best, and why.
 
@@ -253,7 +250,8 @@ class Steps:
         self.found.tried += 1
         if candidate is None or (best is not None and candidate.seconds >= best[0]):
             return best
-        self._offer_candidate(candidate, "CP-SAT's plan model")
+        seconds, layout = self._walker.layout(candidate)
+        self.found.offer(Found(seconds, "CP-SAT's plan model", partial(self._replayed, layout)))
         return candidate.seconds, stages
 
     # --- schedules --------------------------------------------------------------------------------
