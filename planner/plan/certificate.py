@@ -13,7 +13,6 @@ MOST_DEVICES = 4096
 """Devices and types that a certificate may name."""
 MOST_PRICES = 100_000
 """Layers that a certificate may have prices of."""
-BoundSource = Literal["solver", "relaxation"]
 Seconds = Annotated[float, Field(gt=0, le=1e30)]
 Price = Annotated[float, Field(ge=0, le=1e30)]
 
@@ -109,13 +108,12 @@ class UncheckedBound(Record):
 
     Attributes:
         bound_s: No plan takes less, says its source.
-        source: ``solver``: CP-SAT; ``relaxation``: a program of the search that counts more than
-            the checker does.
+        source: ``solver``: CP-SAT.
         method: The step of the search that found it.
     """
 
     bound_s: Seconds
-    source: BoundSource
+    source: Literal["solver"]
     method: str
 
 

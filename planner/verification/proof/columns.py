@@ -54,14 +54,9 @@ def _require_few_pairs(devices: ProvedDevices) -> None:
 
 def _pairs_of(length: int) -> IntArray:
     """Return all a < b <= c < e: a stage of a device and one further on."""
-    rows = []
-    for a in range(length):
-        for b in range(a + 1, length):
-            c, e = np.triu_indices(length - b, 0)
-            rows.append(
-                np.stack([np.full_like(c, a), np.full_like(c, b), c + b, e + b + 1], axis=1)
-            )
-    return np.concatenate(rows) if rows else np.zeros((0, 4), dtype=np.int64)
+    begin, end = np.triu_indices(length + 1, 1)
+    first, second = np.nonzero(end[:, None] <= begin)
+    return np.stack([begin[first], end[first], begin[second], end[second]], axis=1)
 
 
 class _Pairs:
