@@ -92,10 +92,7 @@ def critical_path(timeline: Timeline) -> tuple[PathStep, ...]:
     device over following a tensor, and a producer over a link.
     """
     causes = Causes(timeline)
-    return _steps(causes.chain(causes.last_event()))
-
-
-def _steps(events: list[Event]) -> tuple[PathStep, ...]:
+    events = causes.chain(causes.last_event())
     waits: list[Wait] = ["nothing", *(_wait(first, second) for first, second in pairwise(events))]
     return tuple(PathStep(event, wait) for event, wait in zip(events, waits, strict=True))
 

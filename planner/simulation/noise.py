@@ -170,8 +170,7 @@ class OrderedTimes:
         self._paths = Paths(self.program, times)
         tasks = self.program.tasks
         self.is_operation, self.is_step = tasks["role"] == COMPUTE, tasks["role"] == STEP
-        self.is_forward = tasks["kind"] == KINDS.index("F")
-        self._weights = KINDS.index("W")
+        self.is_forward, self._is_weight = (tasks["kind"] == KINDS.index(kind) for kind in "FW")
         self.is_message = ~self.is_operation & (np.arange(len(tasks)) < lowered.copies.start)
         first = int(self.program.numbers["first_late"])
         steps = first + len(timeline.synchronisations)
@@ -194,7 +193,7 @@ class OrderedTimes:
         results = [
             *zip(made_by.tolist(), self.is_forward, tasks["microbatch"].tolist(), strict=True)
         ]
-        makes = np.flatnonzero(self.is_operation & (tasks["kind"] != self._weights))
+        makes = np.flatnonzero(self.is_operation & ~self._is_weight)
         rank_of = {results[n]: rank[n] for n in makes}
         for n in np.flatnonzero(self.is_message):
             rank[n] = rank_of[results[n]]

@@ -48,7 +48,8 @@ class _Reader:
         self._placed, self._program = lowered.placed, lowered.program
         self._spans = list(zip(times.start_s.tolist(), times.end_s.tolist(), strict=True))
         tasks = self._program.tasks
-        self._roles, self._resources = tasks["role"].tolist(), tasks["resource"].tolist()
+        self._ran = times.order[np.argsort(times.start_s[times.order], kind="stable")]
+        self._resources = tasks["resource"].tolist()
         self._operations = [
             Operation(stage, cast(Kind, KINDS[kind]), microbatch)
             for stage, kind, microbatch in zip(
@@ -81,7 +82,7 @@ class _Reader:
         return Timeline(
             placed,
             tuple(runs.values()),
-            tuple(sorted(messages.values(), key=lambda event: (event.start_s, event.operation))),
+            tuple(messages.values()),
             tuple(sorted(reductions.values(), key=lambda event: (event.start_s, event.number))),
             {step.device: step.end_s for step in steps.values()},
             dict(self._steps_s(steps.values())),
@@ -97,29 +98,27 @@ class _Reader:
         times, tasks = self._times, self._program.tasks
         causes = times.cause.copy()
         # A reduction waits for the last backwards of all replicas that make its gradients.
-        last: dict[int, int] = {}
-        for n in times.order[np.argsort(times.start_s[times.order], kind="stable")].tolist():
-            if tasks["makes"][n] >= 0:
-                last[int(tasks["replica"][n])] = n
-        for number, n in last.items():
-            replica = self._program[REPLICAS][number]
+        ran = self._ran[tasks["makes"][self._ran] >= 0]
+        last = np.full(self._program.numbers["replicas"], -1)
+        last[tasks["replica"][ran]] = ran  # Of several of a replica the last counts.
+        for n, replica in zip(last, self._program[REPLICAS], strict=False):
             for maker in range(replica["maker"], replica["maker_end"]):
                 reduction = self._program[MAKERS][maker]
                 if causes[reduction] < 0 and times.made_s[maker] == times.start_s[reduction]:
                     causes[reduction] = n
         # What is released as another starts waited for what that waited for.
-        for n in np.flatnonzero(tasks["at_start"] >= 0):
-            if causes[tasks["at_start"][n]] == n:
-                causes[tasks["at_start"][n]] = causes[n]
+        (starting,) = np.nonzero(tasks["at_start"] >= 0)
+        released = tasks["at_start"][starting]
+        is_by = causes[released] == starting
+        causes[released[is_by]] = causes[starting[is_by]]
         has_event = np.zeros(len(tasks) + 1, dtype=bool)
         has_event[[*by_task, -1]] = True
         # Of all messages of an exchange the one that is needed comes first.
         runs = np.flatnonzero((tasks["role"] == COMPUTE) & (tasks["kind"] != KINDS.index("W")))
         of = tasks[runs]
-        place = of["stage"] * 2 + (of["kind"] == KINDS.index("F"))
-        needed = self._lowered.room[MESSAGE_TASK][
-            place * self._lowered.rows.numbers["microbatches"] + of["microbatch"]
-        ]
+        count = self._lowered.rows.numbers["microbatches"]
+        place = (of["stage"] * 2 + (of["kind"] == KINDS.index("F"))) * count + of["microbatch"]
+        needed = self._lowered.room[MESSAGE_TASK][place]
         arrives = (needed >= 0) & (times.end_s[needed] == times.start_s[runs])
         arrives &= ~has_event[causes[runs]]
         causes[runs[arrives]] = needed[arrives]
@@ -130,15 +129,19 @@ class _Reader:
 
     def _runs(self) -> Iterator[tuple[int, OperationEvent]]:
         """Yield the operations in order of start, those of a device in its order."""
-        order, devices = self._times.order, self._placed.devices
-        for n in order[np.argsort(self._times.start_s[order], kind="stable")].tolist():
+        devices = self._placed.devices
+        for n in self._ran.tolist():
             device = devices[self._resources[n]]
             yield n, OperationEvent(device, self._operations[n], *self._spans[n])
 
     def _messages(self, owner: dict[tuple[int, int], str]) -> Iterator[tuple[int, TransferEvent]]:
-        for n in range(self._lowered.copies.start):
-            if self._roles[n] == COMPUTE:
-                continue
+        """Yield the messages in order of start, at one moment in that of what they carry."""
+        tasks = self._program.tasks[: self._lowered.copies.start]
+        (sent,) = np.nonzero(tasks["role"] != COMPUTE)
+        of, start_s = tasks[sent], self._times.start_s[sent]
+        made_by = of["stage"] + np.where(of["kind"] == KINDS.index("F"), -1, 1)
+        order = np.lexsort((of["microbatch"], of["kind"], made_by, start_s))
+        for n in map(int, sent[order]):
             stage, kind, microbatch = self._operations[n]
             made = Operation(stage + (-1 if kind == "F" else 1), kind, microbatch)
             ends = owner[made.stage, microbatch], owner[stage, microbatch]
