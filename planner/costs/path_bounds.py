@@ -34,11 +34,6 @@ class PathBounds:
         return self._over_replicas(self.gradient_s)
 
     @cached_property
-    def weight(self) -> list[float]:
-        """Remaining time of a backward, whether split or not; 0 if all are whole."""
-        return self._over_replicas(self.weight_s)
-
-    @cached_property
     def send(self) -> list[float]:
         """Time of sending activations from a stage to the next; 0 after the last."""
         return [self._transfer(index, forward=True) for index in range(len(self.forward))]
@@ -77,13 +72,6 @@ class PathBounds:
         return trips[::-1]
 
     @cached_property
-    def beyond(self) -> list[float]:
-        """Time from the end of a stage's forward to the start of its gradient, by stage."""
-        later = [*self.round_trip[1:], 0.0]
-        ways = zip(self.send, later, self.send_back, strict=True)
-        return [send + trip + send_back for send, trip, send_back in ways]
-
-    @cached_property
     def tail(self) -> list[float]:
         """Time of reduction and optimizer step after a stage's last backward, in any order.
 
@@ -100,37 +88,24 @@ class PathBounds:
         return {(cluster.type_of(d), update_s[d]): d for d in stage.spec.devices}.values()
 
     @cached_property
-    def drain(self) -> list[float]:
+    def gradients_drain(self) -> list[float]:
         """Time from the end of a stage's last gradient to the end of the iteration.
 
-        This is its own weight gradient and tail, or the path to an earlier stage and what remains
-        there.
+        This is its own tail, or the path to an earlier stage and the tail there: weight gradients
+        may already be done, since only some backwards are split.
         """
-        return self._drain(self.weight)
-
-    @cached_property
-    def gradients_drain(self) -> list[float]:
-        """The same if weight gradients may already be done, since only some are split."""
-        return self._drain([0.0] * len(self.weight))
-
-    def _drain(self, weight: list[float]) -> list[float]:
         longest_ways: list[float] = []
-        for index in range(len(self.tail)):
-            longest, time_s = weight[index] + self.tail[index], 0.0
+        for index, longest in enumerate(self.tail):
+            time_s = 0.0
             for before in reversed(range(index)):
                 time_s += self.send_back[before] + self.gradient[before]
-                longest = max(longest, time_s + weight[before] + self.tail[before])
+                longest = max(longest, time_s + self.tail[before])
             longest_ways.append(longest)
         return longest_ways
 
     def gradient_s(self, times: OperationTimes) -> float:
         """Return a replica's least time from its gradient to the one it sends back."""
         return min(times.input_gradient_s, times.backward_s) if self.split else times.backward_s
-
-    def weight_s(self, times: OperationTimes) -> float:
-        """Return the least remaining time of a replica's backward."""
-        left_s = times.backward_s - self.gradient_s(times)
-        return min(left_s, times.weight_gradient_s) if self.split else 0.0
 
     def _over_replicas(self, seconds: Callable[[OperationTimes], float]) -> list[float]:
         return [min(map(seconds, stage.times.values())) for stage in self.pipeline.stages]

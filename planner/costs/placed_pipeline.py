@@ -267,12 +267,6 @@ class PlacedPipeline:
             return self.stages[made.stage + 1].input_bytes, here.output_bytes
         return self.stages[made.stage - 1].output_gradient_bytes, here.input_gradient_bytes
 
-    def is_message(self, stage: int, source: str, target: str, *, forward: bool) -> bool:
-        """Return whether a stage's activations, or gradients of its input, take a message."""
-        placed = self.stages[stage]
-        bytes_ = placed.sent_bytes if forward else placed.returned_bytes
-        return source != target and bytes_ > 0
-
     def _route(self, source: str, target: str) -> Route:
         route = self.problem.cluster.route(source, target)
         if route is None:
