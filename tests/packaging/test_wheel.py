@@ -100,12 +100,12 @@ def test_a_model_of_ones_own_is_planned_checked_and_explained(
     assert json.loads(explained.stdout)
 
 
-def test_the_report_finds_its_scripts(installed: Installed, plan: Path) -> None:
+def test_the_report_finds_its_templates(installed: Installed, plan: Path) -> None:
     made = installed.pipeplan("report", plan, "-o", "plan.html")
     assert made.returncode == 0, made.stderr
     page = (installed.folder / "plan.html").read_text()
-    script = (ROOT / "planner" / "report" / "html" / "static" / "chart.js").read_text()
-    assert script.strip()[:200] in page
+    style = (ROOT / "planner" / "report" / "templates" / "page.css").read_text()
+    assert style.strip() in page
 
 
 def test_a_plan_is_trained(installed: Installed, plan: Path) -> None:
