@@ -30,7 +30,7 @@ MOST_WORK = 1e8
 """Stages of all amounts, times pairs of types, that are looked at for one time."""
 SPREAD = 1.1
 """By this factor the price of a type is raised or lowered to see whether that proves more."""
-MOST_LOOKED = 300_000
+MOST_LOOKED = 40_000
 """Stages after which no further prices are tried for one time."""
 
 
