@@ -36,6 +36,7 @@ from planner.program.work import (
     REPLICA_STATES,
     RUNNING,
     STATES,
+    TOO_LONG,
     WORK,
 )
 
@@ -85,6 +86,11 @@ def _start(p: int, w: int, d: int, n: int, now: float) -> None:
     times.start_s = now
     times.left = 1  # An order that names it twice waits for ever.
     starts_to_hold(p, w, task.effect)
+    state = header(w, WORK)
+    if now + machine.left_s > state.most_s:
+        state.status = TOO_LONG
+    machine.left_s -= task.seconds
+    state.started += 1
     if row(p, DEVICES, d).is_slowed:
         _start_slowed(w, d, n, now + task.seconds)
     else:

@@ -93,6 +93,7 @@ def _begin(p: int, w: int) -> None:
     state.n_events = state.n_changed = state.n_found = state.n_ready = state.n_dirty = 0
     state.n_running = state.n_slowed = state.n_line_nodes = state.n_link_nodes = 0
     state.stamp = state.load_changed = state.n_touched = 0
+    state.computations = state.started = 0
     state.moment, state.status, state.time_s = 1, OK, 0.0
     _begin_devices(p, w)
     _begin_links(p, w)
@@ -102,7 +103,10 @@ def _begin(p: int, w: int) -> None:
         times.start_s = times.end_s = np.inf
         if task.role == STEP:
             times.left, times.start_s = 0, 0.0
-        elif task.role != COMPUTE:
+        elif task.role == COMPUTE:
+            row(w, MACHINES, task.resource).left_s += task.seconds
+            state.computations += 1
+        else:
             row(w, FLOWS, n).is_active = 0
     for n in range(h.tasks):
         task = row(p, TASKS, n)
@@ -117,6 +121,7 @@ def _begin_devices(p: int, w: int) -> None:
         machine, device = row(w, MACHINES, d), row(p, DEVICES, d)
         machine.held_bytes = machine.peak_bytes = device.static_bytes
         machine.done_s = machine.free_at_s = 0.0
+        machine.left_s = row(p, TASKS, device.step).seconds if device.step >= 0 else 0.0
         machine.count = machine.under_way = machine.held_by = machine.moment = machine.is_dirty = 0
         machine.last = machine.running = machine.pending = -1
         touch(w, d)
@@ -372,7 +377,8 @@ def replay_in(p: int, w: int) -> int:
 
     Returns:
         ``OK``; ``DEADLOCK`` if something waits for ever; ``NEVER_ENDS`` if something takes for
-        ever, as a message where no path is; ``HEAP_FULL`` or ``TOO_SMALL`` if the memory is.
+        ever, as a message where no path is; ``TOO_LONG`` if the time is certain to be more than the
+        most asked for; ``HEAP_FULL`` or ``TOO_SMALL`` if the memory is.
     """
     state = header(w, WORK)
     if not _has_room(p, w):

@@ -9,7 +9,7 @@ import numpy as np
 from planner.program.compiled import Block, block
 from planner.program.program import INT, ORDER, REAL, Program, record
 
-OK, DEADLOCK, HEAP_FULL, TOO_SMALL, NEVER_ENDS = range(5)
+OK, DEADLOCK, HEAP_FULL, TOO_SMALL, NEVER_ENDS, TOO_LONG = range(6)
 
 STATE = record(f8="start_s end_s", i4="left cause")
 """Of a task: how many it still waits for; ``cause`` is the task that its start waited for last.
@@ -27,10 +27,11 @@ way's. ``meets`` tells that it shares links, or has shared them."""
 
 MACHINE = record(
     # Where the device is slowed by others: the progress of what it runs, as of a flow.
-    f8="free_at_s done_s due_s share since_s end_s",
+    f8="free_at_s done_s due_s share since_s end_s left_s",
     i8="held_bytes peak_bytes",
     # `count` tasks were chosen, `last` was started last, `running` while it is slowed; `pending`
-    # waits for its group; `under_way` flows that slow it, `held_by` messages that hold it.
+    # waits for its group; `under_way` flows that slow it, `held_by` messages that hold it; `left_s`
+    # is what it has still to compute.
     i4="count last running pending under_way held_by moment",
     i1="is_dirty",
 )
@@ -50,10 +51,12 @@ EVENT = record(f8="time_s", i8="code")
 ) = block(
     # Rows in use of EVENTS, CHANGED, FOUND, DIRTY, TOUCHED, READY, RUNNING, SLOWED and of the two
     # kinds of nodes; `stamp` and `moment` are raised instead of clearing marks. `tells_links` asks
-    # which link slowed a flow, for which nothing else needs to be known.
+    # which link slowed a flow, for which nothing else needs to be known. `computations` of the
+    # program, of which so many were `started`.
     "status n_events n_changed n_found n_dirty n_touched n_ready n_running n_slowed n_line_nodes"
-    " n_link_nodes stamp moment load_changed tells_links",
-    reals="time_s",
+    " n_link_nodes stamp moment load_changed tells_links computations started",
+    # A replay ends once it is certain that it takes longer than `most_s`.
+    reals="time_s most_s",
     states=STATE, flows=FLOWING, machines=MACHINE, replica_states=REPLICA_STATE, queues=QUEUE,
     queued=INT, mades=MADE, links=LINK, lines=LINE, line_nodes=LINE_NODE, link_nodes=LINK_NODE,
     events=EVENT, changed=INT, stack=INT, found=INT, rising=INT, rates=REAL, touched_links=INT,
@@ -89,6 +92,7 @@ class Work(Block):
                 RAN: len(program[ORDER]), GROUP_LEFT: sizes["groups"], AT_WORK: sizes["hosts"],
             },
         )  # fmt: skip
+        self.numbers["most_s"] = np.inf
 
     def table(self, number: int, rows: int) -> np.ndarray[Any, Any]:
         """Return the first rows of a table."""

@@ -81,8 +81,9 @@ def _energy_s(o: Any, most_s: float) -> float:
         energy_s = energy_of_path_s(o, most_s)
         if energy_s > most_s or (h.is_exact and h.is_roomy and h.path_s >= h.best_s):
             return energy_s
-    h.lowers = h.blocks
+    h.lowers, h.most_s = h.blocks, most_s
     time_s = call(h.replay_at, o)
+    h.most_s = np.inf
     energy_s = _energy_of_replay_s(o, time_s)
     if energy_s > most_s or not fits(o):
         return np.inf

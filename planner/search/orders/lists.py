@@ -95,6 +95,7 @@ def with_room_s(o: Any, most_s: float) -> float:
     h = header(o, ORDERS)
     rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
     rule, copies, time_s = header(schedule, SCHEDULE).rule, offloads(rows), np.inf
+    h.most_s = np.inf if copies else most_s
     for _ in range(MOST_CORRECTIONS):
         header(schedule, SCHEDULE).rule = rule
         time_s = call(h.replay_at, o)
@@ -103,6 +104,7 @@ def with_room_s(o: Any, most_s: float) -> float:
             time_s = call(h.replay_at, o)
         if time_s >= most_s or not _reserve(o):
             break
+    h.most_s = np.inf
     return time_s
 
 

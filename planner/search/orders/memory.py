@@ -60,7 +60,8 @@ could ever be on their way from and to it at once."""
     " is_quick is_exact is_roomy"
     # Counts: replays, and work in tasks.
     " replays tasks",
-    reals="best_s energy_s path_s mean_load_s",
+    # `most_s`: replays of what takes longer end early.
+    reals="best_s energy_s path_s mean_load_s most_s",
     steps=STEP, lanes=LANE, arrival_s=REAL, line_free_s=REAL, stack=INT, microbatch=INT,
     best_codes=INT, random=np.dtype(np.uint64),
 )  # fmt: skip
@@ -104,7 +105,7 @@ class OrderMemory(Block):
             self.numbers[name] = part.header.ctypes.data
         self.numbers["replay_at"] = replay.address
         self.numbers["lowers"] = 1
-        self.numbers["best_s"] = np.inf
+        self.numbers["best_s"] = self.numbers["most_s"] = np.inf
 
 
 def seed_random(memory: Block, table: int, seed: int) -> None:

@@ -19,9 +19,13 @@ from planner.search.orders.calls import Apart
 from planner.search.orders.memory import ORDERS
 
 
+ROUNDING = 1e-9
+
+
 @Apart
 def replay_schedule(o: Any) -> float:
-    """Lower the rows and the schedule to a program and replay it; infinite if that cannot run.
+    """Lower the rows and the schedule to a program and replay it; infinite if that cannot run,
+    or takes longer than ``most_s``.
 
     Where ``lowers`` is 0, the program is there.
 
@@ -33,10 +37,14 @@ def replay_schedule(o: Any) -> float:
     rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
     room = pointer_at(h.room, ROOM)
     h.replays += 1
+    header(work, WORK).most_s = h.most_s * (1 + ROUNDING)
     if h.lowers and not lower(rows, schedule, pointer_at(h.wires, WIRES), program, room):
         return np.inf
-    h.tasks += header(program, PROGRAM).tasks
-    return header(work, WORK).time_s if replay_in(program, work) == OK else np.inf
+    state = header(work, WORK)
+    status = replay_in(program, work)
+    part = state.started / max(1, state.computations)
+    h.tasks += int(part * header(program, PROGRAM).tasks)
+    return state.time_s if status == OK else np.inf
 
 
 @compiled

@@ -236,6 +236,15 @@ def digest_of(x: Any) -> Any:
 
 
 @compiled
+def with_choice(digest: Any, choice: Any) -> Any:
+    """Return a digest of a block and of how it is scheduled."""
+    value = np.uint64(digest)
+    for i in range(4):
+        value = _mixed(value, choice[i])
+    return value
+
+
+@compiled
 def _mixed(value: Any, word: Any) -> Any:
     # Compiled functions are given whole numbers as int64.
     mixed = (np.uint64(value) ^ np.uint64(word + 1)) * np.uint64(0x9E3779B97F4A7C15)

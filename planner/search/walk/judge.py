@@ -48,6 +48,7 @@ from planner.search.walk.memory import (
     RULE_CHOICE,
     SPLIT_CHOICE,
     TRIED,
+    TRIED_CHOICE,
     WALK,
     WHOLE,
 )
@@ -84,7 +85,7 @@ def judge_layout(w: Any) -> float:
     if h.most_s == ONLY_BOUND:
         return _bound_s(w, count)
     h.layouts += 1
-    found_s = _best_s(w, count, h.most_s)
+    found_s = _best_s(w, count, h.most_s) if h.looks_closely else _chosen_s(w, count, h.most_s)
     return _pipelines_s(x, w, items(w, CHOICE)) if has_pipelines and found_s < np.inf else found_s
 
 
@@ -164,22 +165,22 @@ def _prepared(x: Any, w: Any) -> bool:
 @compiled
 def _best_s(w: Any, count: int, most_s: float) -> float:
     """Return the time of the best schedule over owners, rules of order and limits."""
-    h, found_s = header(w, WALK), np.inf
+    h, found_s = header(w, WALK), most_s
     splits, least, usual = h.may_split, 0 if h.may_stay_whole else 1, _usual_rule(w)
     first = UNLIMITED if usual == RHYTHM else 0
     for owner in range(count):
-        if least_time_s(w, pointer_at(h.rows, ROWS), owner) < most_s:
+        if least_time_s(w, pointer_at(h.rows, ROWS), owner) < found_s:
             found_s = _tried_s(w, owner, usual, splits, first, found_s)
-    if found_s == np.inf and least_time_s(w, pointer_at(h.rows, ROWS), 0) >= most_s:
+    if found_s == most_s and least_time_s(w, pointer_at(h.rows, ROWS), 0) >= most_s:
+        return np.inf
+    if NEAR * min(most_s, h.best_s) < found_s < most_s:
         return found_s
-    if NEAR * min(most_s, h.best_s) < found_s < np.inf:
-        return found_s
-    best_owner = items(w, CHOICE)[OWNER_CHOICE] if found_s < np.inf else 0
+    best_owner = items(w, CHOICE)[OWNER_CHOICE] if found_s < most_s else 0
     for split in range(splits, least - 1, -1):
         for rule in range(BACKWARD_FIRST, ONE_F_ONE_B + 1):
             if _is_of_use(w, rule, split) and (rule != usual or split != splits):
                 found_s = _tried_s(w, best_owner, rule, split, 0, found_s)
-    if CLOSE * h.best_s < found_s < np.inf:
+    if CLOSE * h.best_s < found_s < most_s:
         return found_s
     for owner in range(count):
         if least_time_s(w, pointer_at(h.rows, ROWS), owner) >= found_s:
@@ -190,9 +191,22 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
                     if _is_of_use(w, rule, split) and (owner != best_owner or limits != 0):
                         found_s = _tried_s(w, owner, rule, split, limits, found_s)
     for split in range(splits, least - 1, -1):
-        if found_s == np.inf and not h.is_1f1b:
+        if found_s == most_s and not h.is_1f1b:
             found_s = _tried_s(w, 0, BACKWARD_FIRST, split, ONE_EACH, found_s)
-    return found_s
+    return found_s if found_s < most_s else np.inf
+
+
+@compiled
+def _chosen_s(w: Any, count: int, most_s: float) -> float:
+    """Return the time by TRIED_CHOICE, or by the usual rule if that one is not possible."""
+    h, choice = header(w, WALK), items(w, TRIED_CHOICE)
+    owner = min(choice[OWNER_CHOICE], count - 1)
+    if least_time_s(w, pointer_at(h.rows, ROWS), owner) >= most_s:
+        return np.inf
+    found_s = _tried_s(
+        w, owner, choice[RULE_CHOICE], choice[SPLIT_CHOICE], choice[LIMIT_CHOICE], most_s
+    )
+    return found_s if found_s < most_s else np.inf
 
 
 @compiled
@@ -246,7 +260,7 @@ def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
     for i in range(size):
         owner[i] = owners[own[OWNER_CHOICE] * size + i]
     if own[RULE_CHOICE] == ONE_F_ONE_B:
-        return _fixed_s(w) if set_1f1b(items(w, MICROBATCH), rows, schedule) else np.inf
+        return _fixed_s(w, most_s) if set_1f1b(items(w, MICROBATCH), rows, schedule) else np.inf
     splits, factor = own[SPLIT_CHOICE] == 1, FACTORS[own[LIMIT_CHOICE]]
     if not set_limits_in_flight(rows, schedule, factor, splits, h.may_stay_whole == 1):
         return np.inf
@@ -261,23 +275,26 @@ def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
     if time_s == np.inf or not h.blocks or header(schedule, SCHEDULE).rule == FIXED:
         return time_s if time_s < np.inf and _fits(w) else np.inf
     _take_order(w)
-    return _fixed_s(w)
+    return _fixed_s(w, most_s)
 
 
 @compiled
-def _replayed_s(w: Any) -> float:
-    """Return the time of the rows and the schedule; infinite if they cannot run."""
+def _replayed_s(w: Any, most_s: float) -> float:
+    """Return the time of the rows and the schedule; infinite if they cannot run, or take longer."""
     h = header(w, WALK)
     o = pointer_at(h.orders, ORDERS)
+    tasks_before = header(o, ORDERS).tasks
+    header(o, ORDERS).most_s = most_s
     time_s = call(header(o, ORDERS).replay_at, o)
-    h.tasks += header(pointer_at(h.program, PROGRAM), PROGRAM).tasks
+    header(o, ORDERS).most_s = np.inf
+    h.tasks += header(o, ORDERS).tasks - tasks_before
     return time_s
 
 
 @compiled
-def _fixed_s(w: Any) -> float:
-    """Return the time of the given order; infinite if it does not fit memory, or deadlocks."""
-    time_s = _replayed_s(w)
+def _fixed_s(w: Any, most_s: float) -> float:
+    """Return the time of the given order; infinite if it is longer, does not fit, or deadlocks."""
+    time_s = _replayed_s(w, most_s)
     return time_s if time_s < np.inf and _fits(w) else np.inf
 
 
@@ -320,7 +337,7 @@ def _pipelines_s(x: Any, w: Any, choice: Any) -> float:
     if not _prepared(x, w):
         return np.inf
     spread_order(w, rows, schedule, devices, replicas_in(x, 0))
-    return _fixed_s(w)
+    return _fixed_s(w, np.inf)
 
 
 @compiled

@@ -11,6 +11,8 @@ from typing import Any
 
 from planner.costs.stage_table import OFFLOAD_RANK, RERUN_RANK, TABLE
 from planner.program.compiled import compiled, header, items, pointer_at
+from planner.program.schedule import BACKWARD_FIRST
+from planner.search.orders.lists import ONE_F_ONE_B
 from planner.search.orders.random import below, uniform
 from planner.search.walk.block import (
     AUTOMATIC,
@@ -35,12 +37,18 @@ from planner.search.walk.freedoms import is_allowed
 from planner.search.walk.memory import (
     CLASS_OF,
     HELD,
+    LIMIT_CHOICE,
+    MOST_OWNERS,
+    OWNER_CHOICE,
     PLACE_OF,
     RANDOM,
+    RULE_CHOICE,
+    SPLIT_CHOICE,
+    TRIED_CHOICE,
     WALK,
 )
 
-KINDS_OF_CHANGE = 12
+KINDS_OF_CHANGE, LIMITS = 12, 4
 
 
 @compiled
@@ -78,6 +86,25 @@ def change(x: Any, w: Any) -> Any:
     if not h.equal:
         tidy(x)
     return is_allowed(x, w)
+
+
+@compiled
+def change_choice(w: Any) -> Any:
+    """Change how TRIED is scheduled, at random; return whether that may be of use."""
+    h, state, choice = header(w, WALK), items(w, RANDOM), items(w, TRIED_CHOICE)
+    if h.is_1f1b:
+        return False
+    what = below(state, 3)
+    if what == 0:
+        choice[OWNER_CHOICE] = below(state, MOST_OWNERS)
+    elif what == 1:
+        choice[LIMIT_CHOICE] = below(state, LIMITS)
+    else:
+        choice[RULE_CHOICE] = BACKWARD_FIRST + below(state, ONE_F_ONE_B - BACKWARD_FIRST + 1)
+        choice[SPLIT_CHOICE] = h.may_split
+        if h.may_split and h.may_stay_whole:
+            choice[SPLIT_CHOICE] = below(state, 2)
+    return choice[RULE_CHOICE] != ONE_F_ONE_B or choice[SPLIT_CHOICE] == 0
 
 
 @compiled

@@ -50,6 +50,8 @@ STARTS_UNTIL = 0.15
 FEW_STARTS, FEW_UNTIL = 100, 0.4
 """Where no more than so many were, they are judged up to that share; a quarter of it is for finding
 them, another one for their bounds."""
+WORST_START = 2.0
+"""Starts that take so many times as long as the best are left out."""
 MOST_STARTS = 3000
 """Starts of which the likeliest are judged."""
 PHASES = (
@@ -210,12 +212,15 @@ class WalkSearch:
         found: list[tuple[Candidate, Start]] = []
         kinds, rest = self._by_kind(walker, rows)
         ratios: dict[tuple[int, bool], float] = {}
-        while kinds and not (found and self._is_over(len(found))):
+        best_s, judged = math.inf, 0
+        while kinds and not (found and self._is_over(judged)):
+            judged += 1
             kind = min(kinds, key=lambda kind: kinds[kind][-1][0] * ratios.get(kind, 1.0))
             bound_s, _, row = kinds[kind].pop()
-            candidate = walker.start(row, 0.0)
+            candidate = walker.start(row, 0.0, WORST_START * best_s)
             if candidate is not None:
                 found.append((candidate, row))
+                best_s = min(best_s, candidate.seconds)
                 ratio = candidate.seconds / max(bound_s, 1e-12)
                 ratios[kind] = min(ratios.get(kind, math.inf), ratio)
                 self._note(walker, candidate)
@@ -303,7 +308,8 @@ class WalkSearch:
             end = begin + (phase.until - begin) * (number + 1) / len(chosen)
             walker.stand_at(candidate)
             self._walk_until(walker, phase, end)
-            found.append(walker.best)
+            found.append(walker.looked_at(walker.best))
+            self._note(walker, found[-1])
         return found
 
     def _walk_until(self, walker: Walker, phase: Phase, end: float) -> None:

@@ -133,20 +133,34 @@ class Walker:
             seconds, self.memory[m.BEST].copy(), tuple(self.memory[m.BEST_CHOICE].tolist())
         )
 
-    def start(self, start: Start, best_s: float = np.inf) -> Candidate | None:
+    def start(
+        self, start: Start, best_s: float = np.inf, most_s: float = np.inf
+    ) -> Candidate | None:
         """Judge a layout to start from; return None if it is none, or fits no memory.
 
         Args:
             start: the layout.
             best_s: time of another one; the slower it is than this, the fewer schedules are tried.
+            most_s: what takes longer is None as well.
         """
         x = filled(self._empty, start.ends, start.devices)
         self.memory[m.TRIED][:] = x
-        self.memory.numbers["best_s"] = best_s
+        self.memory.numbers["best_s"], self.memory.numbers["most_s"] = best_s, most_s
         seconds = run_walk(self.memory.header, JUDGE, 0.0, 0)
         if seconds == np.inf:
             return None
         return Candidate(float(seconds), x, tuple(self.memory[m.CHOICE].tolist()))
+
+    def looked_at(self, candidate: Candidate) -> Candidate:
+        """Return a candidate, by a better schedule if its stages have one."""
+        self.memory[m.TRIED][:] = candidate.block
+        self.memory.numbers["best_s"] = self.memory.numbers["most_s"] = candidate.seconds
+        seconds = float(run_walk(self.memory.header, JUDGE, 0.0, 0))
+        if seconds >= candidate.seconds:
+            return candidate
+        return candidate._replace(
+            seconds=seconds, choice=tuple(self.memory[m.CHOICE].tolist())
+        )
 
     def bound_s(self, start: Start) -> float:
         """Return a lower bound on the time of a layout; infinite if it is none."""
@@ -157,7 +171,7 @@ class Walker:
         """Have the walk go on from a layout, and forget what it has found."""
         self.memory[m.HERE][:] = candidate.block
         self.memory[m.BEST][:] = candidate.block
-        self.memory[m.BEST_CHOICE][:] = candidate.choice
+        self.memory[m.BEST_CHOICE][:] = self.memory[m.HERE_CHOICE][:] = candidate.choice
         self.memory.numbers["here_s"] = self.memory.numbers["best_s"] = candidate.seconds
 
     def walk(self, heat: float, tasks: int) -> None:
@@ -252,7 +266,7 @@ def _memory(
             **dict.fromkeys((m.ORDER,), 3 * size),
             m.STARTS: devices + 1,
             **dict.fromkeys((m.WHOLE, m.PIPELINE, m.HERE, m.TRIED, m.BEST), head),
-            **dict.fromkeys((m.CHOICE, m.OWN, m.BEST_CHOICE), 4),
+            **dict.fromkeys((m.CHOICE, m.OWN, m.BEST_CHOICE, m.HERE_CHOICE, m.TRIED_CHOICE), 4),
             **dict.fromkeys((m.KEYS, m.KNOWN_S), MOST_KNOWN),
             m.RANDOM: 1,
         },
