@@ -92,6 +92,12 @@ class Part:
             return 0.0
         return max(0.0, self._begin_s + until * self._limit_s - self._clock.elapsed_s)
 
+    @property
+    def share(self) -> float:
+        """The share of this part that is used; 1 once it is over."""
+        left_s = self.left_s()
+        return 1.0 - left_s / self._limit_s if left_s > 0 else 1.0
+
     def spend(self, seconds: float) -> None:
         """Count work."""
         self._clock.spend(seconds)

@@ -23,8 +23,6 @@ from planner.verification import verify
 
 Grouping = tuple[tuple[str, ...], ...]
 """The devices of each pipeline, by pipeline rank."""
-LEAST_USED = 0.875
-"""Share of the devices that an even grouping must use."""
 
 
 def require_possible(problem: Problem) -> None:
@@ -67,13 +65,6 @@ def groupings_of(problem: Problem) -> Iterator[Grouping]:
             if grouping[0] and grouping not in seen:
                 seen.add(grouping)
                 yield grouping
-
-
-def even_groupings(problem: Problem) -> list[Grouping]:
-    """Return divisions into pipelines of one mix of types that leave few devices over."""
-    groupings = (_of_one_mix(problem, number) for number in _numbers(problem))
-    least = LEAST_USED * len(problem.cluster.devices)
-    return [grouping for grouping in groupings if len(grouping) * len(grouping[0]) >= least]
 
 
 def _of_one_mix(problem: Problem, number: int) -> Grouping:

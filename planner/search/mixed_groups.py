@@ -21,8 +21,7 @@ def mixed_packings(problem: Problem, degrees: Sequence[int]) -> list[TensorParal
     """Return packings in groups of several sizes that may be faster than those of one size.
 
     All nodes that are alike have groups of one size: each their own best by an estimate, or all
-    but one kind of node that. Or groups of one size take what devices they can, and those of
-    smaller sizes the rest.
+    but one kind of node that.
 
     Args:
         problem: of single devices.
@@ -34,7 +33,7 @@ def mixed_packings(problem: Problem, degrees: Sequence[int]) -> list[TensorParal
     if problem.job.runtime not in (None, "pipeplan"):
         return []
     found: dict[tuple[TensorGroup, ...], TensorParallel] = {}
-    for groups in (*_by_nodes(problem, degrees), *_with_the_rest(problem, degrees)):
+    for groups in _by_nodes(problem, degrees):
         if len({len(group.devices) for group in groups}) < 2:
             continue
         parallel = TensorParallel(sequence=problem.job.sequence_parallel, groups=groups)
@@ -69,13 +68,6 @@ def _packed(
     groups = [row for names, own in rows for row in packed_in_turn(problem.cluster, own, names)]
     number = problem.cluster.numbers
     return tuple(sorted(groups, key=lambda group: number[group.devices[0]]))
-
-
-def _with_the_rest(problem: Problem, degrees: Sequence[int]) -> Iterator[tuple[TensorGroup, ...]]:
-    """Yield packings of each size whose rest is packed in smaller ones."""
-    falling = sorted(degrees, reverse=True)
-    for place in range(len(falling) - 1):
-        yield packed_in_turn(problem.cluster, falling[place:])
 
 
 def _ranked(problem: Problem, names: Sequence[str], degrees: Sequence[int]) -> list[int]:

@@ -26,7 +26,7 @@ from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.program.layout import Layout
 from planner.search.choices import Choice, chosen
-from planner.search.clock import STATES_PER_S, TASKS_PER_S, Clock, Part
+from planner.search.clock import STATES_PER_S, Clock, Part
 from planner.search.cp_sat.decide import METHOD, Limits, decide
 from planner.search.cp_sat.decisions import rule_constraints
 from planner.search.cp_sat.plan_model import Effort, PlanModels, Stages
@@ -36,7 +36,6 @@ from planner.search.orders.search import ScheduleSearch
 from planner.search.settings import Settings
 from planner.search.walk.freedoms import freedoms_of
 from planner.search.walk.plans import timeline_of
-from planner.search.walk.search import Clock as WalkClock
 from planner.search.walk.search import Found as WalkFound
 from planner.search.walk.search import WalkSearch
 from planner.search.walk.starts import Start, needs_of, starts
@@ -140,7 +139,7 @@ class Steps:
             self._walk(max(until, 1 - RULE_SHARE))
 
     def _walk(self, until: float) -> None:
-        limit = self._walk_clock(until)
+        limit = Part(self.clock, until, lambda: self.found.is_enough)
         search = WalkSearch(
             self.problem,
             self.table,
@@ -150,19 +149,10 @@ class Steps:
             told=self._take_walk,
         )
         done = self.clock.run(lambda: search.run(self.starts))
-        self.clock.spend(done.tasks / TASKS_PER_S)
         self.found.tried += done.layouts
         if done.found:
             best = done.found[0].layout
             self.starts = [Start(best.ends, best.devices)]
-
-    def _walk_clock(self, until: float) -> WalkClock:
-        left_s = self.clock.left_s(until)
-        return WalkClock(
-            None if self.clock.deterministic else left_s,
-            max(1, int(left_s * TASKS_PER_S)),
-            lambda: self.clock.is_stopped or self.found.is_enough,
-        )
 
     def _starts_by_model(self, limit_s: float) -> list[Start]:
         effort = self._effort(limit_s / max(1, len(self._stage_counts)))

@@ -25,8 +25,9 @@ from planner.plan.membership import outside
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.program.layout import Layout
+from planner.search.clock import TASKS_PER_S, Clock, Part
 from planner.search.walk.freedoms import freedoms_of
-from planner.search.walk.search import Clock, WalkResult, WalkSearch
+from planner.search.walk.search import WalkResult, WalkSearch
 from planner.search.walk.starts import needs_of, starts
 from planner.search.walk.walker import Walker
 from planner.simulation.simulator import simulate
@@ -62,7 +63,7 @@ def timeline_of(layout: Layout, table: StageTable) -> Timeline:
 
 def walked(problem: Problem, tasks: int = 2500, threads: int = 1) -> tuple[WalkResult, StageTable]:
     table = StageTable(problem)
-    clock = Clock(limit_s=None, limit_tasks=tasks)
+    clock = Part(Clock(tasks / TASKS_PER_S, deterministic=True), 1.0)
     return WalkSearch(problem, table, clock, threads=threads).run(), table
 
 

@@ -19,10 +19,10 @@ from planner.program.schedule import ORDER_CODES, ORDER_START, SCHEDULE
 from planner.program.stage_rows import ROWS
 from planner.program.work import MACHINES, WORK
 from planner.search.orders.calls import call
+from planner.search.orders.lists import given_order_s
 from planner.search.orders.longest_path import EARLINESS, energy_of_path_s, read_program
 from planner.search.orders.memory import BEST_CODES, ORDERS, RANDOM
 from planner.search.orders.random import below, uniform
-from planner.search.orders.replay import fits
 
 USUAL_WAY, LONG_WAY = 6, 30
 """The most places that operations move, mostly and now and then."""
@@ -81,11 +81,10 @@ def _energy_s(o: Any, most_s: float) -> float:
         energy_s = energy_of_path_s(o, most_s)
         if energy_s > most_s or (h.is_exact and h.is_roomy and h.path_s >= h.best_s):
             return energy_s
-    h.lowers, h.most_s = h.blocks, most_s
-    time_s = call(h.replay_at, o)
-    h.most_s = np.inf
+    h.lowers = h.blocks
+    time_s = given_order_s(o, most_s)
     energy_s = _energy_of_replay_s(o, time_s)
-    if energy_s > most_s or not fits(o):
+    if energy_s > most_s:
         return np.inf
     if time_s < h.best_s:
         h.best_s = time_s

@@ -49,7 +49,7 @@ def list_schedule(
     h.lowers, h.best_s = 1, np.inf
     if rule == ONE_F_ONE_B:
         is_defined = not splits and set_1f1b(items(o, MICROBATCH), rows, schedule)
-        return given_order_s(o) if is_defined else np.inf
+        return given_order_s(o, np.inf) if is_defined else np.inf
     if not set_limits_in_flight(rows, schedule, factor, splits, may_stay_whole):
         return np.inf
     header(schedule, SCHEDULE).rule = rule
@@ -59,7 +59,7 @@ def list_schedule(
         return np.inf
     if header(schedule, SCHEDULE).rule != FIXED:
         take_order(rows, schedule, pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK))
-    return given_order_s(o)
+    return given_order_s(o, np.inf)
 
 
 @entry
@@ -68,13 +68,15 @@ def replay_order(memory: Any) -> float:
     o = pointer(memory)
     header(o, ORDERS).lowers = 1
     header(o, ORDERS).best_s = np.inf
-    return given_order_s(o)
+    return given_order_s(o, np.inf)
 
 
 @compiled
-def given_order_s(o: Any) -> float:
-    """Return the time of the given order; infinite if it does not fit memory, or deadlocks."""
+def given_order_s(o: Any, most_s: float) -> float:
+    """Return the time of the given order; infinite if it is longer, does not fit, or deadlocks."""
+    header(o, ORDERS).most_s = most_s
     time_s = call(header(o, ORDERS).replay_at, o)
+    header(o, ORDERS).most_s = np.inf
     return time_s if time_s < np.inf and fits(o) else np.inf
 
 

@@ -19,13 +19,9 @@ from planner.search.orders.calls import Apart
 from planner.search.orders.memory import ORDERS
 
 
-ROUNDING = 1e-9
-
-
 @Apart
 def replay_schedule(o: Any) -> float:
-    """Lower the rows and the schedule to a program and replay it; infinite if that cannot run,
-    or takes longer than ``most_s``.
+    """Lower the schedule to a program and replay it; infinite if it cannot run, or is too long.
 
     Where ``lowers`` is 0, the program is there.
 
@@ -37,7 +33,7 @@ def replay_schedule(o: Any) -> float:
     rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
     room = pointer_at(h.room, ROOM)
     h.replays += 1
-    header(work, WORK).most_s = h.most_s * (1 + ROUNDING)
+    header(work, WORK).most_s = h.most_s * (1 + 1e-9)  # Sums of what is left are rounded.
     if h.lowers and not lower(rows, schedule, pointer_at(h.wires, WIRES), program, room):
         return np.inf
     state = header(work, WORK)
@@ -50,13 +46,9 @@ def replay_schedule(o: Any) -> float:
 @compiled
 def fits(o: Any) -> bool:
     """Return whether no device ever held more than it has room for in the last replay."""
-    program, work = pointer_at(header(o, ORDERS).program, PROGRAM), _work(o)
+    h = header(o, ORDERS)
+    program, work = pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK)
     for d in range(header(program, PROGRAM).devices):
         if row(work, MACHINES, d).peak_bytes > row(program, DEVICES, d).capacity_bytes:
             return False
     return True
-
-
-@compiled
-def _work(o: Any) -> Any:
-    return pointer_at(header(o, ORDERS).work, WORK)

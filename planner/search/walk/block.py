@@ -1,10 +1,12 @@
 """A layout's stages as one array of integers, which compiled code copies and changes.
 
 ``x[0]`` stages and ``x[1]`` replicas are in use, of ``x[2]`` and ``x[3]`` that there is room for.
-Behind these are, of each stage, the end (the layer behind its last), the limits on the layers that
-it recomputes and offloads (:mod:`planner.costs.stage_table`; :data:`AUTOMATIC`: the least with
-which enough microbatches fit), and the place where its replicas begin; then the devices of all
-replicas, stage by stage.
+``x[4]`` to ``x[7]`` tell how operations are scheduled: the number of the assignment of microbatches
+to replicas, the rule of order, whether backwards are split, the number of the limits. Behind these
+are, of each stage, the end (the layer behind its last), the limits on the layers that it recomputes
+and offloads (:mod:`planner.costs.stage_table`; :data:`AUTOMATIC`: the least with which enough
+microbatches fit), and the place where its replicas begin; then the devices of all replicas, stage
+by stage.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from planner.program.compiled import compiled
 
 Block = NDArray[np.int32]
 AUTOMATIC = -1
-HEADER = 4
+OWNER_CHOICE, RULE_CHOICE, SPLIT_CHOICE, LIMIT_CHOICE, HEADER = range(4, 9)
 
 
 def block_for(stages: int, replicas: int) -> Block:
@@ -227,20 +229,13 @@ def digest_of(x: Any) -> Any:
     """Return a number of 64 bits that differs, in all likelihood, between unlike blocks."""
     value = np.uint64(x[0])
     starts = HEADER + 3 * x[2]
+    for at in range(OWNER_CHOICE, HEADER):
+        value = _mixed(value, x[at])
     for s in range(x[0]):
         for word in (end_of(x, s), x[starts + s + 1], rerun_of(x, s), offload_of(x, s)):
             value = _mixed(value, word)
     for r in range(x[1]):
         value = _mixed(value, device_of(x, r))
-    return value
-
-
-@compiled
-def with_choice(digest: Any, choice: Any) -> Any:
-    """Return a digest of a block and of how it is scheduled."""
-    value = np.uint64(digest)
-    for i in range(4):
-        value = _mixed(value, choice[i])
     return value
 
 

@@ -24,10 +24,14 @@ from planner.program.work import WORK
 from planner.search.orders.calls import Apart, call
 from planner.search.orders.given import set_1f1b, take_order
 from planner.search.orders.limits import set_limits_in_flight, set_rhythm
-from planner.search.orders.lists import ONE_F_ONE_B, with_room_s
+from planner.search.orders.lists import ONE_F_ONE_B, given_order_s, with_room_s
 from planner.search.orders.memory import ORDERS
 from planner.search.orders.replay import fits
 from planner.search.walk.block import (
+    LIMIT_CHOICE,
+    OWNER_CHOICE,
+    RULE_CHOICE,
+    SPLIT_CHOICE,
     copy_block,
     device_at,
     device_of,
@@ -37,18 +41,11 @@ from planner.search.walk.block import (
 )
 from planner.search.walk.gather import add_collectives, gather
 from planner.search.walk.memory import (
-    CHOICE,
     EACH_S,
-    LIMIT_CHOICE,
     MICROBATCH,
-    OWN,
-    OWNER_CHOICE,
     OWNERS,
     PIPELINE,
-    RULE_CHOICE,
-    SPLIT_CHOICE,
     TRIED,
-    TRIED_CHOICE,
     WALK,
     WHOLE,
 )
@@ -62,16 +59,16 @@ UNLIMITED, ONE_EACH = 3, 4
 STRETCHES = (2.5, 4.0)
 """Multiples of a microbatch's least way that it takes among others, in an even rhythm."""
 ONLY_BOUND = -1.0
-NEAR, CLOSE = 1.05, 1.015
-"""Within the first factor of the best, other rules of order are tried; within the second, all."""
+NEAR = 1.03
+"""Within this factor of the best, all rules of order and limits are tried."""
 
 
 @Apart
 def judge_layout(w: Any) -> float:
     """Return the seconds of the best schedule of TRIED; infinite if it has none, or none below.
 
-    CHOICE is written. A layout that takes longer than ``most_s`` is not looked at closely; if that
-    is ONLY_BOUND, a lower bound is returned instead.
+    If the walk looks closely, all schedules are tried and the best is written to TRIED. If
+    ``most_s`` is ONLY_BOUND, a lower bound is returned instead.
 
     Args:
         w: pointer to the memory of the walk.
@@ -86,7 +83,7 @@ def judge_layout(w: Any) -> float:
         return _bound_s(w, count)
     h.layouts += 1
     found_s = _best_s(w, count, h.most_s) if h.looks_closely else _chosen_s(w, count, h.most_s)
-    return _pipelines_s(x, w, items(w, CHOICE)) if has_pipelines and found_s < np.inf else found_s
+    return _pipelines_s(x, w) if has_pipelines and found_s < np.inf else found_s
 
 
 @compiled
@@ -100,19 +97,19 @@ def _bound_s(w: Any, count: int) -> float:
 
 @entry
 def schedule_again(memory: Any) -> float:
-    """Schedule TRIED by CHOICE; return its time, and leave its order in the schedule.
+    """Schedule TRIED as it says; return its time, and leave its order in the schedule.
 
     Args:
         memory: header of the memory of the walk.
     """
     w = pointer(memory)
-    h, x, choice = header(w, WALK), items(w, TRIED), items(w, CHOICE)
+    h, x = header(w, WALK), items(w, TRIED)
     if h.equal and replicas_in(x, 0) > 1:
-        return _pipelines_s(x, w, choice) if _prepared_pipeline(x, w) else np.inf
+        return _pipelines_s(x, w) if _prepared_pipeline(x, w) else np.inf
     if not _prepared(x, w):
         return np.inf
     assign_all(w, x[0], x[1], h.microbatches)
-    time_s = _scheduled_s(w, choice, np.inf)
+    time_s = _as_told_s(x, w, x[OWNER_CHOICE], np.inf)
     if time_s < np.inf and header(pointer_at(h.schedule, SCHEDULE), SCHEDULE).rule != FIXED:
         _take_order(w)
     return time_s
@@ -175,20 +172,11 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
         return np.inf
     if NEAR * min(most_s, h.best_s) < found_s < most_s:
         return found_s
-    best_owner = items(w, CHOICE)[OWNER_CHOICE] if found_s < most_s else 0
-    for split in range(splits, least - 1, -1):
-        for rule in range(BACKWARD_FIRST, ONE_F_ONE_B + 1):
-            if _is_of_use(w, rule, split) and (rule != usual or split != splits):
-                found_s = _tried_s(w, best_owner, rule, split, 0, found_s)
-    if CLOSE * h.best_s < found_s < most_s:
-        return found_s
-    for owner in range(count):
-        if least_time_s(w, pointer_at(h.rows, ROWS), owner) >= found_s:
-            continue
-        for limits in range(ONE_EACH):
-            for split in range(splits, least - 1, -1):
-                for rule in range(BACKWARD_FIRST, RHYTHM + 1):
-                    if _is_of_use(w, rule, split) and (owner != best_owner or limits != 0):
+    for limits in range(ONE_EACH):
+        for split in range(splits, least - 1, -1):
+            for rule in range(BACKWARD_FIRST, ONE_F_ONE_B + 1):
+                for owner in range(count if _is_of_use(w, rule, split) else 0):
+                    if least_time_s(w, pointer_at(h.rows, ROWS), owner) < found_s:
                         found_s = _tried_s(w, owner, rule, split, limits, found_s)
     for split in range(splits, least - 1, -1):
         if found_s == most_s and not h.is_1f1b:
@@ -198,15 +186,18 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
 
 @compiled
 def _chosen_s(w: Any, count: int, most_s: float) -> float:
-    """Return the time by TRIED_CHOICE, or by the usual rule if that one is not possible."""
-    h, choice = header(w, WALK), items(w, TRIED_CHOICE)
-    owner = min(choice[OWNER_CHOICE], count - 1)
-    if least_time_s(w, pointer_at(h.rows, ROWS), owner) >= most_s:
+    """Return the time of TRIED as it says; infinite if it takes longer than ``most_s``."""
+    x = items(w, TRIED)
+    owner = x[OWNER_CHOICE] = min(x[OWNER_CHOICE], count - 1)
+    if least_time_s(w, pointer_at(header(w, WALK).rows, ROWS), owner) >= most_s:
         return np.inf
-    found_s = _tried_s(
-        w, owner, choice[RULE_CHOICE], choice[SPLIT_CHOICE], choice[LIMIT_CHOICE], most_s
-    )
+    found_s = _as_told_s(x, w, owner, most_s)
     return found_s if found_s < most_s else np.inf
+
+
+@compiled
+def _as_told_s(x: Any, w: Any, owner: int, most_s: float) -> float:
+    return _scheduled_s(w, owner, x[RULE_CHOICE], x[SPLIT_CHOICE], x[LIMIT_CHOICE], most_s)
 
 
 @compiled
@@ -236,19 +227,17 @@ def _is_of_use(w: Any, rule: int, split: int) -> bool:
 @compiled
 def _tried_s(w: Any, owner: int, rule: int, split: int, limits: int, found_s: float) -> float:
     """Return the time of a choice if it is the best so far, and keep it; else the best."""
-    own, choice = items(w, OWN), items(w, CHOICE)
-    own[OWNER_CHOICE], own[RULE_CHOICE] = owner, rule
-    own[SPLIT_CHOICE], own[LIMIT_CHOICE] = split, limits
-    time_s = _scheduled_s(w, own, found_s)
+    x, time_s = items(w, TRIED), _scheduled_s(w, owner, rule, split, limits, found_s)
     if time_s >= found_s:
         return found_s
-    for i in range(4):
-        choice[i] = own[i]
+    x[OWNER_CHOICE], x[RULE_CHOICE], x[SPLIT_CHOICE], x[LIMIT_CHOICE] = owner, rule, split, limits
     return time_s
 
 
 @compiled
-def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
+def _scheduled_s(
+    w: Any, assignment: int, rule: int, split: int, limits: int, most_s: float
+) -> float:
     """Return the time of the prepared layout by a choice; infinite if it does not fit memory.
 
     What takes longer than ``most_s`` is not made to fit.
@@ -258,20 +247,17 @@ def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
     numbers, owner = header(rows, ROWS), items(schedule, OWNER)
     size = numbers.stages * numbers.microbatches
     for i in range(size):
-        owner[i] = owners[own[OWNER_CHOICE] * size + i]
-    if own[RULE_CHOICE] == ONE_F_ONE_B:
+        owner[i] = owners[assignment * size + i]
+    if rule == ONE_F_ONE_B:
         return _fixed_s(w, most_s) if set_1f1b(items(w, MICROBATCH), rows, schedule) else np.inf
-    splits, factor = own[SPLIT_CHOICE] == 1, FACTORS[own[LIMIT_CHOICE]]
+    splits, factor = split == 1, FACTORS[limits]
     if not set_limits_in_flight(rows, schedule, factor, splits, h.may_stay_whole == 1):
         return np.inf
-    header(schedule, SCHEDULE).rule = own[RULE_CHOICE]
-    if own[RULE_CHOICE] == RHYTHM:
-        stretch = STRETCHES[own[LIMIT_CHOICE] & 1]
+    header(schedule, SCHEDULE).rule = rule
+    if rule == RHYTHM:
+        stretch = STRETCHES[limits & 1]
         set_rhythm(rows, schedule, pointer_at(h.wires, WIRES), stretch, splits)
-    orders = pointer_at(h.orders, ORDERS)
-    tasks_before = header(orders, ORDERS).tasks
-    time_s = with_room_s(orders, most_s)
-    h.tasks += header(orders, ORDERS).tasks - tasks_before
+    time_s = with_room_s(pointer_at(h.orders, ORDERS), most_s)
     if time_s == np.inf or not h.blocks or header(schedule, SCHEDULE).rule == FIXED:
         return time_s if time_s < np.inf and _fits(w) else np.inf
     _take_order(w)
@@ -279,23 +265,9 @@ def _scheduled_s(w: Any, own: Any, most_s: float) -> float:
 
 
 @compiled
-def _replayed_s(w: Any, most_s: float) -> float:
-    """Return the time of the rows and the schedule; infinite if they cannot run, or take longer."""
-    h = header(w, WALK)
-    o = pointer_at(h.orders, ORDERS)
-    tasks_before = header(o, ORDERS).tasks
-    header(o, ORDERS).most_s = most_s
-    time_s = call(header(o, ORDERS).replay_at, o)
-    header(o, ORDERS).most_s = np.inf
-    h.tasks += header(o, ORDERS).tasks - tasks_before
-    return time_s
-
-
-@compiled
 def _fixed_s(w: Any, most_s: float) -> float:
     """Return the time of the given order; infinite if it is longer, does not fit, or deadlocks."""
-    time_s = _replayed_s(w, most_s)
-    return time_s if time_s < np.inf and _fits(w) else np.inf
+    return given_order_s(pointer_at(header(w, WALK).orders, ORDERS), most_s)
 
 
 @compiled
@@ -325,11 +297,11 @@ def _prepared_pipeline(x: Any, w: Any) -> bool:
 
 
 @compiled
-def _pipelines_s(x: Any, w: Any, choice: Any) -> float:
+def _pipelines_s(x: Any, w: Any) -> float:
     """Return the time of equal pipelines by a choice; the rows are those of one of them."""
     h = header(w, WALK)
     rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
-    if _scheduled_s(w, choice, np.inf) == np.inf:
+    if _as_told_s(x, w, 0, np.inf) == np.inf:
         return np.inf
     if header(schedule, SCHEDULE).rule != FIXED:
         _take_order(w)

@@ -16,8 +16,8 @@ replicas at most, M microbatches:
 - OWNERS: assignments x (S x M), replicas worth trying; LINK_S: of each directed link, what messages
   take of it; ORDER, STARTS, FIRST_STAGE: the order of one
   of several pipelines; WHOLE and PIPELINE: blocks of stages with all limits chosen;
-- the walk: HERE, TRIED, BEST: blocks of stages; HERE_CHOICE and others: how they are scheduled;
-  CHOICE: how the layout judged last is; KEYS, KNOWN_S: digests and seconds of layouts; RANDOM: the state of random numbers.
+- the walk: HERE, TRIED, BEST: blocks of stages; KEYS, KNOWN_S: digests and seconds of layouts that
+  were judged; RANDOM: the state of random numbers.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     SUM_LATENCY_S, SUM_GB_PER_S, GROUP_DEVICES, HOST_S, RULES, PLACE,
     DEVICE_OF, FIRST, EACH_S, STAGE_FIGURES, NEEDS, OWNERS, ISLAND, COUNTS, FINISH_S,
     SLOWEST_S, HOMES, SHARE, USED, LINK_S, MICROBATCH, ORDER, STARTS, FIRST_STAGE, HELD, WHOLE,
-    PIPELINE, HERE, TRIED, BEST, CHOICE, OWN, BEST_CHOICE, HERE_CHOICE, TRIED_CHOICE, KEYS,
-    KNOWN_S, RANDOM,
+    PIPELINE, HERE, TRIED, BEST, KEYS, KNOWN_S, RANDOM,
 ) = block(
     # freedoms
     "layers types devices min_stages max_stages most_on_device replicates equal placement"
@@ -52,9 +51,9 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     " judge_at orders"
     # arguments of these: of a layout or of one pipeline, and the microbatches it runs
     " of_pipeline share"
-    # whether the next layout is scheduled in all ways, or by TRIED_CHOICE
+    # whether the next layout is scheduled in all ways, or as it says
     " looks_closely"
-    # counts: layouts judged, work in tasks
+    # counts: layouts judged, changes
     " layouts tasks",
     reals="most_price here_s best_s most_s",
     may_cut=_BYTE, allowed_layers=_INT, apart=_BYTE, unlinked=_BYTE, class_of=_INT,
@@ -71,14 +70,11 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     owners=_INT, island=_INT, counts=_INT, finish_s=_REAL, slowest_s=_REAL, homes=_INT, share=_INT,
     used=_INT, link_s=_REAL, microbatch=_INT, order=_INT, starts=_INT, first_stage=_INT,
     held=_INT, whole=_INT, pipeline=_INT, here=_INT, tried=_INT, best=_INT,
-    choice=_LONG, own=_LONG, best_choice=_LONG, here_choice=_LONG, tried_choice=_LONG, keys=np.dtype(np.uint64), known_s=_REAL,
-    random=np.dtype(np.uint64),
+    keys=np.dtype(np.uint64), known_s=_REAL, random=np.dtype(np.uint64),
 )  # fmt: skip
 ANY, LOOP_OR_V, LOOP = 0, 1, 2
 """Values of ``placement``."""
 MOST_OWNERS = 6
-OWNER_CHOICE, RULE_CHOICE, SPLIT_CHOICE, LIMIT_CHOICE = range(4)
-"""Places in CHOICE: the assignment, the rule of order, whether backwards are split, the limits."""
 
 
 def write(memory: Any, table: int, values: Any) -> None:

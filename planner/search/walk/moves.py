@@ -16,6 +16,10 @@ from planner.search.orders.lists import ONE_F_ONE_B
 from planner.search.orders.random import below, uniform
 from planner.search.walk.block import (
     AUTOMATIC,
+    LIMIT_CHOICE,
+    OWNER_CHOICE,
+    RULE_CHOICE,
+    SPLIT_CHOICE,
     begin_of,
     device_at,
     device_of,
@@ -37,14 +41,9 @@ from planner.search.walk.freedoms import is_allowed
 from planner.search.walk.memory import (
     CLASS_OF,
     HELD,
-    LIMIT_CHOICE,
     MOST_OWNERS,
-    OWNER_CHOICE,
     PLACE_OF,
     RANDOM,
-    RULE_CHOICE,
-    SPLIT_CHOICE,
-    TRIED_CHOICE,
     WALK,
 )
 
@@ -89,22 +88,19 @@ def change(x: Any, w: Any) -> Any:
 
 
 @compiled
-def change_choice(w: Any) -> Any:
-    """Change how TRIED is scheduled, at random; return whether that may be of use."""
-    h, state, choice = header(w, WALK), items(w, RANDOM), items(w, TRIED_CHOICE)
-    if h.is_1f1b:
-        return False
+def change_schedule(x: Any, w: Any) -> Any:
+    """Change how a block is scheduled, at random; return whether that may be of use."""
+    h, state = header(w, WALK), items(w, RANDOM)
     what = below(state, 3)
     if what == 0:
-        choice[OWNER_CHOICE] = below(state, MOST_OWNERS)
+        x[OWNER_CHOICE] = below(state, MOST_OWNERS)
     elif what == 1:
-        choice[LIMIT_CHOICE] = below(state, LIMITS)
+        x[LIMIT_CHOICE] = below(state, LIMITS)
     else:
-        choice[RULE_CHOICE] = BACKWARD_FIRST + below(state, ONE_F_ONE_B - BACKWARD_FIRST + 1)
-        choice[SPLIT_CHOICE] = h.may_split
+        x[RULE_CHOICE] = BACKWARD_FIRST + below(state, ONE_F_ONE_B - BACKWARD_FIRST + 1)
         if h.may_split and h.may_stay_whole:
-            choice[SPLIT_CHOICE] = below(state, 2)
-    return choice[RULE_CHOICE] != ONE_F_ONE_B or choice[SPLIT_CHOICE] == 0
+            x[SPLIT_CHOICE] = below(state, 2)
+    return not h.is_1f1b and (x[RULE_CHOICE] != ONE_F_ONE_B or x[SPLIT_CHOICE] == 0)
 
 
 @compiled
@@ -119,17 +115,11 @@ def _move_boundaries(x: Any, state: Any) -> Any:
     by = 1
     while uniform(state) < 0.25:
         by += 1
-    if drawn_sign(state) < 0:
+    if uniform(state) < 0.5:
         by = -by
     for s in range(first, last + 1):
         set_end(x, s, end_of(x, s) + by)
     return True
-
-
-@compiled
-def drawn_sign(state: Any) -> Any:
-    """Return 1 or -1."""
-    return 2 * below(state, 2) - 1
 
 
 @compiled
@@ -161,17 +151,10 @@ def _unused_device(x: Any, w: Any) -> Any:
     h, held, state = header(w, WALK), items(w, HELD), items(w, RANDOM)
     for r in range(x[1]):
         held[device_of(x, r)] = 1
-    count = 0
-    for device in range(h.devices):
-        count += held[device] == 0
-    found = -1
-    if count:
-        number = below(state, count)
-        for device in range(h.devices):
-            if held[device] == 0:
-                if number == 0:
-                    found = device
-                number -= 1
+    found, first = -1, below(state, h.devices)
+    for i in range(h.devices):
+        if found < 0 and held[(first + i) % h.devices] == 0:
+            found = (first + i) % h.devices
     for r in range(x[1]):
         held[device_of(x, r)] = 0
     return found

@@ -13,18 +13,14 @@ from planner.search.walk.memory import FIRST_STAGE, ORDER, STARTS
 @compiled
 def keep_order(w: Any, rows: Any, schedule: Any) -> Any:
     """Keep the order of one of several pipelines in the memory of the walk."""
-    devices, starts, first_stage = (
-        header(rows, ROWS).devices,
-        items(w, STARTS),
-        items(w, FIRST_STAGE),
-    )
+    devices, starts = header(rows, ROWS).devices, items(w, STARTS)
     for place in range(devices + 1):
         starts[place] = items(schedule, ORDER_START)[place]
     for i in range(starts[devices]):
         items(w, ORDER)[i] = items(schedule, ORDER_CODES)[i]
     for r in range(header(rows, ROWS).replicas - 1, -1, -1):
         replica = row(rows, REPLICA, r)
-        first_stage[replica.device] = replica.stage
+        items(w, FIRST_STAGE)[replica.device] = replica.stage
     return devices
 
 

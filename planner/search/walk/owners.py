@@ -7,6 +7,7 @@ does so as far as replicas have as much to do as if balanced.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -205,7 +206,7 @@ def _number_equal_islands(w: Any, stages: int, microbatches: int) -> int:
     groups = microbatches
     for s in range(stages):
         for r in range(first[s], first[s + 1]):
-            groups = _common(groups, _alike(w, s, r, first[s + 1]))
+            groups = math.gcd(groups, _alike(w, s, r, first[s + 1]))
     for s in range(stages):
         for r in range(first[s], first[s + 1]):
             island[r] = _alike(w, s, r, r) // (_alike(w, s, r, first[s + 1]) // groups)
@@ -219,14 +220,6 @@ def _alike(w: Any, s: int, replica: int, end: int) -> int:
     for r in range(items(w, FIRST)[s], end):
         count += class_of[device[r]] == class_of[device[replica]]
     return count
-
-
-@compiled
-def _common(one: int, other: int) -> int:
-    """Return the greatest common divisor."""
-    while other:
-        one, other = other, one % other
-    return one
 
 
 @compiled
@@ -313,33 +306,37 @@ def _busiest_link_s(w: Any, rows: Any, owner: int) -> float:
 @compiled
 def _load_links(w: Any, rows: Any, source: int, target: int, forward: int) -> None:
     """Add what a message takes of each link of its route."""
-    wires, there = pointer_at(header(w, WALK).wires, WIRES), row(rows, REPLICA, target)
-    bytes_ = items(rows, RECEIVED_BYTES)[2 * there.stage + forward]
-    from_device = row(rows, DEVICE, row(rows, REPLICA, source).device).number
-    to_device = row(rows, DEVICE, there.device).number
-    if bytes_ == 0 or from_device == to_device:
-        return
-    load_s, gb_per_s = items(w, LINK_S), items(wires, LINK_GB_PER_S)
-    end = route_end(wires, from_device, to_device)
-    for place in range(end):
-        link = route_link(wires, from_device, to_device, place, end)
-        if link >= 0:
-            load_s[link] += bytes_ / (gb_per_s[link] * 1e9)
+    bytes_, from_device, to_device = _message(rows, source, target, forward)
+    if bytes_ > 0:
+        wires, load_s = pointer_at(header(w, WALK).wires, WIRES), items(w, LINK_S)
+        end = route_end(wires, from_device, to_device)
+        for place in range(end):
+            link = route_link(wires, from_device, to_device, place, end)
+            if link >= 0:
+                load_s[link] += bytes_ / (items(wires, LINK_GB_PER_S)[link] * 1e9)
 
 
 @compiled
 def _message_s(w: Any, rows: Any, source: int, target: int, forward: int) -> float:
     """Return the seconds of a message that has its links to itself."""
-    wires, there = pointer_at(header(w, WALK).wires, WIRES), row(rows, REPLICA, target)
-    bytes_ = items(rows, RECEIVED_BYTES)[2 * there.stage + forward]
-    from_device = row(rows, DEVICE, row(rows, REPLICA, source).device).number
-    to_device = row(rows, DEVICE, there.device).number
-    if bytes_ == 0 or from_device == to_device:
+    bytes_, from_device, to_device = _message(rows, source, target, forward)
+    if bytes_ == 0:
         return 0.0
+    wires = pointer_at(header(w, WALK).wires, WIRES)
     pair = pair_of(wires, from_device, to_device)
     moving_s = bytes_ / (items(wires, GB_PER_S)[pair] * 1e9)
     more_s = items(rows, RECEIVED_S)[2 * target + forward]
     return float(items(wires, LATENCY_S)[pair] + moving_s + more_s)
+
+
+@compiled
+def _message(rows: Any, source: int, target: int, forward: int) -> Any:
+    """Return the bytes of a message between replicas, 0 on one device, and its devices."""
+    there = row(rows, REPLICA, target)
+    from_device = row(rows, DEVICE, row(rows, REPLICA, source).device).number
+    to_device = row(rows, DEVICE, there.device).number
+    bytes_ = items(rows, RECEIVED_BYTES)[2 * there.stage + forward]
+    return 0 if from_device == to_device else bytes_, from_device, to_device
 
 
 @compiled

@@ -1,17 +1,15 @@
 """The walk over whole plans: starts, then walks from the best of them, on one or two threads.
 
-Time is wall-clock time, or with a limit on work the number of tasks replayed, which makes the same
-plan on any machine.
+Time is wall-clock time, or the number of tasks replayed, which makes the same plan on any machine.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from threading import Lock
 from typing import NamedTuple, TypeVar
@@ -22,6 +20,7 @@ from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import StageTable
 from planner.plan.problem import Problem
 from planner.program.layout import Layout
+from planner.search.clock import TASKS_PER_S, Part
 from planner.search.walk.freedoms import Freedoms, freedoms_of
 from planner.search.walk.starts import Start, needs_of, singles, starts
 from planner.search.walk.walker import Candidate, Walker
@@ -85,49 +84,15 @@ class WalkResult:
         found: the best layouts, the fastest first; empty if none fits.
         starts: number of layouts that fit of those to start from.
         layouts: number of layouts judged.
-        tasks: number of tasks replayed.
     """
 
     found: list[Found]
     starts: int = 0
     layouts: int = 0
-    tasks: int = 0
 
 
 Told = Callable[[Found], None]
 T = TypeVar("T")
-
-
-@dataclass
-class Clock:
-    """How much of a limit is used.
-
-    Attributes:
-        limit_s: wall-clock seconds; None: ``limit_tasks`` counts.
-        limit_tasks: tasks replayed.
-        is_stopped: asked now and then; whether to end at once.
-        walkers: whose tasks count.
-        now: the clock, in seconds.
-    """
-
-    limit_s: float | None
-    limit_tasks: int = 0
-    is_stopped: Callable[[], bool] = lambda: False
-    walkers: Sequence[Walker] = ()
-    now: Callable[[], float] = time.monotonic
-    begin_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.begin_s = self.now()
-
-    @property
-    def share(self) -> float:
-        """The part of the limit that is used; 1 or more once it is reached."""
-        if self.is_stopped():
-            return 1.0
-        if self.limit_s is None:
-            return sum(walker.tasks_done for walker in self.walkers) / self.limit_tasks
-        return (self.now() - self.begin_s) / max(self.limit_s, 1e-9)
 
 
 class WalkSearch:
@@ -148,7 +113,7 @@ class WalkSearch:
         self,
         problem: Problem,
         table: StageTable,
-        clock: Clock,
+        clock: Part,
         *,
         freedoms: Freedoms | None = None,
         seed: int = 0,
@@ -161,13 +126,12 @@ class WalkSearch:
             Walker(problem, table, self._network, self.freedoms, seed * threads + n + 1)
             for n in range(threads)
         ]
-        clock.walkers = self._walkers
         self._clock, self._told, self._lock = clock, told, Lock()
         self._may_reorder = problem.job.order != "1f1b"
         self._found: list[Found] = []
-        self._tasks_per_call = 20_000
-        if clock.limit_s is None:
-            self._tasks_per_call = max(1, clock.limit_tasks // CHUNKS)
+        self._tasks_per_call, self._tasks_told = 20_000, 0
+        if clock.deterministic:
+            self._tasks_per_call = max(1, int(clock.left_s() * TASKS_PER_S) // CHUNKS)
 
     def run(self, more: Iterable[Start] = ()) -> WalkResult:
         """Search until the limit.
@@ -184,8 +148,16 @@ class WalkSearch:
             sorted(self._found, key=lambda row: row.seconds),
             len(begun),
             sum(walker.layouts_judged for walker in self._walkers),
-            sum(walker.tasks_done for walker in self._walkers),
         )
+
+    @property
+    def _share(self) -> float:
+        """The part of the time that is used; 1 once it is, or the search was stopped."""
+        if self._clock.deterministic:
+            tasks = sum(walker.tasks_done for walker in self._walkers)
+            self._clock.spend((tasks - self._tasks_told) / TASKS_PER_S)
+            self._tasks_told = tasks
+        return self._clock.share
 
     # --- starts -------------------------------------------------------------------------------
 
@@ -195,7 +167,7 @@ class WalkSearch:
         rows = [*more]
         for row in islice(starts(self._network, self.freedoms, needs), MOST_STARTS):
             rows.append(row)
-            if self._clock.share > FEW_UNTIL / 4:
+            if self._share > FEW_UNTIL / 4:
                 break
         found = self._in_threads(lambda walker, own: self._judge(walker, own), rows)
         if not found:
@@ -233,9 +205,9 @@ class WalkSearch:
                 self._note(walker, candidate)
                 break
         found.sort(key=lambda both: both[0].seconds)
-        closely, until = [], self._clock.share + STARTS_UNTIL / 2
+        closely, until = [], self._share + STARTS_UNTIL / 2
         for candidate, row in found:
-            if self._clock.share > until:
+            if self._share > until:
                 break
             closely.append(walker.start(row, found[0][0].seconds) or candidate)
             self._note(walker, closely[-1])
@@ -243,7 +215,7 @@ class WalkSearch:
 
     def _is_over(self, judged: int) -> bool:
         """Return whether enough of the time is used for starts, more if few could be judged."""
-        return self._clock.share > (STARTS_UNTIL / 2 if judged > FEW_STARTS else FEW_UNTIL)
+        return self._share > (STARTS_UNTIL / 2 if judged > FEW_STARTS else FEW_UNTIL)
 
     def _by_kind(
         self, walker: Walker, rows: Sequence[Start]
@@ -253,7 +225,7 @@ class WalkSearch:
         class_of, until = self.freedoms.class_of, FEW_UNTIL / 2
         looked_at = len(rows)
         for number, row in enumerate(rows):
-            if kinds and self._clock.share > until:
+            if kinds and self._share > until:
                 looked_at = number
                 break
             bound_s = walker.bound_s(row)
@@ -284,18 +256,12 @@ class WalkSearch:
         chosen = _unlike(begun, self._affordable(phase))
         while len(chosen) < len(self._walkers):
             chosen.append(chosen[0])
-        count = len(self._walkers)
-        with ThreadPoolExecutor(count) as pool:
-            done = [
-                pool.submit(self._walk_from, walker, chosen[n::count], phase)
-                for n, walker in enumerate(self._walkers)
-            ]
-            found = [candidate for row in done for candidate in row.result()]
+        found = self._in_threads(lambda walker, own: self._walk_from(walker, own, phase), chosen)
         return sorted([*found, *begun], key=lambda row: row.seconds)
 
     def _affordable(self, phase: Phase) -> int:
         """Return how many walks have time for some layouts each."""
-        share = self._clock.share
+        share = self._share
         judged = sum(walker.layouts_judged for walker in self._walkers)
         most = (phase.until - share) * judged / max(share, 1e-9)
         return max(1, min(phase.walks, int(most / LAYOUTS_A_WALK)))
@@ -303,7 +269,7 @@ class WalkSearch:
     def _walk_from(
         self, walker: Walker, chosen: Sequence[Candidate], phase: Phase
     ) -> list[Candidate]:
-        found, begin = [], self._clock.share
+        found, begin = [], self._share
         for number, candidate in enumerate(chosen):
             end = begin + (phase.until - begin) * (number + 1) / len(chosen)
             walker.stand_at(candidate)
@@ -313,16 +279,16 @@ class WalkSearch:
         return found
 
     def _walk_until(self, walker: Walker, phase: Phase, end: float) -> None:
-        begin = now = self._clock.share
+        begin = now = self._share
         best_s = walker.best.seconds
         while now < end:
             part = (now - begin) / (end - begin)
             heat = phase.hottest * (phase.coolest / phase.hottest) ** part
             walker.walk(heat, self._tasks_per_call)
-            then, now = now, self._clock.share
-            if self._clock.limit_s is not None and now - then < 1 / CHUNKS:
+            then, now = now, self._share
+            if not self._clock.deterministic and now - then < 1 / CHUNKS:
                 self._tasks_per_call = int(self._tasks_per_call * 1.5)
-            elif self._clock.limit_s is not None and now - then > 3 / CHUNKS:
+            elif not self._clock.deterministic and now - then > 3 / CHUNKS:
                 self._tasks_per_call = max(1000, self._tasks_per_call // 2)
             if walker.best.seconds < best_s:
                 best_s = walker.best.seconds
@@ -332,23 +298,20 @@ class WalkSearch:
 
     def _polish(self, chosen: Sequence[Candidate]) -> None:
         """Anneal the orders of layouts, each with an equal share of the time that is left."""
-        rows = list(enumerate(chosen))
-        self._in_threads(self._polish_each, rows)
+        self._in_threads(self._polish_each, chosen)
 
-    def _polish_each(
-        self, walker: Walker, rows: Sequence[tuple[int, Candidate]]
-    ) -> list[Candidate]:
-        begin = self._clock.share
-        for number, (_, candidate) in enumerate(rows):
+    def _polish_each(self, walker: Walker, rows: Sequence[Candidate]) -> list[Candidate]:
+        begin = self._share
+        for number, candidate in enumerate(rows):
             end = begin + (POLISH.until - begin) * (number + 1) / len(rows)
             walker.layout(candidate)
-            best_s, share = candidate.seconds, self._clock.share
+            best_s, share = candidate.seconds, self._share
             from_share = share
             while share < end:
                 part = (share - from_share) / (end - from_share)
                 heat = POLISH.hottest * (POLISH.coolest / POLISH.hottest) ** part
                 now_s = walker.polish(heat, TRIES)
-                share = self._clock.share
+                share = self._share
                 if now_s < best_s:
                     best_s = now_s
                     self._keep(Found(now_s, walker.polished_layout()))

@@ -6,29 +6,26 @@ from typing import Any
 
 import numpy as np
 
-from planner.program.compiled import compiled, entry, header, items, pointer
+from planner.program.compiled import compiled, entry, header, items, pointer, pointer_at
 from planner.search.orders.calls import call
+from planner.search.orders.memory import ORDERS
 from planner.search.orders.random import uniform
-from planner.search.walk.block import copy_block, digest_of, with_choice
+from planner.search.walk.block import copy_block, digest_of
 from planner.search.walk.freedoms import is_allowed
 from planner.search.walk.judge import ONLY_BOUND
 from planner.search.walk.memory import (
     BEST,
-    BEST_CHOICE,
-    CHOICE,
     HERE,
-    HERE_CHOICE,
     KEYS,
     KNOWN_S,
     RANDOM,
     TRIED,
-    TRIED_CHOICE,
     WALK,
 )
-from planner.search.walk.moves import change, change_choice
+from planner.search.walk.moves import change, change_schedule
 
-OTHER_RULE = 0.1
-"""How often a layout is scheduled otherwise instead of changed."""
+SCHEDULED_OTHERWISE = 0.1
+"""How often how a layout is scheduled changes instead of its stages."""
 WALK_ON, JUDGE, BOUND = range(3)
 """What :func:`run_walk` does."""
 
@@ -36,17 +33,10 @@ WALK_ON, JUDGE, BOUND = range(3)
 @compiled
 def _scored_s(w: Any, most_s: float) -> float:
     """Return the seconds of the layout tried; a walk does not judge one again."""
-    h, keys, known_s, tried = (
-        header(w, WALK),
-        items(w, KEYS),
-        items(w, KNOWN_S),
-        items(w, TRIED),
-    )
-    digest = np.uint64(digest_of(tried))
-    if not h.looks_closely:
-        digest = np.uint64(with_choice(digest, items(w, TRIED_CHOICE)))
+    h, tried, keys, known_s = header(w, WALK), items(w, TRIED), items(w, KEYS), items(w, KNOWN_S)
+    digest = digest_of(tried)
     at = np.int64(digest & np.uint64(h.keys_rows - 1))
-    if keys[at] == digest and most_s < np.inf:
+    if keys[at] == digest:
         if known_s[at] > 0:
             return known_s[at]
         if most_s <= -known_s[at]:
@@ -58,8 +48,6 @@ def _scored_s(w: Any, most_s: float) -> float:
     if found_s < h.best_s:
         h.best_s = found_s
         copy_block(tried, items(w, BEST))
-        for i in range(4):
-            items(w, BEST_CHOICE)[i] = items(w, CHOICE)[i]
     return found_s
 
 
@@ -67,14 +55,13 @@ def _scored_s(w: Any, most_s: float) -> float:
 def _walk_on(w: Any, heat: float, tasks: int) -> None:
     h, state = header(w, WALK), items(w, RANDOM)
     here, tried = items(w, HERE), items(w, TRIED)
-    until = h.tasks + tasks
-    while h.tasks < until:
+    orders = header(pointer_at(h.orders, ORDERS), ORDERS)
+    until = h.tasks + orders.tasks + tasks
+    while h.tasks + orders.tasks < until:
         copy_block(here, tried)
-        for i in range(4):
-            items(w, TRIED_CHOICE)[i] = items(w, HERE_CHOICE)[i]
         h.tasks += 1  # a change is work too, where all neighbours are known
-        if uniform(state) < OTHER_RULE:
-            is_new = change_choice(w)
+        if uniform(state) < SCHEDULED_OTHERWISE:
+            is_new = change_schedule(tried, w)
         else:
             is_new = change(tried, w)
             if is_new and uniform(state) < 0.1:
@@ -85,8 +72,6 @@ def _walk_on(w: Any, heat: float, tasks: int) -> None:
         found_s = _scored_s(w, most_s)
         if found_s <= most_s:
             copy_block(tried, here)
-            for i in range(4):
-                items(w, HERE_CHOICE)[i] = items(w, TRIED_CHOICE)[i]
             h.here_s = found_s
 
 
@@ -111,7 +96,7 @@ def run_walk(memory: Any, what: int, heat: float, tasks: int) -> float:
     tried = items(w, TRIED)
     header(w, WALK).looks_closely = what != WALK_ON
     if what == JUDGE:
-        return _scored_s(w, header(w, WALK).most_s) if is_allowed(tried, w) else np.inf
+        return call(header(w, WALK).judge_at, w) if is_allowed(tried, w) else np.inf
     if what == BOUND:
         header(w, WALK).most_s = ONLY_BOUND
         return call(header(w, WALK).judge_at, w) if is_allowed(tried, w) else np.inf

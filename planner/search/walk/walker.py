@@ -39,11 +39,10 @@ MOST_KNOWN = 1 << 18
 
 
 class Candidate(NamedTuple):
-    """A layout's stages with the time of its best schedule, and how that is made."""
+    """A layout with its time."""
 
     seconds: float
     block: Block
-    choice: tuple[int, ...]
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -70,7 +69,7 @@ class Walker:
         freedoms: Freedoms,
         seed: int,
     ) -> None:
-        self.problem, self.annealed = problem, 0
+        self.problem = problem
         stages, devices = freedoms.max_stages, len(network.devices)
         replicas = devices * freedoms.most_on_device
         microbatches = problem.job.microbatches
@@ -118,7 +117,7 @@ class Walker:
     @property
     def tasks_done(self) -> int:
         """Work that was done, in tasks replayed."""
-        return int(self.memory.numbers["tasks"] + self.annealed)
+        return int(self.memory.numbers["tasks"] + self.orders.numbers["tasks"])
 
     @property
     def layouts_judged(self) -> int:
@@ -129,9 +128,7 @@ class Walker:
     def best(self) -> Candidate:
         """The best layout that this walker has judged since it was told where to stand."""
         seconds = float(self.memory.numbers["best_s"])
-        return Candidate(
-            seconds, self.memory[m.BEST].copy(), tuple(self.memory[m.BEST_CHOICE].tolist())
-        )
+        return Candidate(seconds, self.memory[m.BEST].copy())
 
     def start(
         self, start: Start, best_s: float = np.inf, most_s: float = np.inf
@@ -143,13 +140,12 @@ class Walker:
             best_s: time of another one; the slower it is than this, the fewer schedules are tried.
             most_s: what takes longer is None as well.
         """
-        x = filled(self._empty, start.ends, start.devices)
-        self.memory[m.TRIED][:] = x
+        self.memory[m.TRIED][:] = filled(self._empty, start.ends, start.devices)
         self.memory.numbers["best_s"], self.memory.numbers["most_s"] = best_s, most_s
         seconds = run_walk(self.memory.header, JUDGE, 0.0, 0)
         if seconds == np.inf:
             return None
-        return Candidate(float(seconds), x, tuple(self.memory[m.CHOICE].tolist()))
+        return Candidate(float(seconds), self.memory[m.TRIED].copy())
 
     def looked_at(self, candidate: Candidate) -> Candidate:
         """Return a candidate, by a better schedule if its stages have one."""
@@ -158,9 +154,7 @@ class Walker:
         seconds = float(run_walk(self.memory.header, JUDGE, 0.0, 0))
         if seconds >= candidate.seconds:
             return candidate
-        return candidate._replace(
-            seconds=seconds, choice=tuple(self.memory[m.CHOICE].tolist())
-        )
+        return Candidate(seconds, self.memory[m.TRIED].copy())
 
     def bound_s(self, start: Start) -> float:
         """Return a lower bound on the time of a layout; infinite if it is none."""
@@ -171,7 +165,6 @@ class Walker:
         """Have the walk go on from a layout, and forget what it has found."""
         self.memory[m.HERE][:] = candidate.block
         self.memory[m.BEST][:] = candidate.block
-        self.memory[m.BEST_CHOICE][:] = self.memory[m.HERE_CHOICE][:] = candidate.choice
         self.memory.numbers["here_s"] = self.memory.numbers["best_s"] = candidate.seconds
 
     def walk(self, heat: float, tasks: int) -> None:
@@ -181,17 +174,13 @@ class Walker:
     def layout(self, candidate: Candidate) -> tuple[float, Layout]:
         """Return a candidate's time and its layout, by the schedule that was chosen."""
         self.memory[m.TRIED][:] = candidate.block
-        self.memory[m.CHOICE][:] = candidate.choice
         seconds = float(schedule_again(self.memory.header))
         self.orders.numbers["best_s"] = np.inf
         return seconds, self._layout()
 
     def polish(self, heat: float, tries: int) -> float:
         """Anneal the orders of the layout asked for last; return the time of the best ones."""
-        before = int(self.orders.numbers["tasks"])
-        best_s = float(anneal(self.orders.header, heat, tries))
-        self.annealed += int(self.orders.numbers["tasks"]) - before
-        return best_s
+        return float(anneal(self.orders.header, heat, tries))
 
     def polished_layout(self) -> Layout:
         """Return the layout with the best orders that annealing has found."""
@@ -266,7 +255,6 @@ def _memory(
             **dict.fromkeys((m.ORDER,), 3 * size),
             m.STARTS: devices + 1,
             **dict.fromkeys((m.WHOLE, m.PIPELINE, m.HERE, m.TRIED, m.BEST), head),
-            **dict.fromkeys((m.CHOICE, m.OWN, m.BEST_CHOICE, m.HERE_CHOICE, m.TRIED_CHOICE), 4),
             **dict.fromkeys((m.KEYS, m.KNOWN_S), MOST_KNOWN),
             m.RANDOM: 1,
         },
