@@ -66,7 +66,6 @@ def anneal(memory: Any, heat: float, tries: int) -> float:
 @compiled
 def _begin(o: Any) -> None:
     h = header(o, ORDERS)
-    h.lowers = 1
     h.best_s = call(h.replay_at, o)
     h.energy_s = _energy_of_replay_s(o, h.best_s)
     _keep(o)

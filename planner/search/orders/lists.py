@@ -66,8 +66,7 @@ def list_schedule(
 def replay_order(memory: Any) -> float:
     """Return the time of the order in the schedule; infinite if it deadlocks or does not fit."""
     o = pointer(memory)
-    header(o, ORDERS).lowers = 1
-    header(o, ORDERS).best_s = np.inf
+    header(o, ORDERS).lowers, header(o, ORDERS).best_s = 1, np.inf
     return given_order_s(o, np.inf)
 
 

@@ -58,9 +58,8 @@ could ever be on their way from and to it at once."""
     # Of the longest path: whether it is at most the time of a replay, whether it equals that, and
     # whether the last one certainly fits memory.
     " is_quick is_exact is_roomy"
-    # Counts: replays, and work in tasks.
-    " replays tasks",
-    # `most_s`: replays of what takes longer end early.
+    # Work in tasks; `most_s`: replays of what takes longer end early.
+    " tasks",
     reals="best_s energy_s path_s mean_load_s most_s",
     steps=STEP, lanes=LANE, arrival_s=REAL, line_free_s=REAL, stack=INT, microbatch=INT,
     best_codes=INT, random=np.dtype(np.uint64),

@@ -30,16 +30,14 @@ def replay_schedule(o: Any) -> float:
     """
     h = header(o, ORDERS)
     program, work = pointer_at(h.program, PROGRAM), pointer_at(h.work, WORK)
+    state = header(work, WORK)
     rows, schedule = pointer_at(h.rows, ROWS), pointer_at(h.schedule, SCHEDULE)
     room = pointer_at(h.room, ROOM)
-    h.replays += 1
-    header(work, WORK).most_s = h.most_s * (1 + 1e-9)  # Sums of what is left are rounded.
+    state.most_s = h.most_s * (1 + 1e-9)  # Sums of what is left are rounded.
     if h.lowers and not lower(rows, schedule, pointer_at(h.wires, WIRES), program, room):
         return np.inf
-    state = header(work, WORK)
     status = replay_in(program, work)
-    part = state.started / max(1, state.computations)
-    h.tasks += int(part * header(program, PROGRAM).tasks)
+    h.tasks += int(state.started / max(1, state.computations) * header(program, PROGRAM).tasks)
     return state.time_s if status == OK else np.inf
 
 
