@@ -22,7 +22,16 @@ def problem(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     job.write_text(JOB)
     made = pipeplan("trace", "models.gpt:gpt_tiny", "--job", job, "-o", model)
     assert made.exit_code == 0, made.output
-    return [model, "--cluster", CLUSTERS / "irregular.toml", "--job", job, "--time-limit", 0.1]
+    return [
+        model,
+        "--cluster",
+        CLUSTERS / "irregular.toml",
+        "--job",
+        job,
+        "--time-limit",
+        0.1,
+        "--deterministic",
+    ]
 
 
 def test_compare_prints_a_table_and_writes_markdown(problem: list[object], tmp_path: Path) -> None:

@@ -129,6 +129,7 @@ class WalkSearch:
         self._clock, self._told, self._lock = clock, told, Lock()
         self._may_reorder = problem.job.order != "1f1b"
         self._found: list[Found] = []
+        self._given: frozenset[Start] = frozenset()
         self._tasks_per_call, self._tasks_told = 20_000, 0
         if clock.deterministic:
             self._tasks_per_call = max(1, int(clock.left_s() * TASKS_PER_S) // CHUNKS)
@@ -165,6 +166,7 @@ class WalkSearch:
         """Return the starts that fit, the fastest first."""
         needs = needs_of(self._walkers[0].memory, self._table, self.freedoms)
         rows = [*more]
+        self._given = frozenset(rows)
         for row in islice(starts(self._network, self.freedoms, needs), MOST_STARTS):
             rows.append(row)
             if self._share > FEW_UNTIL / 4:
@@ -179,7 +181,7 @@ class WalkSearch:
 
         The next one is that with the least expected time: its lower bound times the least ratio of
         time to bound that layouts of its kind had, which have as many stages, and stages of several
-        classes of devices or of one each.
+        classes of devices or of one each. Those that the caller gave come first.
         """
         found: list[tuple[Candidate, Start]] = []
         kinds, rest = self._by_kind(walker, rows)
@@ -231,8 +233,10 @@ class WalkSearch:
             bound_s = walker.bound_s(row)
             if bound_s < math.inf:
                 mixes = any(len(np.unique(class_of[list(part)])) > 1 for part in row.devices)
-                kind = len(row.ends), mixes
-                kinds.setdefault(kind, []).append((bound_s, -number, row))
+                kind, rank = (len(row.ends), mixes), (bound_s, -number, row)
+                if row in self._given:
+                    kind, rank = (0, False), (0.0, number, row)
+                kinds.setdefault(kind, []).append(rank)
         for of_kind in kinds.values():
             of_kind.sort(reverse=True)
         return kinds, rows[looked_at:]
