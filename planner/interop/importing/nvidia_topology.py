@@ -155,8 +155,8 @@ def _notes(
             )
         if name in _OF_RACKS:
             yield (
-                f"{name}: a rack's other trays are on the same NVLink switches; `pipeplan cluster "
-                "merge TRAY… --card 'gpu*' --network NVLink5` joins the trays' files by them"
+                f"{name}: a rack's other trays are on the same NVLink switches; `pipeplan import "
+                "TRAY… --card 'gpu*' --network NVLink5` joins the trays' files by them"
             )
     if topology.cards:
         cards = f"{', '.join(topology.cards[:4])}{' and more' if len(topology.cards) > 4 else ''}"
