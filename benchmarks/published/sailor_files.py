@@ -68,7 +68,7 @@ class SailorOptions(ImportOptions):
         if self.device_type is None:
             raise PipeplanError(
                 "device_type: the file has no peak throughput and memory bandwidth; add "
-                "--device-type PRESET with the preset nearest to its GPU (`pipeplan detect --presets`)"
+                "--device-type PRESET, the preset nearest to its GPU (`pipeplan detect --presets`)"
             )
         return self.device
 

@@ -46,7 +46,7 @@ def predicted_problems(plan: Plan, checked: CheckedTimes, held: HeldBytes) -> It
         },
     }
     if said.time_provenance is not None:  # It is left out where nothing takes time.
-        found["time_provenance"] = time_shares(checked)
+        found["time_provenance"] = time_shares(checked, said.time_provenance.model_dump())
     iterations = [] if plan.job.lengths is None else list(_iterations(plan, checked))
     for iteration in {id(row): row for row in iterations}.values():
         yield from (f"times of an iteration of lengths: {row}" for row in iteration.problems())

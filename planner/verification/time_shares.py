@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
 
 from planner.cluster.hardware import Source
 from planner.model.graph_record import Layer
@@ -13,6 +16,8 @@ from planner.verification.tasks import Key, Task, Wait, message_needed_by
 from planner.verification.times import CheckedTimes
 
 _WEAKEST_FIRST: tuple[Source, ...] = ("assumed", "datasheet", "measured")
+TOLERANCE = 1e-6
+"""Of shares."""
 _PHASES_OF = {
     "F": ("forward",),
     "I": ("input_gradient",),
@@ -21,27 +26,37 @@ _PHASES_OF = {
 }
 
 
-def time_shares(checked: CheckedTimes) -> dict[str, float] | None:
-    """Return the shares of the critical path by the source of their figures; None if it takes none.
+Seconds = NDArray[np.float64]
+"""By source, in the order of :data:`_WEAKEST_FIRST`."""
+
+
+def time_shares(checked: CheckedTimes, said: Mapping[str, float]) -> dict[str, float] | None:
+    """Return the shares of a critical path by the source of their figures; None if it takes none.
+
+    Where several tasks end at the moment at which another one starts, there are several such paths;
+    what is said is returned if no source has less or more in it than the paths allow.
 
     Args:
         checked: times that hold.
+        said: the shares that a plan claims.
     """
-    found: dict[str, float] = dict.fromkeys(_WEAKEST_FIRST, 0.0)
-    sources = _Sources(checked)
-    for task, seconds in _Path(checked).back_from_the_end():
-        parts = list(sources.of(task))
-        whole_s = sum(part_s for _, part_s in parts)
-        if not whole_s:  # Host time alone.
-            parts, whole_s = [("measured", 1.0)], 1.0
-        for source, part_s in parts:
-            found[source] += part_s / whole_s * seconds
-    total_s = sum(found.values())
-    return {name: row_s / total_s for name, row_s in found.items()} if total_s else None
+    path, sources = _Path(checked), _Sources(checked)
+    found = sum((sources.shares(task) * s for task, s in path.back_from_the_end()), np.zeros(3))
+    total_s = found.sum()
+    if not total_s:
+        return None
+    claimed = np.array([said[name] for name in _WEAKEST_FIRST])
+    if (np.abs(claimed - found / total_s) > TOLERANCE).any():
+        least_s, most_s = path.ranges(sources.shares)
+        is_low = claimed < least_s / total_s - TOLERANCE
+        is_high = claimed > most_s / total_s + TOLERANCE
+        if not is_low.any() and not is_high.any():
+            return dict(said)
+    return dict(zip(_WEAKEST_FIRST, (found / total_s).tolist(), strict=True))
 
 
 class _Path:
-    """The critical path: what each task waited for last, in the order that docs/replay.md has."""
+    """The critical paths: what each task waited for last (docs/replay.md)."""
 
     def __init__(self, checked: CheckedTimes) -> None:
         self._tasks, self._times, self._moment_s = checked.tasks, checked.times, checked.moment_s
@@ -79,6 +94,41 @@ class _Path:
                 return
             key, until_s = nearest.key, start_s
 
+    def ranges(self, shares: Callable[[Task], Seconds]) -> tuple[Seconds, Seconds]:
+        """Return the least and the most seconds by source that a critical path has.
+
+        Args:
+            shares: of a task by source.
+        """
+        last = self._last()
+        causes, found = {}, [last]
+        while found:
+            if (key := found.pop()) not in causes:
+                causes[key] = self._nearest(key)
+                found += causes[key]
+        least, most = dict.fromkeys(causes, np.zeros(3)), dict.fromkeys(causes, np.zeros(3))
+        # Twice: tasks that take no time may wait for each other in a circle.
+        for key in 2 * sorted(causes, key=lambda key: self._times[key]):
+            start_s = self._times[key].start_s
+            for side, best in (least, np.minimum), (most, np.maximum):
+                rows = [
+                    side[cause]
+                    + shares(self._tasks[cause]) * max(0.0, start_s - self._times[cause].start_s)
+                    for cause in causes[key]
+                ]
+                side[key] = best.reduce(rows) if rows else np.zeros(3)
+        start_s, end_s = self._times[last]
+        own = shares(self._tasks[last]) * (end_s - start_s)
+        return least[last] + own, most[last] + own
+
+    def _nearest(self, key: Key) -> list[Key]:
+        """Return all that a task may have waited for last."""
+        start_s = self._times[key].start_s
+        waits = list(self._causes(self._tasks[key])) if start_s else []
+        away_s = [abs(self._moment_s(wait) - start_s) for wait in waits]
+        most_s = min(away_s, default=0.0) + self._checked.tolerance_s
+        return [wait.key for wait, s in zip(waits, away_s, strict=True) if s <= most_s]
+
     def _last(self) -> Key:
         """Return the step that ends last, or the first of the gathers that end later still."""
         ends = [key for key in self._tasks if key.what in ("step", "gather")]
@@ -100,7 +150,7 @@ class _Path:
                 yield from self._in_line(task)
                 yield from self._of_ends(task)
             case _:
-                yield from self._sorted(task.waits)
+                yield from task.waits
                 yield from self._in_line(task)
 
     def _of_operation(self, task: Task, start_s: float) -> Iterator[Wait]:
@@ -117,14 +167,7 @@ class _Path:
     def _meeting(self, moment_s: float, devices: Sequence[str]) -> Iterator[Wait]:
         """Yield the messages of devices that ended at a moment, where devices wait for any."""
         found = {key for device in devices for key in self._met[device, moment_s] if self._blocks}
-        yield from self._sorted(map(Wait, found))
-
-    def _sorted(self, waits: Iterable[Wait]) -> Iterator[Wait]:
-        """Yield waits in order, of several messages in a row the first by start and name."""
-        for are_messages, rows in groupby(waits, key=lambda wait: wait.key.what == "message"):
-            if are_messages:
-                rows = iter(sorted(rows, key=lambda wait: (self._times[wait.key].start_s, wait)))
-            yield from rows
+        yield from map(Wait, sorted(found))
 
     def _in_line(self, task: Task) -> Iterator[Wait]:
         for line in task.lines:
@@ -138,8 +181,22 @@ class _Sources:
     def __init__(self, checked: CheckedTimes) -> None:
         self._plan, self._costs = checked.plan_tasks.plan, checked.plan_tasks.costs
         self._cluster = self._plan.cluster
+        self._known: dict[object, Seconds] = {}
 
-    def of(self, task: Task) -> Iterator[tuple[Source, float]]:
+    def shares(self, task: Task) -> Seconds:
+        """Return the shares of a task's seconds by source; they sum to 1."""
+        operation = task.key.operation[:2] if task.key.what == "operation" else None
+        same = task.key.what, operation, tuple(task.devices)
+        if same not in self._known:
+            found = dict.fromkeys(_WEAKEST_FIRST, 0.0)
+            for source, seconds in self._of(task):
+                found[source] += seconds
+            if not any(found.values()):  # Host time alone.
+                found["measured"] = 1.0
+            self._known[same] = np.array(list(found.values())) / sum(found.values())
+        return self._known[same]
+
+    def _of(self, task: Task) -> Iterator[tuple[Source, float]]:
         """Yield the parts of a task."""
         match task.key.what:
             case "operation":

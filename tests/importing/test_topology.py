@@ -278,9 +278,7 @@ def test_names_of_gpus_in_the_same_file_tell_their_type(tmp_path: Path) -> None:
 def test_a_box_of_one_gpu_and_its_card(tmp_path: Path) -> None:
     cluster, notes = read(tmp_path, topology(["X PHB", "PHB X"], cards=["mlx5_0"]))
     assert links_of(cluster) == {"gpu0-numa0": PCIE4, "mlx5_0-numa0": PCIE4}
-    assert "`pipeplan import` joins this box to others by its network cards (mlx5_0)" in (
-        notes
-    )
+    assert "`pipeplan import` joins this box to others by its network cards (mlx5_0)" in (notes)
 
 
 def test_styles_of_a_terminal_and_older_names_are_read(tmp_path: Path) -> None:
