@@ -93,6 +93,11 @@ class Part:
         return max(0.0, self._begin_s + until * self._limit_s - self._clock.elapsed_s)
 
     @property
+    def used_s(self) -> float:
+        """Seconds of this part that are used."""
+        return self._clock.elapsed_s - self._begin_s
+
+    @property
     def share(self) -> float:
         """The share of this part that is used; 1 once it is over."""
         left_s = self.left_s()

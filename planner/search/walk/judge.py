@@ -168,20 +168,32 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
     for owner in range(count):
         if least_time_s(w, pointer_at(h.rows, ROWS), owner) < found_s:
             found_s = _tried_s(w, owner, usual, splits, first, found_s)
+        if _is_over(w, found_s, most_s):
+            break
     if found_s == most_s and least_time_s(w, pointer_at(h.rows, ROWS), 0) >= most_s:
         return np.inf
-    if NEAR * min(most_s, h.best_s) < found_s < most_s:
-        return found_s
+    if NEAR * min(most_s, h.best_s) < found_s < most_s or _is_over(w, found_s, most_s):
+        return found_s if found_s < most_s else np.inf
     for limits in range(ONE_EACH):
         for split in range(splits, least - 1, -1):
             for rule in range(BACKWARD_FIRST, ONE_F_ONE_B + 1):
                 for owner in range(count if _is_of_use(w, rule, split) else 0):
+                    if _is_over(w, found_s, most_s):
+                        return found_s if found_s < most_s else np.inf
                     if least_time_s(w, pointer_at(h.rows, ROWS), owner) < found_s:
                         found_s = _tried_s(w, owner, rule, split, limits, found_s)
     for split in range(splits, least - 1, -1):
         if found_s == most_s and not h.is_1f1b:
             found_s = _tried_s(w, 0, BACKWARD_FIRST, split, ONE_EACH, found_s)
     return found_s if found_s < most_s else np.inf
+
+
+@compiled
+def _is_over(w: Any, found_s: float, most_s: float) -> bool:
+    """Return whether there is no time to try more, if something fits here or elsewhere."""
+    h = header(w, WALK)
+    tasks = header(pointer_at(h.orders, ORDERS), ORDERS).tasks
+    return bool(tasks > h.until_tasks and min(found_s, most_s) < np.inf)
 
 
 @compiled

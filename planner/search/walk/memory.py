@@ -53,6 +53,8 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     " of_pipeline share"
     # whether the next layout is scheduled in all ways, or as it says
     " looks_closely"
+    # tasks to replay until which a close look goes on
+    " until_tasks"
     # counts: layouts judged, changes
     " layouts tasks",
     reals="most_price here_s best_s most_s",

@@ -22,6 +22,7 @@ from planner.plan.problem import Problem
 from planner.program.layout import Layout
 from planner.search.clock import TASKS_PER_S, Part
 from planner.search.walk.freedoms import Freedoms, freedoms_of
+from planner.search.walk.judge import NEAR
 from planner.search.walk.starts import Start, needs_of, singles, starts
 from planner.search.walk.walker import Candidate, Walker
 
@@ -63,6 +64,8 @@ POLISH = Phase(1.0, 3, 0.003, 3e-5)
 """Annealing over the orders of the best layouts."""
 LAYOUTS_A_WALK = 50
 """The fewest that a walk is to judge; where there is time for fewer, less walks are made."""
+LOOK = 0.02
+"""Share of the time in which the best layout of a walk is scheduled in all ways."""
 TRIES = 50
 """Changes of orders between two looks at the clock."""
 CHUNKS = 400
@@ -82,12 +85,10 @@ class WalkResult:
 
     Attributes:
         found: the best layouts, the fastest first; empty if none fits.
-        starts: number of layouts that fit of those to start from.
         layouts: number of layouts judged.
     """
 
     found: list[Found]
-    starts: int = 0
     layouts: int = 0
 
 
@@ -144,10 +145,9 @@ class WalkSearch:
         for phase in PHASES if begun else ():
             begun = self._walk_each(begun, phase)
         if begun and self._may_reorder:
-            self._polish(begun[: POLISH.walks])
+            self._in_threads(self._polish, begun[: POLISH.walks])
         return WalkResult(
             sorted(self._found, key=lambda row: row.seconds),
-            len(begun),
             sum(walker.layouts_judged for walker in self._walkers),
         )
 
@@ -159,6 +159,14 @@ class WalkSearch:
             self._clock.spend((tasks - self._tasks_told) / TASKS_PER_S)
             self._tasks_told = tasks
         return self._clock.share
+
+    def _tasks_until(self, share: float) -> float:
+        """Return how many tasks can be replayed before a share of the time is used."""
+        rate = TASKS_PER_S
+        if not self._clock.deterministic and self._clock.used_s > 0:
+            tasks = sum(walker.tasks_done for walker in self._walkers)
+            rate = min(rate, max(1.0, tasks) / self._clock.used_s)
+        return rate * self._clock.left_s(share) / len(self._walkers)
 
     # --- starts -------------------------------------------------------------------------------
 
@@ -183,7 +191,7 @@ class WalkSearch:
         time to bound that layouts of its kind had, which have as many stages, and stages of several
         classes of devices or of one each. Those that the caller gave come first.
         """
-        found: list[tuple[Candidate, Start]] = []
+        found: list[Candidate] = []
         kinds, rest = self._by_kind(walker, rows)
         ratios: dict[tuple[int, bool], float] = {}
         best_s, judged = math.inf, 0
@@ -191,9 +199,9 @@ class WalkSearch:
             judged += 1
             kind = min(kinds, key=lambda kind: kinds[kind][-1][0] * ratios.get(kind, 1.0))
             bound_s, _, row = kinds[kind].pop()
-            candidate = walker.start(row, 0.0, WORST_START * best_s)
+            candidate = walker.start(row, 0.0, WORST_START * best_s, self._tasks_until(FEW_UNTIL))
             if candidate is not None:
-                found.append((candidate, row))
+                found.append(candidate)
                 best_s = min(best_s, candidate.seconds)
                 ratio = candidate.seconds / max(bound_s, 1e-12)
                 ratios[kind] = min(ratios.get(kind, math.inf), ratio)
@@ -203,17 +211,17 @@ class WalkSearch:
         for row in () if found else rest:
             candidate = walker.start(row, 0.0)
             if candidate is not None:
-                found.append((candidate, row))
+                found.append(candidate)
                 self._note(walker, candidate)
                 break
-        found.sort(key=lambda both: both[0].seconds)
+        found.sort(key=lambda row: row.seconds)
         closely, until = [], self._share + STARTS_UNTIL / 2
-        for candidate, row in found:
-            if self._share > until:
+        for candidate in found:
+            if self._share > until or candidate.seconds > NEAR * found[0].seconds:
                 break
-            closely.append(walker.start(row, found[0][0].seconds) or candidate)
+            closely.append(walker.looked_at(candidate, self._tasks_until(until)))
             self._note(walker, closely[-1])
-        return [*closely, *(candidate for candidate, _ in found[len(closely) :])]
+        return [*closely, *found[len(closely) :]]
 
     def _is_over(self, judged: int) -> bool:
         """Return whether enough of the time is used for starts, more if few could be judged."""
@@ -278,7 +286,7 @@ class WalkSearch:
             end = begin + (phase.until - begin) * (number + 1) / len(chosen)
             walker.stand_at(candidate)
             self._walk_until(walker, phase, end)
-            found.append(walker.looked_at(walker.best))
+            found.append(walker.looked_at(walker.best, self._tasks_until(self._share + LOOK)))
             self._note(walker, found[-1])
         return found
 
@@ -300,11 +308,8 @@ class WalkSearch:
 
     # --- orders -------------------------------------------------------------------------------
 
-    def _polish(self, chosen: Sequence[Candidate]) -> None:
+    def _polish(self, walker: Walker, rows: Sequence[Candidate]) -> list[Candidate]:
         """Anneal the orders of layouts, each with an equal share of the time that is left."""
-        self._in_threads(self._polish_each, chosen)
-
-    def _polish_each(self, walker: Walker, rows: Sequence[Candidate]) -> list[Candidate]:
         begin = self._share
         for number, candidate in enumerate(rows):
             end = begin + (POLISH.until - begin) * (number + 1) / len(rows)

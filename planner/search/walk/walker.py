@@ -36,6 +36,8 @@ from planner.search.walk.steps import BOUND, JUDGE, WALK_ON, run_walk
 
 MOST_KNOWN = 1 << 18
 """Layouts whose times are remembered."""
+MANY = 1e15
+"""More tasks than are ever replayed."""
 
 
 class Candidate(NamedTuple):
@@ -131,7 +133,7 @@ class Walker:
         return Candidate(seconds, self.memory[m.BEST].copy())
 
     def start(
-        self, start: Start, best_s: float = np.inf, most_s: float = np.inf
+        self, start: Start, best_s: float = np.inf, most_s: float = np.inf, tasks: float = MANY
     ) -> Candidate | None:
         """Judge a layout to start from; return None if it is none, or fits no memory.
 
@@ -139,19 +141,24 @@ class Walker:
             start: the layout.
             best_s: time of another one; the slower it is than this, the fewer schedules are tried.
             most_s: what takes longer is None as well.
+            tasks: number of tasks replayed after which no more schedules are tried.
         """
         self.memory[m.TRIED][:] = filled(self._empty, start.ends, start.devices)
-        self.memory.numbers["best_s"], self.memory.numbers["most_s"] = best_s, most_s
-        seconds = run_walk(self.memory.header, JUDGE, 0.0, 0)
+        seconds = self._judged_s(best_s, most_s, tasks)
         if seconds == np.inf:
             return None
-        return Candidate(float(seconds), self.memory[m.TRIED].copy())
+        return Candidate(seconds, self.memory[m.TRIED].copy())
 
-    def looked_at(self, candidate: Candidate) -> Candidate:
+    def _judged_s(self, best_s: float, most_s: float, tasks: float) -> float:
+        numbers = self.memory.numbers
+        numbers["best_s"], numbers["most_s"] = best_s, most_s
+        numbers["until_tasks"] = int(self.orders.numbers["tasks"] + min(tasks, MANY))
+        return float(run_walk(self.memory.header, JUDGE, 0.0, 0))
+
+    def looked_at(self, candidate: Candidate, tasks: float) -> Candidate:
         """Return a candidate, by a better schedule if its stages have one."""
         self.memory[m.TRIED][:] = candidate.block
-        self.memory.numbers["best_s"] = self.memory.numbers["most_s"] = candidate.seconds
-        seconds = float(run_walk(self.memory.header, JUDGE, 0.0, 0))
+        seconds = self._judged_s(candidate.seconds, candidate.seconds, tasks)
         if seconds >= candidate.seconds:
             return candidate
         return Candidate(seconds, self.memory[m.TRIED].copy())
