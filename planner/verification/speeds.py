@@ -162,6 +162,8 @@ class Traffic:
         self._slower = {name: by for name, by in slower.items() if clocks and by != 1}
         self._computing: Counter[str] = Counter()
         self._rates = cache(self._fair_rates)
+        self._moving: dict[Key, _Moving] = {}
+        self._on: defaultdict[Lane, dict[Key, _Moving]] = defaultdict(dict)
         self._limiting = self._full_at_once(flows)
         self.passed_s: dict[Key, float] = {}
         events: list[tuple[float, int, _Moving | str]] = []
@@ -195,17 +197,42 @@ class Traffic:
 
     def _run(self, events: list[tuple[float, int, _Moving | str]]) -> None:
         """Go from event to event; between two of them all rates stay as they are."""
-        moving: dict[Key, _Moving] = {}
         for now, rows in groupby(sorted(events, key=itemgetter(0)), key=itemgetter(0)):
+            met: list[_Moving] = []
             for _, change, what in sorted(rows, key=itemgetter(1), reverse=True):
                 if isinstance(what, str):
                     self._computing[what] += change
-                elif change > 0:
-                    moving[what.task.key] = what
+                    met += (row for row in self._moving.values() if what in row.task.devices)
+                    continue
+                key, lanes = what.task.key, [lane for lane, _ in what.kind.crossings]
+                if change > 0:
+                    self._moving[key] = what
+                    for lane in lanes:
+                        self._on[lane][key] = what
+                    met.append(what)
                 else:
                     what.take(0.0, now)
-                    self.passed_s[what.task.key] = moving.pop(what.task.key).passed_s
-            self._share(list(moving.values()), now)
+                    self.passed_s[key] = self._moving.pop(key).passed_s
+                    for lane in lanes:
+                        del self._on[lane][key]
+                        met += self._on[lane].values()
+            self._share(self._sharing_with(met), now)
+
+    def _sharing_with(self, met: Sequence[_Moving]) -> list[_Moving]:
+        """Return what moves and shares links with some flows, directly or by others.
+
+        The rates of all others stay as they are.
+        """
+        found: dict[Key, _Moving] = {}
+        waiting, seen = [row for row in met if row.task.key in self._moving], set[Lane]()
+        while waiting:
+            row = waiting.pop()
+            found[row.task.key] = row
+            for lane, _ in row.kind.crossings:
+                if lane not in seen:
+                    seen.add(lane)
+                    waiting += self._on[lane].values()
+        return list(found.values())
 
     def _share(self, moving: list[_Moving], now: float) -> None:
         kinds = [self._slowed(row) for row in moving]
@@ -226,24 +253,29 @@ class Traffic:
 
         All rates rise together; those over a full link rise no more.
         """
-        count = dict(flows)
+        count, level = dict(flows), 0.0
         rates, growing = dict.fromkeys(count, 0.0), set(count)
-        room = {lane: self._widths[lane[0]] for kind in count for lane, _ in kind.crossings}
+        users: Counter[Lane] = Counter()
+        crossing: defaultdict[Lane, list[_Kind]] = defaultdict(list)
+        for kind, number in count.items():
+            for lane, times in kind.crossings:
+                users[lane] += times * number
+                crossing[lane].append(kind)
+        room = {lane: self._widths[lane[0]] for lane in users}
         while growing:
-            users: Counter[Lane] = Counter()
-            for kind in growing:
-                users.update({lane: times * count[kind] for lane, times in kind.crossings})
-            rise = min(kind.bytes_per_s - rates[kind] for kind in growing)
+            rise = min(kind.bytes_per_s for kind in growing) - level
             rise = min([rise, *(room[lane] / times for lane, times in users.items())])
-            for kind in growing:
-                rates[kind] += rise
+            level += rise
+            stopped = {k for k in growing if level >= k.bytes_per_s * (1 - _ROUNDING)}
             for lane, times in users.items():
                 room[lane] -= rise * times
-            full = {n for n in users if room[n] <= _ROUNDING * self._widths[n[0]]}
-            growing = {
-                kind
-                for kind in growing
-                if rates[kind] < kind.bytes_per_s * (1 - _ROUNDING)
-                and full.isdisjoint(lane for lane, _ in kind.crossings)
-            }
+                if room[lane] <= _ROUNDING * self._widths[lane[0]]:
+                    stopped.update(growing.intersection(crossing[lane]))
+            for kind in stopped:
+                rates[kind] = level
+                for lane, times in kind.crossings:
+                    users[lane] -= times * count[kind]
+                    if not users[lane]:
+                        del users[lane]
+            growing -= stopped
         return rates
