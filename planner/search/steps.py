@@ -132,11 +132,18 @@ class Steps:
         if not self.problem.job.rules.is_empty:
             self.starts += self._starts_by_model(RULE_SHARE * self.clock.left_s(until))
         self.starts += [Start(*row) for row in self._prover.likely]
+        self.clock.run(self._offer_one_stage)
         self._walk(until)
         if self.found.best is None and not self.clock.is_stopped:
             # Memory is tight: no start fits, of which the walk has only the likely ones.
             self.starts = self._starts_by_model(RULE_SHARE * self.clock.left_s())
             self._walk(max(until, 1 - RULE_SHARE))
+
+    def _offer_one_stage(self) -> None:
+        whole = Start((len(self.table.layers),), (tuple(range(len(self.problem.cluster.devices))),))
+        candidate = self._walker.start(whole, 0.0, tasks=0)
+        if candidate is not None:
+            self._take_walk(WalkFound(*self._walker.layout(candidate)))
 
     def _walk(self, until: float) -> None:
         limit = Part(self.clock, until, lambda: self.found.is_enough)
@@ -171,7 +178,10 @@ class Steps:
         return Effort(max(seconds, 1e-3), self.clock.deterministic, self.settings.seed)
 
     def _take_walk(self, row: WalkFound) -> None:
-        self.found.offer(Found(row.seconds, "walk", partial(self._replayed, row.layout)))
+        found = Found(row.seconds, "walk", partial(self._replayed, row.layout))
+        if len(row.layout.ends) == 1:  # Its reductions may take much less time all at once.
+            found = Found.of(*self._replayed(row.layout), "walk")
+        self.found.offer(found)
 
     def _replayed(self, layout: Layout) -> Replayed:
         timeline = reduced_soonest(timeline_of(layout, self.table))
