@@ -64,8 +64,8 @@ POLISH = Phase(1.0, 3, 0.003, 3e-5)
 """Annealing over the orders of the best layouts."""
 LAYOUTS_A_WALK = 50
 """The fewest that a walk is to judge; where there is time for fewer, less walks are made."""
-LOOK = 0.02
-"""Share of the time in which the best layout of a walk is scheduled in all ways."""
+ONE_START, LOOK = 0.005, 0.02
+"""Shares of the time for one start, and for all schedules of the best layout of a walk."""
 TRIES = 50
 """Changes of orders between two looks at the clock."""
 CHUNKS = 400
@@ -199,7 +199,8 @@ class WalkSearch:
             judged += 1
             kind = min(kinds, key=lambda kind: kinds[kind][-1][0] * ratios.get(kind, 1.0))
             bound_s, _, row = kinds[kind].pop()
-            candidate = walker.start(row, 0.0, WORST_START * best_s, self._tasks_until(FEW_UNTIL))
+            tasks = self._tasks_until(self._share + ONE_START)
+            candidate = walker.start(row, 0.0, WORST_START * best_s, tasks)
             if candidate is not None:
                 found.append(candidate)
                 best_s = min(best_s, candidate.seconds)
