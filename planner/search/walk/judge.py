@@ -74,16 +74,17 @@ def judge_layout(w: Any) -> float:
         w: pointer to the memory of the walk.
     """
     h, x = header(w, WALK), items(w, TRIED)
-    has_pipelines, count = h.equal and replicas_in(x, 0) > 1, 1
+    has_pipelines = h.equal and replicas_in(x, 0) > 1
     if not (_prepared_pipeline(x, w) if has_pipelines else _prepared(x, w)):
         return np.inf
-    if not has_pipelines:
-        count = assign_all(w, x[0], x[1], h.microbatches)
+    count = 1 if has_pipelines else assign_all(w, x[0], x[1], h.microbatches)
     if h.most_s == ONLY_BOUND:
         return _bound_s(w, count)
     h.layouts += 1
     found_s = _best_s(w, count, h.most_s) if h.looks_closely else _chosen_s(w, count, h.most_s)
-    return _pipelines_s(x, w) if has_pipelines and found_s < np.inf else found_s
+    if found_s >= h.most_s:
+        return np.inf
+    return _pipelines_s(x, w) if has_pipelines else found_s
 
 
 @compiled
@@ -170,30 +171,30 @@ def _best_s(w: Any, count: int, most_s: float) -> float:
             found_s = _tried_s(w, owner, usual, splits, first, found_s)
         if _is_over(w, found_s, most_s):
             break
-    if found_s == most_s and least_time_s(w, pointer_at(h.rows, ROWS), 0) >= most_s:
-        return np.inf
-    if NEAR * min(most_s, h.best_s) < found_s < most_s or _is_over(w, found_s, most_s):
-        return found_s if found_s < most_s else np.inf
+    is_ruled_out = found_s == most_s and least_time_s(w, pointer_at(h.rows, ROWS), 0) >= most_s
+    is_far = NEAR * min(most_s, h.best_s) < found_s < most_s
+    if is_ruled_out or is_far or _is_over(w, found_s, most_s):
+        return found_s
     for limits in range(ONE_EACH):
         for split in range(splits, least - 1, -1):
             for rule in range(BACKWARD_FIRST, ONE_F_ONE_B + 1):
                 for owner in range(count if _is_of_use(w, rule, split) else 0):
                     if _is_over(w, found_s, most_s):
-                        return found_s if found_s < most_s else np.inf
+                        return found_s
                     if least_time_s(w, pointer_at(h.rows, ROWS), owner) < found_s:
                         found_s = _tried_s(w, owner, rule, split, limits, found_s)
     for split in range(splits, least - 1, -1):
         if found_s == most_s and not h.is_1f1b:
             found_s = _tried_s(w, 0, BACKWARD_FIRST, split, ONE_EACH, found_s)
-    return found_s if found_s < most_s else np.inf
+    return found_s
 
 
 @compiled
 def _is_over(w: Any, found_s: float, most_s: float) -> bool:
     """Return whether there is no time to try more, if something fits here or elsewhere."""
     h = header(w, WALK)
-    tasks = header(pointer_at(h.orders, ORDERS), ORDERS).tasks
-    return bool(tasks > h.until_tasks and min(found_s, most_s) < np.inf)
+    is_late = header(pointer_at(h.orders, ORDERS), ORDERS).tasks > h.until_tasks
+    return bool(is_late and min(found_s, most_s) < np.inf)
 
 
 @compiled
@@ -203,8 +204,7 @@ def _chosen_s(w: Any, count: int, most_s: float) -> float:
     owner = x[OWNER_CHOICE] = min(x[OWNER_CHOICE], count - 1)
     if least_time_s(w, pointer_at(header(w, WALK).rows, ROWS), owner) >= most_s:
         return np.inf
-    found_s = _as_told_s(x, w, owner, most_s)
-    return found_s if found_s < most_s else np.inf
+    return _as_told_s(x, w, owner, most_s)
 
 
 @compiled

@@ -1,6 +1,6 @@
 """The walk over whole plans: starts, then walks from the best of them, on one or two threads.
 
-Time is wall-clock time, or the number of tasks replayed, which makes the same plan on any machine.
+Time is wall-clock time or the number of tasks replayed, by which plans are the same anywhere.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ POLISH = Phase(1.0, 3, 0.003, 3e-5)
 LAYOUTS_A_WALK = 50
 """The fewest that a walk is to judge; where there is time for fewer, less walks are made."""
 ONE_START, LOOK = 0.005, 0.02
-"""Shares of the time for one start, and for all schedules of the best layout of a walk."""
+"""Shares of the time for one start, and for all schedules of a walk's best layout."""
 TRIES = 50
 """Changes of orders between two looks at the clock."""
 CHUNKS = 400
