@@ -9,50 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from executor.launch.rank_options import Add, RankParser, add_rank_options
+from executor.launch.rank_options import RankParser, add_rank_options
 from planner.errors import PipeplanError
 
 SUFFIXES = (".toml", ".json")
-DEFAULT_MOST_MIB = 256
-DEFAULT_LONGEST_MS = 20.0
-DEFAULT_REPEATS = 7
-DEFAULT_TOLERANCE = 0.1
+TOLERANCE = 0.1
+"""Share by which a topology may mispredict the bandwidth of a pair, beside the pair's spread."""
 
 
 @dataclass(frozen=True)
 class MeasurementOptions:
-    """The options that the user typed.
-
-    Attributes:
-        ranks: to start on this machine; None: one for each GPU, or for each core without GPUs.
-        output: the cluster file to write.
-        name: of the cluster.
-        host: of this rank; None for the machine's own name.
-        most_bytes: the largest message.
-        longest_ms: what the longest message should take, if it may be that large.
-        repeats: how often a long message is sent.
-        busy: whether the fastest of equal messages counts instead of their median.
-        tolerance: share by which a wiring's bandwidth may be off for a pair.
-        at_once: whether pairs that share no rank are measured at the same time.
-        together: whether flows at the same time are measured, to see what they share.
-        reductions: whether all-reduces are measured.
-        compute: whether computation is measured.
-        all_pairs: whether every pair is measured, however many there are.
-        device, backend: as of ``python -m executor``.
-        timeout_s: a rank that lets others wait for so long counts as lost.
-        as_json: print JSON instead of tables.
-    """
+    """The options that the user typed; :func:`parser` documents each."""
 
     ranks: int | None
     output: Path
     name: str
     host: str | None
-    most_bytes: int
+    most_mib: float
     longest_ms: float
     repeats: int
     busy: bool
-    tolerance: float
-    at_once: bool
     together: bool
     reductions: bool
     compute: bool
@@ -75,28 +51,28 @@ class MeasurementOptions:
             )
 
     @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest message, a multiple of 8."""
+        return int(self.most_mib * 2**20) // 8 * 8
+
+    @property
     def of_equal(self) -> Callable[[Sequence[float]], float]:
         """The statistic of the times of equal messages."""
         return min if self.busy else median
 
 
 def parse_options(words: Sequence[str] | None = None) -> MeasurementOptions:
-    """Read a command line.
-
-    Args:
-        words: of it; None: those of this process.
+    """Read a command line; None: that of this process.
 
     Raises:
         WrongUsageError: for wrong usage among several ranks; alone it ends the process.
     """
-    typed = vars(parser().parse_args(words))
-    most_mib = typed.pop("most_mib")
-    return MeasurementOptions(**typed, most_bytes=int(most_mib * 2**20) // 8 * 8)
+    return MeasurementOptions(**vars(parser().parse_args(words)))
 
 
 def parser() -> argparse.ArgumentParser:
-    """Every option with its help."""
-    parser = RankParser(
+    """Return the parser of every option, with its help."""
+    found = RankParser(
         "executor.detect",
         "Measure how fast devices compute, how much ranks of a host slow each other, latency and "
         "bandwidth between ranks, and all-reduces, and write a cluster file for `pipeplan plan`. "
@@ -104,21 +80,20 @@ def parser() -> argparse.ArgumentParser:
         "torchrun ... -m executor.detect on each of them.",
     )
     if "RANK" not in os.environ:
-        parser.prog = "pipeplan detect"
-    add = parser.add_argument
-    _add_cluster(add)
-    _add_messages(add)
-    _add_turns(add)
-    add_rank_options(add)
-    add("--json", dest="as_json", action="store_true", help="print JSON instead of tables")
-    return parser
+        found.prog = "pipeplan detect"
+    _add_cluster(found)
+    _add_measurements(found)
+    add_rank_options(found.add_argument)
+    found.add_argument("--json", dest="as_json", action="store_true", help="print JSON, no tables")
+    return found
 
 
-def _add_cluster(add: Add) -> None:
-    """The options of the ranks and of the output."""
+def _add_cluster(found: argparse.ArgumentParser) -> None:
+    """Add the options of the ranks and of the output."""
+    add = found.add_argument
     add(
         "--ranks",
-        type=_ranks,
+        type=_within(int, 1, 4096),
         metavar="N",
         help="processes to start on this machine (default one for each GPU, or for each core "
         "without GPUs); torchrun has --nproc-per-node",
@@ -137,73 +112,31 @@ def _add_cluster(add: Add) -> None:
         metavar="NAME",
         help="the machine this rank is on (default its own name); ranks of one NAME are a node",
     )
-    add(
-        "--tolerance",
-        type=_share,
-        default=DEFAULT_TOLERANCE,
-        metavar="SHARE",
-        help="nodes with switches are written if they tell each pair's bandwidth within this "
-        "share, beside its own spread, else a link for every pair (default 0.1)",
-    )
 
 
-def _add_messages(add: Add) -> None:
-    """The options of the number and size of messages."""
-    add(
-        "--repeats",
-        type=_repeats,
-        default=DEFAULT_REPEATS,
-        metavar="N",
-        help="how often each long message is sent (default 7)",
-    )
-    add(
-        "--most-mib",
-        type=_mebibytes,
-        default=DEFAULT_MOST_MIB,
-        metavar="MIB",
-        help="the largest message (default 256)",
-    )
-    add(
-        "--longest-ms",
-        type=_milliseconds,
-        default=DEFAULT_LONGEST_MS,
-        metavar="MS",
-        help="messages grow until one takes about so long (default 20)",
-    )
-    add(
-        "--busy",
-        action="store_true",
-        help="others use the machines meanwhile: the fastest of equal messages counts, not their "
-        "median",
-    )
+def _add_measurements(found: argparse.ArgumentParser) -> None:
+    """Add the options of what is measured, and how often."""
 
+    def add_number(name: str, type_: Callable[[str], float], default: float, text: str) -> None:
+        text = f"{text} (default {default:g})"
+        found.add_argument(name, type=type_, default=default, metavar="N", help=text)
 
-def _add_turns(add: Add) -> None:
-    """The options of what is measured together, and what is left out."""
-    add(
-        "--at-once",
-        action="store_true",
-        help="measure pairs that share no rank at the same time: sooner done, and wrong where "
-        "they share a link",
-    )
-    add(
-        "--no-together",
-        dest="together",
-        action="store_false",
-        help="leave out flows at the same time; then what pairs share is only assumed",
-    )
-    add("--no-all-reduce", dest="reductions", action="store_false", help="leave out all-reduces")
-    add(
-        "--no-compute",
-        dest="compute",
-        action="store_false",
-        help="leave out computation; devices then have the figures of presets",
-    )
-    add(
-        "--all-pairs",
-        action="store_true",
-        help="measure every pair also of more than 16 ranks, not only some of each kind",
-    )
+    def add_flag(name: str, field: str, text: str) -> None:
+        kind = "store_false" if name.startswith("--no-") else "store_true"
+        found.add_argument(name, dest=field, action=kind, help=text)
+
+    add_number("--repeats", _within(int, 3, 1000), 7, "how often each long message is sent")
+    add_number("--most-mib", _within(float, 0.25, 16384), 256, "MiB of the largest message")
+    longest = "messages grow until one takes about so many milliseconds"
+    add_number("--longest-ms", _within(float, 1, 60_000), 20.0, longest)
+    add_flag("--busy", "busy", "others use the machines: the fastest of equal messages counts")
+    alone = "leave out flows at the same time; then what pairs share is only assumed"
+    add_flag("--no-together", "together", alone)
+    add_flag("--no-all-reduce", "reductions", "leave out all-reduces")
+    presets = "leave out computation; devices then have the figures of presets"
+    add_flag("--no-compute", "compute", presets)
+    every = "measure every pair also of more than 16 ranks, not only some of each kind"
+    add_flag("--all-pairs", "all_pairs", every)
 
 
 def _cluster_path(text: str) -> Path:
@@ -213,38 +146,15 @@ def _cluster_path(text: str) -> Path:
     return path
 
 
-def _number(text: str, least: float, most: float, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
-    if not least <= value <= most:
-        raise argparse.ArgumentTypeError(f"{text} is not {what}")
-    return value
+def _within(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
+    def number(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            whole = "whole " if kind is int else ""
+            raise argparse.ArgumentTypeError(f"{text!r} is no {whole}number") from None
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
+        return value
 
-
-def _share(text: str) -> float:
-    return _number(text, 0, 1, "a share from 0 to 1")
-
-
-def _mebibytes(text: str) -> float:
-    return _number(text, 0.25, 16384, "from 0.25 to 16384 MiB")
-
-
-def _milliseconds(text: str) -> float:
-    return _number(text, 1, 60_000, "from 1 to 60000 ms")
-
-
-def _ranks(text: str) -> int:
-    return _whole(text, 1, 4096)
-
-
-def _repeats(text: str) -> int:
-    return _whole(text, 3, 1000)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    value = _number(text, least, most, f"from {least} to {most}")
-    if value != int(value):
-        raise argparse.ArgumentTypeError(f"{text} is no whole number")
-    return int(value)
+    return number

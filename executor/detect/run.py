@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import re
-import socket
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from itertools import count
-from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
-from executor.detect.compute import (
-    BESIDE_S,
-    FEWEST_ROUNDS,
-    Computation,
-    beside,
-    slowdowns,
-)
+from executor.detect.compute import Computation
 from executor.detect.interrupt import Interrupt, nothing_measured
 from executor.detect.options import MeasurementOptions
 from executor.detect.probe import Probe
+from executor.detect.record import MeasurementRecord, about_this_rank, members_of
 from executor.detect.report import conclude
-from executor.detect.turns import Flow, Turn, TurnTaking, all_turns
+from executor.detect.turns import Turn, TurnTaking, all_turns
 from executor.distributed.host_tuning import let_others_finish
 from executor.distributed.process_group import (
     carrier_of,
@@ -41,265 +31,8 @@ from executor.distributed.process_group import (
 )
 from executor.launch.console import print_error, say
 from executor.launch.run import PlanRank
-from planner.cluster.device_types import KnownType, cpu_type, gpu_type
-from planner.cluster.hardware import GIB, DeviceType
 from planner.errors import PipeplanError
-from planner.topology.candidates import NETWORK
-from planner.topology.measurements import (
-    Beside,
-    ConcurrentMessages,
-    Ends,
-    MeasuredRank,
-    Measurements,
-    TimedReduction,
-)
-from planner.topology.message_fit import OfEqual, OneWay, fit_one_way
 from planner.tracing.torch_private import default_store
-from planner.units import format_seconds, plural
-
-Found = Mapping[int, Any]
-"""What each rank said of a turn, as plain JSON values."""
-
-
-class MeasurementRecord:
-    """Grows turn by turn.
-
-    Args:
-        members: devices by rank.
-        types: of devices, by name.
-        of_equal: what counts of equal messages and all-reduces.
-    """
-
-    def __init__(
-        self,
-        members: Sequence[MeasuredRank],
-        types: Mapping[str, KnownType],
-        of_equal: OfEqual = median,
-    ) -> None:
-        self._of_equal = of_equal
-        self.members = tuple(members)
-        self.types = dict(types)
-        self.turns_done = 0
-        self._ways: dict[Ends, OneWay] = {}
-        self._together: list[ConcurrentMessages] = []
-        self._reductions: list[TimedReduction] = []
-        self._slower: defaultdict[str, dict[int, float]] = defaultdict(dict)
-        self._alone_s: dict[str, float] = {}
-        # By type, of each round how many times as long a block and messages take at once.
-        self._ratios: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-        self.notes: list[str] = [known.note for known in types.values() if known.note]
-
-    @property
-    def measurements(self) -> Measurements:
-        """Return the results so far."""
-        types = {name: self._slowed(name) for name in self.types}
-        ranks = Counter(member.host for member in self.members)
-        return Measurements(
-            self.members,
-            types,
-            dict(self._ways),
-            tuple(self._together),
-            tuple(self._reductions),
-            {
-                host: slowdowns(ratios, ranks[host])
-                for host, ratios in self._slower.items()
-                if ranks[host] in ratios
-            },
-            self._beside,
-        )
-
-    def add(self, turn: Turn, found: Found) -> str:
-        """Note what a turn found.
-
-        Returns:
-            A line about it.
-        """
-        adders = {
-            "compute": self._add_computation,
-            "pair": self._add_pairs,
-            "beside": self._add_beside,
-            "together": self._add_flows,
-        }
-        said = adders.get(turn.kind, self._add_sums)
-        line = said(turn, found)
-        self.turns_done += 1
-        return line
-
-    def _ends(self, flow: Flow) -> Ends:
-        source, target = flow
-        return self.members[source].name, self.members[target].name
-
-    def _add_computation(self, turn: Turn, found: Found) -> str:
-        first = self.members[turn.group[0]]
-        of_first = found[turn.group[0]]
-        if len(turn.group) == 1:
-            block_s = of_first["block_s"]
-            figures = DeviceType.parse(of_first["figures"], "measured device")
-            self._set_type(first, KnownType(first.type, figures), block_s)
-            self._slower[first.host][1] = 1.0
-            return f"{first.host}: 1 rank computing: a block takes {block_s * 1e3:.2f} ms"
-        rounds = zip(*(found[rank]["block_s"] for rank in turn.group), strict=True)
-        ratios = [
-            fmean(of_all) / alone_s
-            for of_all, alone_s in zip(rounds, of_first["alone_s"], strict=True)
-        ]
-        ratio = self._slower[first.host][len(turn.group)] = median(ratios)
-        return (
-            f"{first.host}: {plural(len(turn.group), 'rank')} computing: a block takes {ratio:.3f} "
-            f"times as long as alone ({min(ratios):.3f} to {max(ratios):.3f})"
-        )
-
-    def _add_beside(self, turn: Turn, found: Found) -> str:
-        """Note factors by type; of several hosts with devices of a type their rounds together."""
-        member = self.members[turn.group[0]]
-        ratios = [(block, message) for block, message in found[turn.group[0]]]
-        if len(ratios) < FEWEST_ROUNDS:
-            return (
-                f"{member.name}: what messages and computation slow each other by is not known; "
-                f"in a round of {BESIDE_S} s fewer than three exchanges were over"
-            )
-        self._ratios[member.type] += ratios
-        return f"{member.name}: {beside(ratios)}"
-
-    def _slowed(self, name: str) -> DeviceType:
-        """Return the figures of a type with the slow-downs that were measured, if they were."""
-        figures, row = self.types[name].figures, self._beside.get(name)
-        if row is None:
-            return figures
-        factors = {
-            "compute_slowdown_while_communicating": row.computation.factor,
-            "communication_slowdown_while_computing": row.messages.factor,
-        }
-        return figures.model_copy(update={key: f for key, f in factors.items() if f is not None})
-
-    @property
-    def _beside(self) -> dict[str, Beside]:
-        return {name: beside(ratios) for name, ratios in self._ratios.items()}
-
-    def _set_type(self, measured: MeasuredRank, known: KnownType, alone_s: float) -> None:
-        """Give a host's ranks the figures of one; other processors or speeds are another type."""
-        name, number = known.name, 1
-        while name in self._alone_s and not (
-            self.types[name].figures.hardware == known.figures.hardware
-            and abs(alone_s / self._alone_s[name] - 1) <= SAME_SPEED
-        ):
-            number += 1
-            name = f"{known.name}-{number}"
-        if name not in self._alone_s:
-            self._alone_s[name] = alone_s
-            self.types[name] = KnownType(name, known.figures)
-        self.members = tuple(
-            replace(member, type=name)
-            if (member.host, member.type) == (measured.host, measured.type)
-            else member
-            for member in self.members
-        )
-
-    def _add_pairs(self, turn: Turn, found: Found) -> str:
-        said = []
-        for first, second in turn.flows:
-            for source, target in ((first, second), (second, first)):
-                samples = {int(key): row for key, row in found[source][str(target)].items()}
-                said.append(self._add_way(self._ends((source, target)), samples))
-        return "; ".join(said)
-
-    def _add_way(self, ends: Ends, samples: Mapping[int, Sequence[float]]) -> str:
-        try:
-            way = self._ways[ends] = fit_one_way(*ends, samples, self._of_equal)
-        except PipeplanError as error:
-            self.notes += error.problems
-            return error.problems[0]
-        return (
-            f"{ends[0]} > {ends[1]}: {format_seconds(way.latency_s)}, "
-            f"{way.bandwidth_gb_per_s:.4g} GB/s"
-        )
-
-    def _add_flows(self, turn: Turn, found: Found) -> str:
-        rows = [found[target][str(source)] for source, target in turn.flows]
-        row = ConcurrentMessages(
-            turn.shows,
-            tuple(self._ends(flow) for flow in turn.flows),
-            tuple(bytes_ for bytes_, _ in rows),
-            tuple(median(spans) for _, spans in rows),
-        )
-        self._together.append(row)
-        flows = ", ".join(
-            f"{a} > {b} {rate:.4g} GB/s"
-            for (a, b), rate in zip(row.flows, row.rates_gb_per_s, strict=True)
-        )
-        return f"at the same time ({turn.shows}): {flows}"
-
-    def _add_sums(self, turn: Turn, found: Found) -> str:
-        devices = tuple(self.members[rank].name for rank in turn.group)
-        said = []
-        for key in found[turn.group[0]]:
-            # It is over when the last rank has it.
-            columns = zip(*(found[rank][key] for rank in turn.group), strict=True)
-            seconds = self._of_equal([max(column) for column in columns])
-            self._reductions.append(TimedReduction(devices, int(key), seconds))
-            said.append(f"{int(key):,} bytes {format_seconds(seconds)}")
-        return f"all-reduce among {plural(len(devices), 'rank')}: {', '.join(said)}"
-
-
-SAME_SPEED = 0.1
-"""Ranks of one type on other hosts count as alike if a block's times differ by no larger share."""
-_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.:-]+")
-_MOST_CHARACTERS = 90
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-def about_this_rank(device: torch.device, host: str | None) -> dict[str, Any]:
-    """Plain JSON values for the other ranks.
-
-    Args:
-        device: of this rank.
-        host: as the user calls the machine; None for the machine's own name.
-    """
-    boot = ""
-    if host is None:
-        # Two machines may bear one name, such as localhost.
-        with suppress(OSError):
-            boot = _BOOT.read_text().strip()
-    about: dict[str, Any] = {"host": host or socket.gethostname(), "boot": boot, "gpu": None}
-    if device.type == "cuda":
-        about["gpu"] = torch.cuda.get_device_name(device)
-        about["memory_gib"] = torch.cuda.get_device_properties(device).total_memory / GIB
-    return about
-
-
-def members_of(
-    abouts: Sequence[Mapping[str, Any]],
-) -> tuple[tuple[MeasuredRank, ...], dict[str, KnownType]]:
-    """Devices by rank, and their types by name."""
-    hosts = _host_names([(about["host"], about["boot"]) for about in abouts])
-    types: dict[str, KnownType] = {}
-    members = []
-    places: Counter[tuple[str, str]] = Counter()
-    for host, about in zip(hosts, abouts, strict=True):
-        gpu = about["gpu"]
-        known = cpu_type() if gpu is None else gpu_type(gpu, about["memory_gib"])
-        kind = "cpu" if gpu is None else "gpu"
-        name = f"{host}/{kind}{places[host, kind]}"
-        places[host, kind] += 1
-        types.setdefault(known.name, known)
-        members.append(MeasuredRank(name, host, known.name))
-    return tuple(members), types
-
-
-def _host_names(machines: Sequence[tuple[str, str]]) -> list[str]:
-    """One name for each machine, of characters that a cluster file takes."""
-    named: dict[tuple[str, str], str] = {}
-    for machine in machines:
-        if machine in named:
-            continue
-        plain = _NOT_IN_NAMES.sub("-", machine[0])[:_MOST_CHARACTERS].strip("-") or "host"
-        taken = {*named.values(), NETWORK}
-        name, number = plain, 2
-        while name in taken:
-            name, number = f"{plain}-{number}", number + 1
-        named[machine] = name
-    return [named[machine] for machine in machines]
-
 
 _TELL_EVERY_S = 1.0
 _TELL_ALL = 40
@@ -307,11 +40,11 @@ _TELL_ALL = 40
 
 
 def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
-    """Measure, and on the first rank write and tell.
+    """Measure, and on the first rank write the cluster file and print the figures.
 
     Args:
-        options: what the user typed.
-        interrupt: the first rank's.
+        options: of the command line.
+        interrupt: the first rank's; None on others.
 
     Raises:
         PipeplanError: if it cannot be measured, or a rank is lost.
@@ -328,7 +61,6 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
         members, types = members_of(abouts)
         turns = all_turns(
             [member.host for member in members],
-            at_once=options.at_once,
             together=options.together,
             reductions=options.reductions,
             compute=options.compute,
@@ -340,10 +72,8 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
             interrupt.finish_with(lambda: _keep(options, backend, record, turns))
         groups = _groups(turns, device, options.timeout_s)
         ranks_here = sum(other.host == members[place.rank].host for other in members)
-        parts = _Parts(
-            Probe(device, backend, options), groups, Computation(device, ranks_here), taking
-        )
-        _take_turns(turns, taking, parts, record)
+        probe, computation = Probe(device, backend, options), Computation(device, ranks_here)
+        _take_turns(turns, _Parts(probe, groups, computation, taking), record)
     if place.rank == 0:
         if interrupt is not None:
             interrupt.finish_with(lambda: say("interrupted", err=True))
@@ -353,64 +83,53 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
 def _keep(
     options: MeasurementOptions, backend: str, record: MeasurementRecord, turns: Sequence[Turn]
 ) -> None:
-    """Write what is known of what was to be measured."""
-    notes = [*record.notes, _left_out(turns[record.turns_done :])]
+    """Write what was measured before an interrupt."""
     found = record.measurements
     if not found.pairs:
         nothing_measured()
         return
+    left = Counter(turn.kind for turn in turns[record.turns_done :])
+    nouns = {
+        "compute": "group{} of ranks that compute",
+        "beside": "rank{} that compute beside messages",
+        "pair": "pair{} of devices",
+        "together": "trial{} of flows at the same time",
+        "all-reduce": "group{} of all-reduces",
+    }
+    parts = [f"{n} {nouns[kind].format('s' * (n > 1))}" for kind, n in left.items()]
+    note = f"interrupted: not measured are {', '.join(parts) or 'no turns'}"
     try:
-        conclude(options, backend, found, notes, is_partial=True)
+        conclude(options, backend, found, [*record.notes, note], is_partial=True)
     except PipeplanError as error:
         for problem in error.problems:
             print_error(problem)
 
 
-def _left_out(turns: Sequence[Turn]) -> str:
-    counts = {
-        "groups of ranks that compute": sum(turn.kind == "compute" for turn in turns),
-        "ranks that compute beside messages": sum(turn.kind == "beside" for turn in turns),
-        "pairs of devices": sum(len(turn.flows) for turn in turns if turn.kind == "pair"),
-        "trials of flows at the same time": sum(turn.kind == "together" for turn in turns),
-        "groups of all-reduces": sum(turn.kind == "all-reduce" for turn in turns),
-    }
-    parts = [f"{count} {what}" for what, count in counts.items() if count]
-    return f"interrupted: not measured are {', '.join(parts) or 'no turns'}"
-
-
 def _groups(
     turns: Sequence[Turn], device: torch.device, timeout_s: float
 ) -> Mapping[tuple[int, ...], Any]:
-    """Made by all ranks in one order, before anything is measured."""
+    """Make the groups of all-reduces: by all ranks in one order, before anything is measured."""
     # The connections of all with all, which NCCL makes when they are first used.
     dist.all_reduce(torch.zeros(1, device=device))
-    wanted = [turn.group for turn in turns if turn.kind == "all-reduce"]
-    world = tuple(range(dist.get_world_size()))
-    made = {
-        ranks: None
-        if ranks == world
-        else dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
-        for ranks in wanted
-    }
+    rank, world = dist.get_rank(), tuple(range(dist.get_world_size()))
+    wanted = [turn.group for turn in turns if turn.kind == "all-reduce" and turn.group != world]
+    timeout = timedelta(seconds=timeout_s)
+    made = {ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in wanted}
     if device.type == "cpu":
-        rank = dist.get_rank()
-        let_others_finish(1 + sum(rank in ranks for ranks in made if ranks != world))
-    return made
+        let_others_finish(1 + sum(rank in ranks for ranks in made))
+    return {world: None, **made}
 
 
-def _take_turns(
-    turns: Sequence[Turn], taking: TurnTaking, parts: _Parts, record: MeasurementRecord
-) -> None:
-    told_s = 0.0
+def _take_turns(turns: Sequence[Turn], parts: _Parts, record: MeasurementRecord) -> None:
+    printed_s, rank, taking = 0.0, parts.probe.rank, parts.taking
     for number, turn in enumerate(turns):
-        if parts.probe.rank in turn.ranks:
+        if rank in turn.ranks:
             taking.await_turn(number)
             taking.done(number, len(turn.ranks), parts.of(number, turn))
-        if parts.probe.rank == 0:
-            found = {rank: taking.found(number, rank) for rank in turn.ranks}
-            line = record.add(turn, found)
-            if len(turns) <= _TELL_ALL or time.monotonic() > told_s + _TELL_EVERY_S:
-                told_s = time.monotonic()
+        if rank == 0:
+            line = record.add(turn, {other: taking.found(number, other) for other in turn.ranks})
+            if len(turns) <= _TELL_ALL or time.monotonic() > printed_s + _TELL_EVERY_S:
+                printed_s = time.monotonic()
                 say(f"[{number + 1}/{len(turns)}] {line}", err=True)
     # Nobody leaves while others talk.
     taking.await_turn(len(turns))
@@ -427,28 +146,32 @@ class _Parts:
 
     def of(self, number: int, turn: Turn) -> Any:
         """Return this rank's results of a turn, as plain JSON values."""
-        probe = self.probe
         meetings = count()
 
         def meet() -> None:
             self.taking.meet(f"{number}.{next(meetings)}", len(turn.ranks))
 
-        if turn.kind == "compute":
-            is_first = probe.rank == turn.group[0]
-            return self.computation.part(turn, meet, is_first=is_first)
-        if turn.kind == "beside":
-            return self._beside(turn, meet)
-        if turn.kind == "together":
-            return probe.flow(turn.flows)
-        if turn.kind == "all-reduce":
-            return probe.reduce(self.groups[turn.group], turn.group[0], len(turn.group))
-        first, second = next(flow for flow in turn.flows if probe.rank in flow)
-        if probe.rank == second:
-            probe.answer(first)
-            return {first: probe.ask(first)}
-        found = probe.ask(second)
-        probe.answer(second)
-        return {second: found}
+        match turn.kind:
+            case "compute":
+                is_first = self.probe.rank == turn.group[0]
+                return self.computation.part(turn, meet, is_first=is_first)
+            case "pair":
+                return self._pair(*turn.flows[0])
+            case "beside":
+                return self._beside(turn, meet)
+            case "together":
+                return self.probe.flow(turn.flows)
+            case "all-reduce":
+                return self.probe.reduce(self.groups[turn.group], turn.group[0], len(turn.group))
+
+    def _pair(self, first: int, second: int) -> dict[int, list[float]]:
+        """Return seconds by bytes of the messages that this rank sent; the first one begins."""
+        if self.probe.rank == second:
+            self.probe.answer(first)
+            return self.probe.ask(first)
+        found = self.probe.ask(second)
+        self.probe.answer(second)
+        return found
 
     def _beside(self, turn: Turn, meet: Callable[[], None]) -> list[tuple[float, float]]:
         """Return what both take longer at once, by round, of this rank; nothing of its peer."""

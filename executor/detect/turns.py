@@ -38,9 +38,9 @@ class Turn:
     """The measurements that run at a time.
 
     Attributes:
-        kind: ``compute``, ``pair`` (each of the flows and its reverse, one after the other; those
-            of different pairs at the same time), ``beside`` (the group computes with and without
-            the flow and its reverse), ``together`` (all flows at the same time) or ``all-reduce``.
+        kind: ``compute``, ``pair`` (a flow, and then its reverse), ``beside`` (the group computes
+            with and without the flow and its reverse), ``together`` (all flows at the same time)
+            or ``all-reduce``.
         flows: of messages.
         group: ranks that compute, or of an all-reduce.
         shows: what it is to show.
@@ -60,7 +60,6 @@ class Turn:
 def all_turns(
     hosts: Sequence[str],
     *,
-    at_once: bool,
     together: bool,
     reductions: bool,
     compute: bool = False,
@@ -71,7 +70,6 @@ def all_turns(
 
     Args:
         hosts: of each rank.
-        at_once: whether pairs that share no rank are measured at the same time.
         together: whether to measure flows at the same time.
         reductions: whether to measure all-reduces.
         compute: whether to measure computation.
@@ -80,10 +78,9 @@ def all_turns(
     """
     count = len(hosts)
     turns = list(compute_turns(hosts, share_cores=share_cores)) if compute else []
-    if all_pairs or at_once or count <= MOST_PAIRED:
-        turns += rounds(count) if at_once else pairs_alone(count)
-    else:
-        turns += (Turn("pair", (pair,)) for pair in pairs_of_each_kind(hosts))
+    is_every = all_pairs or count <= MOST_PAIRED
+    pairs = combinations(range(count), 2) if is_every else pairs_of_each_kind(hosts)
+    turns += (Turn("pair", (pair,)) for pair in pairs)
     if compute:
         turns += computation_beside_messages(hosts)
     if together and count > 1:
@@ -139,26 +136,6 @@ def members_of_hosts(hosts: Sequence[str]) -> dict[str, list[int]]:
     for rank, host in enumerate(hosts):
         members.setdefault(host, []).append(rank)
     return members
-
-
-def pairs_alone(count: int) -> Iterator[Turn]:
-    """Every pair in a turn of its own."""
-    for first, second in combinations(range(count), 2):
-        yield Turn("pair", ((first, second),))
-
-
-def rounds(count: int) -> Iterator[Turn]:
-    """A round-robin tournament: every pair once, each rank in one pair a round at most.
-
-    The circle method (Kirkman 1847): one rank stays, the others move on by a place a round.
-    """
-    seats = list(range(count)) + ([-1] if count % 2 else [])
-    half = len(seats) // 2
-    for _ in range(len(seats) - 1):
-        matches = zip(seats[:half], reversed(seats[half:]), strict=True)
-        flows = tuple(sorted((min(pair), max(pair)) for pair in matches if -1 not in pair))
-        yield Turn("pair", flows)
-        seats = [seats[0], seats[-1], *seats[1:-1]]
 
 
 def flows_together(hosts: Sequence[str]) -> Iterator[Turn]:

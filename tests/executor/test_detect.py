@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,15 +17,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from launch import ROOT, forked, start, torchrun
+from launch import forked, start, torchrun
 from torch.distributed import TCPStore
 from warm_python import warm_python
 
 from benchmarks.testbed import Testbed, why_not
 from executor.detect.compute import slowdowns
-from executor.detect.options import parser
+from executor.detect.record import MeasurementRecord, members_of
 from executor.detect.report import shown_spread
-from executor.detect.run import MeasurementRecord, members_of
 from executor.detect.turns import (
     Turn,
     TurnTaking,
@@ -34,7 +32,6 @@ from executor.detect.turns import (
     compute_turns,
     groups,
     pairs_of_each_kind,
-    rounds,
 )
 from executor.distributed.errors import LostRankError
 from planner import Cluster
@@ -54,20 +51,11 @@ def test_a_spread_beyond_all_measure_is_not_shown_to_the_last_digit() -> None:
 # --- turns ----------------------------------------------------------------------------------------
 
 
-@given(st.integers(2, 13))
-def test_a_tournament_has_every_pair_once_and_no_rank_twice_a_round(count: int) -> None:
-    turns = list(rounds(count))
-    assert len(turns) == count - 1 + count % 2
-    assert sorted(flow for turn in turns for flow in turn.flows) == [*combinations(range(count), 2)]
-    for turn in turns:
-        assert len(turn.ranks) == 2 * len(turn.flows)
-
-
-@given(hosts, st.booleans())
+@given(hosts)
 def test_pairs_come_first_and_all_turns_are_of_ranks_there_are(
-    of_ranks: list[str], at_once: bool
+    of_ranks: list[str],
 ) -> None:
-    turns = all_turns(of_ranks, at_once=at_once, together=True, reductions=True)
+    turns = all_turns(of_ranks, together=True, reductions=True)
     order = ["pair", "together", "all-reduce"]
     kinds = [order.index(turn.kind) for turn in turns]
     assert all(first <= second for first, second in pairwise(kinds))
@@ -79,7 +67,7 @@ def test_pairs_come_first_and_all_turns_are_of_ranks_there_are(
 
 @given(hosts)
 def test_flows_between_hosts_leave_each_host_by_devices_of_their_own(of_ranks: list[str]) -> None:
-    for turn in all_turns(of_ranks, at_once=False, together=True, reductions=False):
+    for turn in all_turns(of_ranks, together=True, reductions=False):
         if turn.shows in ("from host to host", "pairs of a host"):
             assert max(Counter(rank for flow in turn.flows for rank in flow).values()) == 1
             same = {of_ranks[a] == of_ranks[b] for a, b in turn.flows}
@@ -90,15 +78,6 @@ def test_groups_are_first_ranks_of_every_size_one_a_host_and_all() -> None:
     assert list(groups(["a", "a", "b", "b"])) == [(0, 1), (0, 1, 2), (0, 1, 2, 3), (0, 2)]
     sizes = [len(group) for group in groups([f"h{n // 8}" for n in range(24)])]
     assert sizes == [2, 3, 4, 5, 6, 7, 8, 16, 24, 3]
-
-
-def test_every_option_is_documented() -> None:
-    text = (ROOT / "docs" / "measuring_links.md").read_text(encoding="utf-8")
-    documented = set(re.findall(r"`(--[a-z-]+)[` ]", text))
-    options = {
-        name for action in parser()._actions for name in action.option_strings if name != "--help"
-    }
-    assert {name for name in options if name.startswith("--")} <= documented | {"--output"}
 
 
 def test_ranks_of_a_host_compute_alone_and_then_more_and_more() -> None:
@@ -118,7 +97,7 @@ def test_of_many_ranks_some_pairs_of_each_kind_are_measured() -> None:
     across = {(of_ranks[a], of_ranks[b]) for a, b in pairs if of_ranks[a] != of_ranks[b]}
     assert inside == set(of_ranks)
     assert across == set(combinations(sorted(set(of_ranks)), 2))
-    every = all_turns(of_ranks[:16], at_once=False, together=False, reductions=False)
+    every = all_turns(of_ranks[:16], together=False, reductions=False)
     assert len(every) == 16 * 15 // 2
 
 
@@ -127,10 +106,10 @@ def test_slowdowns_are_interpolated_and_never_fall() -> None:
 
 
 def test_one_rank_of_each_host_computes_beside_messages() -> None:
-    turns = [turn for turn in all_turns("aab", at_once=False, together=True, reductions=True,
+    turns = [turn for turn in all_turns("aab", together=True, reductions=True,
                                         compute=True) if turn.kind == "beside"]  # fmt: skip
     assert [(turn.group, turn.flows) for turn in turns] == [((0,), ((0, 1),)), ((2,), ((2, 0),))]
-    alone = all_turns("a", at_once=False, together=True, reductions=True, compute=True)
+    alone = all_turns("a", together=True, reductions=True, compute=True)
     assert [turn.kind for turn in alone] == ["compute"]
 
 
@@ -276,7 +255,7 @@ def test_ranks_of_this_machine_are_measured(tmp_path: Path) -> None:
     )
     assert all(0 < way["latency_s"] < 10 for way in report["ways"])
     assert [tuple(row["devices"]) for row in report["all_reduces"]][::3] == [names[:2], names]
-    assert all(row["predicted_s"] > 0 and row["measured_s"] > 0 for row in report["all_reduces"])
+    assert all(row["predicted_s"] > 0 and row["seconds"] > 0 for row in report["all_reduces"])
     assert len(report["together"]) == 6
     assert report["missing_pairs"] == []
     assert "[1/11] box/cpu0 > box/cpu1: " in done.stderr
@@ -304,7 +283,7 @@ def test_a_device_alone_has_measured_figures_and_no_links(tmp_path: Path) -> Non
 def test_ranks_that_share_cores_slow_each_other(tmp_path: Path) -> None:
     """Three ranks on one core take longer than one alone, whatever else the core does."""
     path, cores, ranks = tmp_path / "c.toml", os.sched_getaffinity(0), 3
-    options = ["--no-together", "--no-all-reduce", "--at-once", "--longest-ms", "1"]
+    options = ["--no-together", "--no-all-reduce", "--longest-ms", "1"]
     os.sched_setaffinity(0, [min(cores)])
     try:
         running = start(ranks, "-m", MODULE, "-o", str(path), "--host", "box", *options)
@@ -316,18 +295,6 @@ def test_ranks_that_share_cores_slow_each_other(tmp_path: Path) -> None:
     assert host.devices == tuple(f"box/cpu{number}" for number in range(ranks))
     assert host.slowdown[0] == 1
     assert host.slowdown[-1] > 1.1
-
-
-@pytest.mark.extensive
-def test_pairs_at_once_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.json"
-    options = ["--at-once", "--no-together", "--no-all-reduce", *QUICK]
-    done = torchrun(4, "-m", MODULE, "-o", str(path), *options)
-    assert done.returncode == 0, done.stderr
-    assert len(Cluster.load(path).devices) == 4
-    assert "[3/3] " in done.stderr
-    assert "what pairs share is only assumed" in done.stdout
-    assert f"wrote {path}" in done.stdout
 
 
 @pytest.mark.extensive
