@@ -183,7 +183,7 @@ class Job(Space):
 
     @classmethod
     def load(cls, path: str | Path) -> Job:
-        """Read a job file: TOML as people write it, or JSON as ``pipeplan import`` does.
+        """Read a job file: TOML or JSON.
 
         Raises:
             PipeplanError: naming every wrong field.

@@ -19,11 +19,19 @@ from typing import Any
 
 from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, shorten
-from planner.interop.importing.imported import Imported
 from planner.job import BYTES_OF, Job
 from planner.model.figures import MeasuredTimes
 from planner.model.graph_record import Boundary, GraphRecord, Layer, Parameter
 from planner.model.layer_graph import LayerGraph
+
+
+@dataclass(frozen=True)
+class Imported:
+    """A profile as a layer graph and a job, with notes on what was assumed."""
+
+    graph: LayerGraph
+    job: Job
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)

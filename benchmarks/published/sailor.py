@@ -303,7 +303,7 @@ class _Layout:
     ) -> LayerGraph:
         model, samples = model or self.series.model, samples or int(self.data["mbs"])
         given = {"model": model, "gpu": gpu, "tensor_parallel": str(self.size)}
-        options = SailorOptions(self.series.preset, samples, given=given)
+        options = SailorOptions(self.series.preset, given, samples)
         return read_sailor(self.root / PROFILES, options).graph
 
     def _cluster(self) -> Cluster:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.published.profiled_chain import (
+    Imported,
     Measured,
     ProfiledLayer,
     amount,
@@ -34,7 +35,6 @@ from benchmarks.published.profiled_chain import (
 from planner.cluster.hardware import DeviceType, LinkType
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.imported import (
-    Imported,
     ImportedCluster,
     ImportOptions,
     Wire,
@@ -58,6 +58,8 @@ class SailorOptions(ImportOptions):
     ``GH-96*4,V100-16``, and ``gpus_per_host``.
     """
 
+    samples_per_microbatch: int | None = None
+
     @property
     def named_device(self) -> DeviceType:
         """The figures of the device type that was said.
@@ -65,12 +67,12 @@ class SailorOptions(ImportOptions):
         Raises:
             PipeplanError: if none was.
         """
-        if self.device_type is None:
+        if self.known_type is None:
             raise PipeplanError(
                 "device_type: the file has no peak throughput and memory bandwidth; add "
                 "--device-type PRESET, the preset nearest to its GPU (`pipeplan detect --presets`)"
             )
-        return self.device
+        return self.known_type.figures
 
     def text(self, name: str, default: str | None) -> str:
         """Return a given value, or the default.

@@ -14,11 +14,10 @@ from pydantic import ValidationError
 
 from benchmarks import SAMPLE_CLUSTERS
 from benchmarks.plans.drawn import random_cluster
-from planner import Cluster, PipeplanError, Problem
+from benchmarks.rivals.profiles import PRECISION, read_profile
+from planner import Cluster, Job, PipeplanError, Problem
 from planner.analysis.comparison import OURS, ComparisonRow, compare
 from planner.baselines import BASELINES
-from planner.interop.importing.formats import import_file
-from planner.interop.importing.imported import ImportOptions
 from planner.records.document import Record
 
 MICROBATCHES = 32
@@ -54,9 +53,15 @@ class Pair:
             if isinstance(cluster, int)
             else Cluster.load(cluster)
         )
-        _, imported = import_file(self.profile, options=ImportOptions(free_inputs=True))
-        job = imported.job.model_copy(update={"microbatches": MICROBATCHES, **FREEDOMS})
-        return Problem(imported.graph, machines, job)
+        graph = read_profile(self.profile)
+        job = Job(
+            name=graph.name,
+            samples_per_microbatch=graph.record.samples_per_microbatch,
+            precision=PRECISION,
+            microbatches=MICROBATCHES,
+            **FREEDOMS,
+        )
+        return Problem(graph, machines, job)
 
     @property
     def name(self) -> tuple[str, str]:

@@ -25,12 +25,7 @@ from executor.launch.config import TrainingConfig
 from planner import load_plan
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import (
-    CLUSTER_FORMATS,
-    format_of,
-    import_cluster_file,
-    import_file,
-)
+from planner.interop.importing.formats import import_cluster
 from planner.interop.importing.imported import ImportOptions
 from planner.job import Job
 from planner.measured.sync_trace import SyncTrace
@@ -68,11 +63,7 @@ def _plan(path: Path) -> None:
 
 
 def _imported(path: Path) -> None:
-    options, name = (
-        ImportOptions(device_type="A100-80GB", samples_per_microbatch=1),
-        format_of(path),
-    )
-    (import_cluster_file if name in CLUSTER_FORMATS else import_file)(path, name, options)
+    import_cluster(path, options=ImportOptions(device_type="A100-80GB"))
 
 
 READERS: dict[str, Callable[[Path], object]] = {

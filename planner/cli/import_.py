@@ -1,4 +1,4 @@
-"""``pipeplan import``: profiles as layer graphs, links as clusters, and clusters joined."""
+"""``pipeplan import``: links as clusters, and clusters joined."""
 
 from __future__ import annotations
 
@@ -7,22 +7,21 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from planner.cli.options import JsonOption
 from planner.cli.output import print_json, show, user_errors
 from planner.errors import PipeplanError
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import plural
 
 if TYPE_CHECKING:
     from planner.cluster.cluster import Cluster
     from planner.cluster.merge import MergedBox
-    from planner.interop.importing.imported import Imported, ImportOptions
 
-CLUSTER_SUFFIXES, GRAPH_SUFFIX = (".toml", ".json"), ".json"
-DEFAULT_CLUSTER, DEFAULT_GRAPH = Path("cluster.toml"), Path("graph.json")
+CLUSTER_SUFFIXES = (".toml", ".json")
+DEFAULT_CLUSTER = Path("cluster.toml")
 
 
 def import_(
@@ -30,9 +29,8 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="profile of another tool, output of `nvidia-smi topo -m` or `rocm-smi "
-            "--showtopo`, NCCL's topology in XML, or a log of nccl-tests; with --network cluster "
-            "files of two boxes or more",
+            help="output of `nvidia-smi topo -m` or `rocm-smi --showtopo`, NCCL's topology in XML, "
+            "or a log of nccl-tests; with --network cluster files of two boxes or more",
         ),
     ],
     output: Annotated[
@@ -40,9 +38,7 @@ def import_(
         typer.Option(
             "-o",
             "--output",
-            help="layer graph to write (.json, default: graph.json), with the job next to it as "
-            "NAME.job.json; for links, the cluster file to write (.toml or .json, default: "
-            "cluster.toml)",
+            help="cluster file to write (.toml or .json, default: cluster.toml)",
         ),
     ] = None,
     format_name: Annotated[
@@ -50,25 +46,18 @@ def import_(
         typer.Option(
             "--from",
             metavar="FORMAT",
-            help="kind of FILE (auto: detect it): dapple, pipedream, nvidia-smi, rocm-smi, "
-            "nccl-topology, nccl-tests, nccl-all-reduce, nccl-sendrecv",
+            help="kind of FILE (auto: detect it): nvidia-smi, rocm-smi, nccl-topology, nccl-tests, "
+            "nccl-all-reduce, nccl-sendrecv",
         ),
     ] = "auto",
     device_type: Annotated[
         str | None,
         typer.Option(
             "--device-type",
-            help="the device that was profiled (default: V100-16GB), or the GPUs that the file "
-            "does not name: a preset, or FILE.toml:NAME for [device_types.NAME] of a cluster file",
+            help="the GPUs that the file does not name: a preset, or FILE.toml:NAME for "
+            "[device_types.NAME] of a cluster file",
         ),
     ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option("--samples-per-microbatch", help="samples in the profiled batch"),
-    ] = None,
-    free_inputs: Annotated[
-        bool, typer.Option("--free-inputs", help="count input nodes of a profile as 0 s")
-    ] = False,
     given: Annotated[
         list[str] | None,
         typer.Option(
@@ -116,32 +105,20 @@ def import_(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Import a profile as a layer graph, or links as a cluster file, or join cluster files."""
+    """Import links as a cluster file, or join cluster files."""
     with user_errors(as_json):
-        from planner.interop.importing.formats import CLUSTER_FORMATS, format_of
-        from planner.interop.importing.imported import ImportOptions
-
+        path = output or DEFAULT_CLUSTER
+        _require_cluster_path(path)
         if network is not None:
-            path = output or DEFAULT_CLUSTER
             _merge(files, path, network, latency_us, prefix or [], card or [], as_json=as_json)
             return
         _require_one(files, latency_us, card)
-        file = files[0]
-        if output is not None:
-            _require_apart(file, output)
-        kind = format_of(file, format_name)
-        options = ImportOptions(device_type, samples, free_inputs, _given(given or []))
-        if kind not in CLUSTER_FORMATS:
-            if prefix:
-                raise PipeplanError("--prefix applies to clusters only; remove it")
-            _import_profile(file, output or DEFAULT_GRAPH, kind, options, as_json=as_json)
-            return
-        if samples is not None or free_inputs:
-            raise PipeplanError(
-                "--samples-per-microbatch and --free-inputs apply to profiles only; remove them"
-            )
+        if path.resolve() == files[0].resolve():
+            raise PipeplanError(f"-o {path}: is the file to read; choose another name")
         name = prefix[0] if prefix else None
-        _import_cluster(file, output or DEFAULT_CLUSTER, kind, options, name, as_json=as_json)
+        _import_cluster(
+            files[0], path, format_name, device_type, given or [], name, as_json=as_json
+        )
 
 
 def _require_one(files: Sequence[Path], latency_us: float | None, card: list[str] | None) -> None:
@@ -165,16 +142,6 @@ def _given(settings: list[str]) -> dict[str, str]:
     return found
 
 
-def _require_apart(file: Path, output: Path) -> None:
-    """Refuse to write over the file to read."""
-    for path in (output, output.with_suffix(f".job{GRAPH_SUFFIX}")):
-        if path.resolve() == file.resolve():
-            raise PipeplanError(f"-o {output}: {path} is the file to read; choose another name")
-
-
-# --- clusters -------------------------------------------------------------------------------------
-
-
 def _require_cluster_path(path: Path) -> None:
     """Refuse a path that no cluster file can have, before any work."""
     from planner.records.document import require_file_path
@@ -187,14 +154,21 @@ def _require_cluster_path(path: Path) -> None:
 
 
 def _import_cluster(
-    file: Path, path: Path, kind: str, options: ImportOptions, prefix: str | None, *, as_json: bool
+    file: Path,
+    path: Path,
+    format_name: str,
+    device_type: str | None,
+    given: list[str],
+    prefix: str | None,
+    *,
+    as_json: bool,
 ) -> None:
     """Read measured or listed links and write the cluster file."""
     from planner.cluster.merge import renamed
-    from planner.interop.importing.formats import import_cluster_file
+    from planner.interop.importing.formats import import_cluster
+    from planner.interop.importing.imported import ImportOptions
 
-    _require_cluster_path(path)
-    imported = import_cluster_file(file, kind, options)
+    kind, imported = import_cluster(file, format_name, ImportOptions(device_type, _given(given)))
     if prefix:
         imported = replace(imported, cluster=renamed(imported.cluster, prefix.rstrip("/")))
     cluster = imported.cluster
@@ -250,7 +224,6 @@ def _merge(
     from planner.plan.operations import compress_devices
     from planner.report.tables import Table
 
-    _require_cluster_path(path)
     link = network_link(network, latency_us)
     boxes = _boxes(files, prefixes, cards)
     made = merged(boxes, link, path.stem)
@@ -317,68 +290,3 @@ def _notes(made: Cluster, boxes: Sequence[MergedBox], cards: Mapping[str, str]) 
             "bandwidth stays unused"
         )
     return notes
-
-
-# --- profiles -------------------------------------------------------------------------------------
-
-
-def _import_profile(
-    file: Path, output: Path, kind: str, options: ImportOptions, *, as_json: bool
-) -> None:
-    from planner.interop.importing.formats import import_file
-    from planner.records.document import require_file_path, write_atomically
-
-    if output.suffix != GRAPH_SUFFIX:
-        raise PipeplanError(
-            f"-o {output}: expected a name that ends in {GRAPH_SUFFIX}, because `pipeplan plan` "
-            f"recognises layer graphs by it; for example {output.with_suffix(GRAPH_SUFFIX)}"
-        )
-    job_path = output.with_suffix(f".job{GRAPH_SUFFIX}")
-    for path in (output, job_path):
-        require_file_path(path)
-    name, imported = import_file(file, kind, options)
-    for path, record in ((output, imported.graph.record), (job_path, imported.job)):
-        write_atomically(path, record.model_dump_json(indent=1) + "\n")
-    data = {"format": name, "graph": str(output), "job": str(job_path), **_profile_data(imported)}
-    if as_json:
-        print_json(data)
-    else:
-        _show_profile(data, imported)
-
-
-def _profile_data(imported: Imported) -> dict[str, Any]:
-    graph = imported.graph
-    measured = [
-        min(layer.measured.values(), key=lambda times: times.forward_s + times.whole_backward_s)
-        for layer in graph.record.layers
-        if layer.measured
-    ]
-    return {
-        "name": graph.name,
-        "layers": len(graph.record.layers),
-        "boundaries": len(graph.record.boundaries),
-        "samples_per_microbatch": graph.record.samples_per_microbatch,
-        "forward_s": sum(times.forward_s for times in measured),
-        "backward_s": sum(times.whole_backward_s for times in measured),
-        "parameter_bytes": sum(parameter.bytes for parameter in graph.record.parameters),
-        "stash_bytes": sum(layer.stash_bytes for layer in graph.record.layers),
-        "notes": list(imported.notes),
-    }
-
-
-def _show_profile(data: dict[str, Any], imported: Imported) -> None:
-    replication = "stages may have replicas" if imported.job.replication else "no replicas"
-    show(
-        f"{data['name']} ({data['format']}): {plural(data['layers'], 'layer')}, "
-        f"{plural(data['boundaries'], 'boundary tensor')}, "
-        f"{plural(data['samples_per_microbatch'], 'sample')} per microbatch",
-        f"one microbatch: forward {format_seconds(data['forward_s'])}, backward "
-        f"{format_seconds(data['backward_s'])}, stash {format_bytes(data['stash_bytes'])}; "
-        f"parameters {format_bytes(data['parameter_bytes'])}",
-        *(f"note: {note}" for note in imported.notes),
-        f"assumed for the job: {plural(imported.job.microbatches, 'microbatch', 'es')}, "
-        f"{replication}; edit {data['job']} to change it",
-        f"wrote {data['graph']}, {data['job']}",
-        f"next: pipeplan plan {shlex.quote(data['graph'])} --cluster CLUSTER.toml --job "
-        f"{shlex.quote(data['job'])}",
-    )

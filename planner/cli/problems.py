@@ -206,7 +206,7 @@ def traced(
         raise PipeplanError(
             f"MODEL {model!r}: expected module:factory, for example models.gpt:gpt2_small, "
             "hf:ClassName or hf:CONFIG.json for a model of Hugging Face transformers, "
-            "or a graph.json written by `pipeplan trace` or `pipeplan import`"
+            "or a graph.json written by `pipeplan trace`"
         )
     from planner.tracing.check import compare_with_eager
     from planner.tracing.factory import import_factory, import_loss

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import typer
 from commands import CLUSTERS, pipeplan
+from link_files import topology
 from measured_runs import run_of
-from profiles import DAPPLE
 
 from planner import Plan, simulate
 from planner.cli.commands import app
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("planner.interop.export.exported.export_plan", lambda plan, target: taken)
     (tmp_path / "noisy_net.py").write_text(NOISY)
     (tmp_path / "job.toml").write_text(JOB)
-    (tmp_path / "bert-24-pbs-6.txt").write_text(DAPPLE)
+    (tmp_path / "topo.txt").write_text(topology(["X PIX", "PIX X"]))
     (tmp_path / "cluster.toml").write_text((CLUSTERS / "single_node.toml").read_text())
     (tmp_path / "stages.json").write_text('[["first"], ["second"]]')
     (tmp_path / "plan.json").write_text(plan_path.read_text())
@@ -72,7 +72,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "export": ("plan.json", "--to", "torch-csv", "-o", "out"),
     "adopt": (*OF_A_MODEL, "--stages", "stages.json", "-o", "made.json"),
     "replan": ("plan.json", "--slow", "big/gpu0:1.5", "--time-limit", "0.2", "-o", "made.json"),
-    "import": ("bert-24-pbs-6.txt", "-o", "graph.json"),
+    "import": ("topo.txt", "--device-type", "T4", "-o", "imported.toml"),
 }
 MORE: dict[str, tuple[str, ...]] = {
     "plan of stages": ("plan", "plan.json", "--time-limit", "0.2", "-o", "made.json"),
@@ -122,7 +122,7 @@ def test_nothing_printed_through_a_pipe_is_an_escape_code(name: str, folder: Pat
 def test_what_is_wrong_is_a_document_too(name: str, folder: Path) -> None:
     words = [word.replace("plan.json", "nothing.json") for word in EVERY[name]]
     words = [word.replace("job.toml", "nothing.toml") for word in words]
-    words = [word.replace("bert-24", "nothing-24") for word in words]
+    words = [word.replace("topo.txt", "nothing.txt") for word in words]
     words = [word.replace("cluster.toml", "nothing.toml") for word in words]
     result = pipeplan(*words, "--json")
     assert result.exit_code == 1

@@ -62,7 +62,6 @@ COMMANDS = (
     "import {txt} --from rocm-smi --device-type MI210 -o out.toml",
     "import {txt} --from nccl-topology --device-type A10 -o out.toml",
     "import {txt} --from nccl-tests -o out.toml",
-    "import {txt} --from pipedream -o out.json",
     "import topo.txt --device-type {toml}:A -o out.toml",
     "import {toml} cluster.toml --network 100gbit -o out.toml",
     "plan {json} -o out.json --time-limit 0.2",

@@ -11,7 +11,7 @@ from link_files import nccl_log, rocm_topology, topology
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import format_of, import_cluster_file
+from planner.interop.importing.formats import import_cluster
 from planner.interop.importing.imported import ImportOptions
 
 A100 = "NVIDIA A100-SXM4-80GB"
@@ -79,7 +79,7 @@ FORMS: dict[str, Callable[[str], bytes]] = {
 
 def read(path: Path, data: bytes) -> tuple[Cluster, tuple[str, ...]]:
     path.write_bytes(data)
-    found = import_cluster_file(path, format_of(path), ImportOptions())
+    found = import_cluster(path, options=ImportOptions())[1]
     return found.cluster, found.notes
 
 

@@ -11,7 +11,7 @@ from link_files import nccl_log
 
 from planner.costs.collectives import all_reduce_s
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import format_of, import_cluster_file
+from planner.interop.importing.formats import import_cluster
 from planner.interop.importing.imported import ImportedCluster, ImportOptions
 from planner.interop.importing.nccl_cluster import read_nccl_cluster
 from planner.interop.importing.nccl_tests import NcclRow, Test, line_of
@@ -235,4 +235,4 @@ def test_numbers_of_thousands_of_digits_are_refused_in_every_format(
     path = tmp_path / "log.txt"
     path.write_text(log.replace(old, old.rstrip() + "0" * 5000 + " ", 1))
     with pytest.raises(PipeplanError, match=r"log\.txt: line \d+: a number of 500\d digits"):
-        import_cluster_file(path, format_of(path))
+        import_cluster(path)

@@ -8,7 +8,7 @@ import pytest
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import format_of, import_cluster_file
+from planner.interop.importing.formats import import_cluster
 from planner.interop.importing.imported import ImportOptions
 
 TO_SWITCH = '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'
@@ -34,7 +34,7 @@ def tray(host: str, *gpus: str) -> str:
 def read(tmp_path: Path, text: str, kind: str | None = "GB300") -> tuple[Cluster, str]:
     path = tmp_path / "topo.xml"
     path.write_text(text)
-    found = import_cluster_file(path, format_of(path), ImportOptions(kind))
+    found = import_cluster(path, options=ImportOptions(kind))[1]
     return found.cluster, "\n".join(found.notes)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import format_of, import_cluster_file
+from planner.interop.importing.formats import import_cluster
 from planner.interop.importing.imported import ImportOptions
 
 FOLDER = Path(__file__).with_name("public")
@@ -244,7 +244,7 @@ def test_every_file_has_its_case() -> None:
 def test_a_public_file_is_read_right(name: str) -> None:
     case, path = CASES[name], FOLDER / name
     assert isinstance(case, Right)
-    found = import_cluster_file(path, format_of(path), ImportOptions(case.type_name))
+    found = import_cluster(path, options=ImportOptions(case.type_name))[1]
     cluster = found.cluster
     assert len(cluster.devices) == case.devices
     if case.type_name:
@@ -263,5 +263,5 @@ def test_a_public_file_that_cannot_be_right_is_refused(name: str) -> None:
     case, path = CASES[name], FOLDER / name
     assert isinstance(case, Refused)
     with pytest.raises(PipeplanError) as refused:
-        import_cluster_file(path, format_of(path), ImportOptions(case.type_name))
+        import_cluster(path, options=ImportOptions(case.type_name))[1]
     assert re.search(case.words, str(refused.value)), str(refused.value)

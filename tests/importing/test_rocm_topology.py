@@ -9,7 +9,7 @@ from link_files import own_type, rocm_topology
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import format_of, import_cluster_file
+from planner.interop.importing.formats import import_cluster
 from planner.interop.importing.imported import ImportOptions
 
 ALL_JOINED = rocm_topology(
@@ -37,8 +37,8 @@ Format: min-max; Units: mps
 def read(tmp_path: Path, text: str, kind: str | None) -> tuple[Cluster, str]:
     path = tmp_path / "topo.txt"
     path.write_text(text)
-    assert format_of(path) == "rocm-smi"
-    found = import_cluster_file(path, "rocm-smi", ImportOptions(kind))
+    name, found = import_cluster(path, options=ImportOptions(kind))
+    assert name == "rocm-smi"
     assert {link.source for link in found.cluster.links} == {"assumed"}
     return found.cluster, "\n".join(found.notes)
 

@@ -1,6 +1,5 @@
-"""Import of files of other tools as layer graphs, jobs and clusters: ``pipeplan import``.
+"""Import of what other tools tell of machines as clusters: ``pipeplan import``.
 
-The entry points are ``formats.import_file`` for profiles, with ``imported.ImportOptions`` and
-``imported.Imported``, and ``formats.import_cluster_file`` for links, with
-``imported.ImportedCluster``.
+The entry point is ``formats.import_cluster``, with ``imported.ImportOptions`` and
+``imported.ImportedCluster``. ``megatron_layout`` and ``schedule_csv`` read stages and schedules.
 """
