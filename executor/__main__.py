@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import signal
 import statistics
@@ -11,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from executor.launch.command_line import TrainingOptions, parse_options
+from executor.launch.command_line import config_of, parser, run_of
 from executor.launch.console import print_error, record_for_torchrun, say, show_log
 from executor.launch.rank_options import WrongUsageError
 from planner.errors import PipeplanError
@@ -30,7 +31,7 @@ def main() -> int:
     rank = int(os.environ.get("RANK", "0"))
     show_log(rank)
     try:
-        options = parse_options()
+        options = parser().parse_args()
     except WrongUsageError as error:
         _print_error_once(error, rank)
         record_for_torchrun(error)
@@ -57,7 +58,7 @@ def main() -> int:
     return 0
 
 
-def _run(options: TrainingOptions, rank: int) -> None:
+def _run(options: argparse.Namespace, rank: int) -> None:
     if options.coordinator is not None:
         # Connections to others that are gone are no news here, and torch, which reads this as it is
         # imported, tells each in 20 lines of C++ frames.
@@ -71,7 +72,7 @@ def _run(options: TrainingOptions, rank: int) -> None:
     from planner.sync.strategies import SYNCHRONOUS
 
     plan = load_plan(options.plan)
-    config, run = options.config(), options.run()
+    config, run = config_of(options), run_of(options)
     resumes = options.resume is not None or restarts() > 0
     report = StepReport(options.metrics, resumes=resumes) if rank == 0 else None
     if options.emulate:
@@ -112,9 +113,9 @@ def _about_memory(plan: Plan) -> str:
     )
 
 
-def _add_hint(error: Exception, options: TrainingOptions) -> None:
+def _add_hint(error: Exception, options: argparse.Namespace) -> None:
     """End the traceback of an index out of range with what it may come of on text."""
-    if isinstance(error, IndexError) and not options.emulate and options.config().data == "text":
+    if isinstance(error, IndexError) and not options.emulate and config_of(options).data == "text":
         error.add_note(
             "note: --data text has 256 kinds of bytes; if the model or its loss looks them up in "
             "something smaller, give it a larger vocabulary or use --data random"

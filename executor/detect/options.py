@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from executor.launch.rank_options import RankParser, add_rank_options
+from executor.launch.rank_options import RankParser, add_rank_options, whole_number
 from planner.errors import PipeplanError
 
 SUFFIXES = (".toml", ".json")
@@ -93,7 +93,7 @@ def _add_cluster(found: argparse.ArgumentParser) -> None:
     add = found.add_argument
     add(
         "--ranks",
-        type=_within(int, 1, 4096),
+        type=whole_number(1, 4096),
         metavar="N",
         help="processes to start on this machine (default one for each GPU, or for each core "
         "without GPUs); torchrun has --nproc-per-node",
@@ -125,10 +125,10 @@ def _add_measurements(found: argparse.ArgumentParser) -> None:
         kind = "store_false" if name.startswith("--no-") else "store_true"
         found.add_argument(name, dest=field, action=kind, help=text)
 
-    add_number("--repeats", _within(int, 3, 1000), 7, "how often each long message is sent")
-    add_number("--most-mib", _within(float, 0.25, 16384), 256, "MiB of the largest message")
+    add_number("--repeats", whole_number(3, 1000), 7, "how often each long message is sent")
+    add_number("--most-mib", _within(0.25, 16384), 256, "MiB of the largest message")
     longest = "messages grow until one takes about so many milliseconds"
-    add_number("--longest-ms", _within(float, 1, 60_000), 20.0, longest)
+    add_number("--longest-ms", _within(1, 60_000), 20.0, longest)
     add_flag("--busy", "busy", "others use the machines: the fastest of equal messages counts")
     alone = "leave out flows at the same time; then what pairs share is only assumed"
     add_flag("--no-together", "together", alone)
@@ -146,13 +146,12 @@ def _cluster_path(text: str) -> Path:
     return path
 
 
-def _within(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], float]:
+def _within(least: float, most: float) -> Callable[[str], float]:
     def number(text: str) -> float:
         try:
-            value = kind(text)
+            value = float(text)
         except ValueError:
-            whole = "whole " if kind is int else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is no {whole}number") from None
+            raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
         return value

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from executor.launch.rank_options import Add, RankParser, add_rank_options, timeout_seconds
+from executor.launch.rank_options import (
+    Add,
+    RankParser,
+    add_rank_options,
+    timeout_seconds,
+    whole_number,
+)
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
@@ -16,93 +22,40 @@ if TYPE_CHECKING:
     from executor.launch.run import RunSettings
 
 
-@dataclass(frozen=True)
-class TrainingOptions:
-    """The options that the user typed; None where nothing was."""
-
-    plan: str
-    config_path: str | None
-    steps: int | None
-    seed: int | None
-    data: str | None
-    timeline: str | None
-    metrics: Path | None
-    model: str | None
-    loss: str | None
-    device: str | None
-    backend: str | None
-    resume: Path | None
-    timeout_s: float
-    emulate: bool
-    sync: str | None
-    pipeline: int | None
-    coordinator: str | None
-    group_timeout_s: float | None
-    sync_trace: str | None
-    wait_log: str | None
-    inject: str
-    emulate_speed: bool
-    slow: str | None
-    sleep: str | None
-    check: bool
-
-    def config(self) -> TrainingConfig:
-        """The training file with the options over it.
-
-        Raises:
-            PipeplanError: naming every wrong field.
-        """
-        from executor.launch.config import TrainingConfig
-
-        loaded = TrainingConfig.load(self.config_path) if self.config_path else TrainingConfig()
-        given = {
-            name: getattr(self, name)
-            for name in ("steps", "seed", "data", "timeline")
-            if getattr(self, name) is not None
-        }
-        return TrainingConfig.parse({**loaded.model_dump(exclude_unset=True), **given}, "options")
-
-    def run(self) -> RunSettings:
-        """Return how the plan is run."""
-        from executor.launch.run import RunSettings
-
-        return RunSettings(
-            model=self.model,
-            loss=self.loss,
-            device=self.device,
-            backend=self.backend,
-            resume=self.resume,
-            timeout_s=self.timeout_s,
-            sync=self.sync,
-            pipeline=self.pipeline,
-            coordinator=self.coordinator,
-            group_timeout_s=self.group_timeout_s,
-            sync_trace=self.sync_trace,
-            wait_log=self.wait_log,
-            inject=self.inject,
-            pace=self._pace(),
-            check=self.check,
-        )
-
-    def _pace(self) -> Pace | None:
-        from executor.emulation.pace import Pace
-
-        if self.emulate or self.emulate_speed:
-            return Pace.parse(self.slow, self.sleep, self.seed or 0)
-        if self.slow or self.sleep:
-            raise PipeplanError(
-                "slow, sleep: they are of emulated machines; add --emulate-speed, or --emulate"
-            )
-        return None
-
-
-def parse_options() -> TrainingOptions:
-    """Read the command line; wrong usage ends the process with status 2.
+def config_of(options: argparse.Namespace) -> TrainingConfig:
+    """Return the training file with the options over it.
 
     Raises:
-        WrongUsageError: for wrong usage among several ranks.
+        PipeplanError: naming every wrong field.
     """
-    return TrainingOptions(**vars(parser().parse_args()))
+    from executor.launch.config import TrainingConfig
+
+    loaded = TrainingConfig.load(options.config) if options.config else TrainingConfig()
+    given = {name: getattr(options, name) for name in ("steps", "seed", "data", "timeline")}
+    given = {name: value for name, value in given.items() if value is not None}
+    return TrainingConfig.parse({**loaded.model_dump(exclude_unset=True), **given}, "options")
+
+
+def run_of(options: argparse.Namespace) -> RunSettings:
+    """Return how the plan is run: the options that bear the names of fields of the settings."""
+    from executor.launch.run import RunSettings
+
+    # --data is over the training file's already.
+    names = {field.name for field in fields(RunSettings)} - {"data"}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    return RunSettings(**given, pace=_pace_of(options))
+
+
+def _pace_of(options: argparse.Namespace) -> Pace | None:
+    from executor.emulation.pace import Pace
+
+    if options.emulate or options.emulate_speed:
+        return Pace.parse(options.slow, options.sleep, options.seed or 0)
+    if options.slow or options.sleep:
+        raise PipeplanError(
+            "slow, sleep: they are of emulated machines; add --emulate-speed, or --emulate"
+        )
+    return None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -113,8 +66,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add: Add = found.add_argument
     add("plan", help="plan file written by `pipeplan plan`")
-    add("--config", dest="config_path", metavar="FILE", help="training file (TOML)")
-    add("--steps", type=_positive, help="total iterations (default: the training file's, or 20)")
+    add("--config", metavar="FILE", help="training file (TOML)")
+    add(
+        "--steps",
+        type=whole_number(1),
+        help="total iterations (default: the training file's, or 20)",
+    )
     add(
         "--data",
         metavar="DATA",
@@ -135,7 +92,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add(
         "--seed",
-        type=_natural,
+        type=whole_number(0),
         help="seed of weights, data and dropout (default: the training file's, or 0)",
     )
     add(
@@ -195,7 +152,7 @@ def _add_synchronisation(add: Add) -> None:
     )
     add(
         "--pipeline",
-        type=_natural,
+        type=whole_number(0),
         metavar="I",
         help="these processes are one pipeline of the plan; give --coordinator too",
     )
@@ -225,24 +182,3 @@ def _add_synchronisation(add: Add) -> None:
         help='inject faults, such as "fail_at(2,5) stop_in(1,9,3)": pipeline 2 dies at its '
         "step 5, pipeline 1 stops for 3 s within the averages of its step 9",
     )
-
-
-def _positive(text: str) -> int:
-    value = _whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not a positive number")
-    return value
-
-
-def _natural(text: str) -> int:
-    value = _whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value} is negative")
-    return value
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None

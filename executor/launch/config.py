@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from executor.training.loss_scale import LossScalePolicy
-from executor.training.optimisation import KINDS, Factor, LearningRateSchedule, custom_schedule
+from executor.training.optimisation import KINDS, Factor, custom_schedule, known_schedule
 from planner.records.document import Record, read_toml
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import check_format
@@ -68,30 +68,6 @@ class LearningRateTable(Record):
                 "factor; remove them"
             )
         return self
-
-
-class LossScaleTable(Record):
-    """``[loss_scale]``: dynamic loss scaling for float16; see :class:`LossScalePolicy`.
-
-    Attributes:
-        initial: scale of the first step.
-        growth_factor: the scale grows by this after ``growth_interval`` good steps in a row.
-        backoff_factor: and is multiplied by this after an overflow, whose step is skipped.
-        growth_interval: in steps.
-        least: training ends if gradients overflow at this scale.
-        most: the scale grows no further.
-    """
-
-    initial: Above = 2.0**16
-    growth_factor: Annotated[float, Field(gt=1)] = 2.0
-    backoff_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    growth_interval: Positive = 2000
-    least: Above = 1.0
-    most: Above = 2.0**24
-
-    def policy(self) -> LossScalePolicy:
-        """Return the policy of the trainer's loss scale."""
-        return LossScalePolicy(**self.model_dump())
 
 
 class CheckpointTable(Record):
@@ -169,7 +145,7 @@ class TrainingConfig(Record):
     clip_norm: Above | None = None
     skip_non_finite: bool = False
     autocast: Literal["bfloat16"] | None = None
-    loss_scale: LossScaleTable | None = None
+    loss_scale: LossScalePolicy | None = None
     checkpoint: CheckpointTable | None = None
     validation: ValidationTable | None = None
     timeline: Annotated[str, Field(min_length=1)] | None = None
@@ -204,13 +180,13 @@ class TrainingConfig(Record):
         """The learning rate's factor as a function of the step; imports a schedule of one's own.
 
         Raises:
-            PipeplanError: if that cannot be imported, or the warm-up is longer than the training.
+            PipeplanError: if that cannot be imported.
         """
         table = self.schedule
         kind = KINDS.get(table.kind)
         if kind is None:
             return custom_schedule(table.kind)
-        return LearningRateSchedule(kind, self.steps, table.warmup_steps, table.final_factor)
+        return known_schedule(kind, self.steps, table.warmup_steps, table.final_factor)
 
     def schedule_facts(self, step: int) -> dict[str, JsonValue]:
         """Return what a checkpoint says of the schedule: its settings and the next step's factor.

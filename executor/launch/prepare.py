@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,7 +11,6 @@ from torch import nn
 from executor.distributed.host_tuning import return_freed_memory
 from executor.distributed.member_group import member_shares
 from executor.launch.check import compare_stages
-from executor.launch.config import TrainingConfig
 from executor.launch.model import (
     Factory,
     allowed_factory,
@@ -25,7 +21,7 @@ from executor.launch.model import (
     export_shorter_lengths,
 )
 from executor.launch.partial_model import Needed
-from executor.launch.run import PlanRank, RunSettings
+from executor.launch.run import PlanRank
 from executor.runtime.lowering import lower
 from executor.runtime.member_messages import MemberMessages
 from executor.split.attention import cores_of
@@ -38,17 +34,12 @@ from executor.sync.shared_parameters import ParameterOwners, planned_split
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.plan.programs import Action
-from planner.plan.unsupported import require_without
-from planner.records.document import require_file_path
-from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
-from planner.sync.strategies import OPTIONS, STALE, SYNCHRONOUS
 from planner.tracing.export import ExportedStep
 from planner.tracing.factory import Loss
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.lookups import Lookup, lookups
 from planner.tracing.sharing import require_no_writes
 from planner.tracing.torch_private import require_supported
-from planner.units import listed
 from planner.verification import require_valid
 
 logger = logging.getLogger(__name__)
@@ -248,174 +239,3 @@ def _move(stages: tuple[StageModule, ...], device: torch.device) -> None:
     for stage in stages:
         for tensor in (*stage.parameters.values(), *stage.buffers.values()):
             tensor.data = tensor.data.to(device)
-
-
-def require_fitting(plan: Plan, config: TrainingConfig) -> None:
-    """Refuse a training file that does not fit the plan's precision, loss or strategy.
-
-    Raises:
-        PipeplanError: naming the field and the remedy.
-    """
-    precision = plan.job.precision
-    problems = []
-    if config.autocast is not None and precision != "float32":
-        problems.append(
-            f"autocast: {config.autocast!r}, but the plan's weights are in {precision}; plan with "
-            'precision = "float32" to use it, or leave it out'
-        )
-    if config.loss_scale is not None and precision != "float16":
-        problems.append(
-            f"loss_scale: the plan trains in {precision}, where gradients need no scaling; "
-            'plan with precision = "float16" to use it, or leave it out'
-        )
-    if config.validation is not None:
-        problems += [f"validation: {problem}; leave it out" for problem in _no_validation(plan)]
-    if config.loss_mean == "tokens":
-        if plan.job.loss == "output":
-            problems.append(
-                'loss_mean: "tokens" needs targets, and the model returns its own loss (loss = '
-                '"output"); let it return logits, and plan with loss = "cross_entropy"'
-            )
-        if plan.sync.strategy not in SYNCHRONOUS:
-            problems.append(
-                f'loss_mean: "tokens" with sync.strategy {plan.sync.strategy!r}, whose pipelines '
-                f"have no common step; use {ONE_OF_SYNCHRONOUS}"
-            )
-    if problems:
-        raise PipeplanError(problems)
-
-
-def _no_validation(plan: Plan) -> Iterator[str]:
-    if len(plan.degrees) > 1:
-        yield "it is not supported for tensor-parallel groups of several sizes yet"
-    if plan.job.lengths is not None:
-        yield "it is not supported for microbatches of several lengths yet"
-    if plan.sync.strategy not in SYNCHRONOUS or plan.sync.strategy in STALE:
-        yield f"sync.strategy {plan.sync.strategy!r} has no weights of a step between two steps"
-
-
-def require_effect(plan: Plan, run: RunSettings) -> None:
-    """Refuse options of pipelines side by side where all ranks run in step.
-
-    Raises:
-        PipeplanError: naming each field, its value and the remedy.
-    """
-    name = plan.sync.strategy
-    if name not in SYNCHRONOUS:
-        return
-    between = ", ".join(other for other in OPTIONS if other not in SYNCHRONOUS)
-    problems = []
-    if run.pipeline is not None or run.coordinator is not None:
-        given = [f"--pipeline {run.pipeline}"] if run.pipeline is not None else []
-        given += [f"--coordinator {run.coordinator}"] if run.coordinator is not None else []
-        count = plan.world_size
-        problems.append(
-            f"{' '.join(given)}: {name} runs all pipelines in step, as one job that needs no "
-            f"coordinator; leave it out and start torchrun --nproc-per-node {count} -m executor "
-            f"PLAN, or use --sync with one of {between}"
-        )
-    others = {
-        "inject": run.inject or None,
-        "group-timeout": run.group_timeout_s,
-        "wait-log": run.wait_log,
-    }
-    for option, value in others.items():
-        if value is not None:
-            problems.append(
-                f"--{option} {value}: it has no effect with {name}, whose ranks run in step; leave "
-                f"it out, or use --sync with one of {between}"
-            )
-    if problems:
-        raise PipeplanError(problems)
-
-
-GROUP_STRATEGIES = ("all_reduce", "fused")
-"""Strategies of synchronisation that ranks of tensor-parallel groups have."""
-
-
-def require_possible_features(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:
-    """Refuse features of a job that not every way to run a plan takes yet.
-
-    Raises:
-        PipeplanError: naming the field and the remedy.
-    """
-    if emulated:
-        require_without(plan.job, "--emulate", ["shard_parameters", "lengths"])
-    if run.pace is not None:
-        require_without(plan.job, "--emulate-speed", ["shard_parameters", "lengths"])
-    if plan.sync.strategy not in SYNCHRONOUS:
-        require_without(plan.job, f"sync.strategy = {plan.sync.strategy}", ["lengths"])
-    if any(stage.offload for stage in plan.stages):
-        require_without(plan.job, "training with offloaded stashes", ["recompute_attention"])
-
-
-def require_groups(plan: Plan, run: RunSettings, *, emulated: bool = False) -> None:
-    """Refuse what ranks of tensor-parallel groups do not do yet.
-
-    Raises:
-        PipeplanError: naming each field, its value and the remedy.
-    """
-    if plan.tensor_parallel is None:
-        return
-    numbers = listed(plan.degrees)
-    have = f"plans with tensor-parallel groups (of {numbers} devices)"
-    problems = []
-    if plan.sync.strategy not in GROUP_STRATEGIES:
-        problems.append(
-            f"sync.strategy: {plan.sync.strategy!r} is not there for {have}; use --sync with one "
-            f"of {', '.join(GROUP_STRATEGIES)}"
-        )
-    given = {
-        "--emulate": emulated or None,
-        "--emulate-speed": run.pace,
-        "--sync-trace": run.sync_trace,
-    }
-    problems += [
-        f"{option}: not there for {have}; leave it out"
-        for option, value in given.items()
-        if value is not None
-    ]
-    if problems:
-        raise PipeplanError(problems)
-
-
-def require_job_optimizer(plan: Plan, run: RunSettings, config: TrainingConfig) -> None:
-    """Refuse an optimizer of the user's own where ranks share the optimizer's state.
-
-    It might tell parameters by their shapes, such as those without weight decay, and would get
-    slices of them in one dimension.
-
-    Raises:
-        PipeplanError: naming the field and the remedy.
-    """
-    own = run.optimizer is not None or config.optimizer is not None
-    field = plan.job.sharing_field
-    if own and plan.job.shards_state:
-        raise PipeplanError(
-            f"optimizer: one of your own is not there for plans with job.{field} = true, whose "
-            "ranks step on slices of parameters; train with the job's optimizer, or plan with "
-            f"{field} = false"
-        )
-
-
-def require_writable(config: TrainingConfig) -> None:
-    """Make the folder of checkpoints, and refuse paths that cannot be written once all is trained.
-
-    Raises:
-        PipeplanError: naming the field and the remedy.
-    """
-    if config.timeline is not None:
-        require_file_path(config.timeline)
-    if config.checkpoint is not None:
-        folder = Path(config.checkpoint.folder)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise PipeplanError(
-                f"checkpoint.folder: {folder} cannot be made: {error.strerror}; name a folder "
-                "that can be written"
-            ) from None
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PipeplanError(
-                f"checkpoint.folder: no permission to write in {folder}; name another folder"
-            )

@@ -107,3 +107,20 @@ def timeout_seconds(text: str) -> float:
         return require_timeout(float(text))
     except (ValueError, PipeplanError):
         raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 1e6 seconds") from None
+
+
+def whole_number(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
+    """Return what reads a whole number from ``least`` to ``most``, for argparse."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text} is not at least {least}")
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text} is not at most {most}")
+        return value
+
+    return read

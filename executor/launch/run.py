@@ -101,7 +101,7 @@ def loss_scale_of(plan: Plan, config: TrainingConfig) -> LossScale | None:
     """The loss's scale at the beginning; None where gradients cannot overflow."""
     if plan.job.precision != "float16":
         return None
-    return LossScale.start(None if config.loss_scale is None else config.loss_scale.policy())
+    return LossScale.start(config.loss_scale)
 
 
 def optimizer_of(

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from planner.errors import PipeplanError
+from planner.records.document import Record
 
 
-@dataclass(frozen=True)
-class LossScalePolicy:
-    """The policy by which the scale moves; the defaults are those of ``torch.amp.GradScaler``.
+class LossScalePolicy(Record):
+    """``[loss_scale]``: dynamic loss scaling for float16.
+
+    The defaults are those of ``torch.amp.GradScaler``.
 
     Attributes:
         initial: scale of the first step.
-        growth_factor: the scale grows by this after enough good steps in a row.
-        backoff_factor: it is multiplied by this after an overflow.
-        growth_interval: good steps before it grows.
-        least: an overflow at this scale is an error: scaling cannot help.
-        most: it grows no further.
+        growth_factor: the scale grows by this after ``growth_interval`` good steps in a row.
+        backoff_factor: it is multiplied by this after an overflow, whose step is skipped.
+        growth_interval: in steps.
+        least: training ends if gradients overflow at this scale: scaling cannot help.
+        most: the scale grows no further.
     """
 
-    initial: float = 2.0**16
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    growth_interval: int = 2000
-    least: float = 1.0
-    most: float = 2.0**24
+    initial: Annotated[float, Field(gt=0)] = 2.0**16
+    growth_factor: Annotated[float, Field(gt=1)] = 2.0
+    backoff_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    growth_interval: Annotated[int, Field(ge=1, lt=2**63)] = 2000
+    least: Annotated[float, Field(gt=0)] = 1.0
+    most: Annotated[float, Field(gt=0)] = 2.0**24
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,8 @@ class LossScale:
 
     def facts(self) -> dict[str, Any]:
         """Plain JSON for a checkpoint."""
-        return asdict(self)
+        policy = self.policy.model_dump()
+        return {"scale": self.scale, "good_steps": self.good_steps, "policy": policy}
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any], source: str = "loss scale") -> LossScale:
@@ -89,7 +94,7 @@ class LossScale:
         try:
             fields = {**facts, "policy": LossScalePolicy(**facts["policy"])}
             found = cls(**fields)
-            numbers = (found.scale, found.good_steps, *asdict(found.policy).values())
+            numbers = (found.scale, found.good_steps)
             if not all(isinstance(number, int | float) and number >= 0 for number in numbers):
                 raise ValueError("expected numbers that are not negative")
         except (TypeError, KeyError, ValueError) as error:

@@ -35,43 +35,33 @@ Factor = Callable[[int], float]
 """Returns the factor of the learning rate in a step; steps count from 1."""
 
 
-@dataclass(frozen=True)
-class LearningRateSchedule:
-    """A warm-up and then a constant, linear or cosine course.
+def known_schedule(
+    kind: Kind, steps: int, warmup_steps: int = 0, final_factor: float = 0.0
+) -> Factor:
+    """Return a warm-up and then a constant, linear or cosine course.
 
     In the warm-up's step s the factor is s / ``warmup_steps``. Then it goes from 1 to
     ``final_factor``, which it has in step ``steps`` and after it: along a line, or along half a
     cosine (Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts).
 
-    Attributes:
+    Args:
         kind: ``constant`` keeps 1 after the warm-up.
         steps: of the whole training.
         warmup_steps: at most ``steps``.
         final_factor: of the last step, from 0 to 1.
     """
 
-    kind: Kind
-    steps: int
-    warmup_steps: int = 0
-    final_factor: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.warmup_steps <= self.steps:
-            raise PipeplanError(
-                f"schedule.warmup_steps: {self.warmup_steps} of {self.steps} steps; expected 0 to "
-                f"{self.steps}"
-            )
-
-    def __call__(self, step: int) -> float:
-        """The factor of a step from 1."""
-        if step <= self.warmup_steps:
-            return step / self.warmup_steps
-        if self.kind == "constant":
+    def factor(step: int) -> float:
+        if step <= warmup_steps:
+            return step / warmup_steps
+        if kind == "constant":
             return 1.0
         # The whole course when the warm-up ends in the last step: there is nothing to divide.
-        done = min(1.0, (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps))
-        left = 1 - done if self.kind == "linear" else (1 + math.cos(math.pi * done)) / 2
-        return self.final_factor + (1 - self.final_factor) * left
+        done = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps))
+        left = 1 - done if kind == "linear" else (1 + math.cos(math.pi * done)) / 2
+        return final_factor + (1 - final_factor) * left
+
+    return factor
 
 
 def custom_schedule(name: str) -> Factor:

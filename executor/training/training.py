@@ -25,18 +25,9 @@ from executor.elastic.trace import SynchronousStepTimes
 from executor.emulation.emulation import emulating_trainer
 from executor.launch.config import CheckpointTable, TrainingConfig
 from executor.launch.model import Factory
-from executor.launch.prepare import (
-    Prepared,
-    prepare,
-    require_effect,
-    require_fitting,
-    require_groups,
-    require_job_optimizer,
-    require_possible_features,
-    require_runnable,
-    require_writable,
-)
-from executor.launch.rank_options import DEFAULT_TIMEOUT_S, require_timeout
+from executor.launch.prepare import Prepared, prepare, require_runnable
+from executor.launch.rank_options import DEFAULT_TIMEOUT_S
+from executor.launch.refusals import require_possible
 from executor.launch.run import (
     PlanRank,
     RunSettings,
@@ -142,7 +133,7 @@ def run_training(
 ) -> list[StepMetrics]:
     """Train as :func:`train` does."""
     plan = _planned(plan, run)
-    _require_possible(plan, config, run)
+    require_possible(plan, run, config)
     if plan.sync.strategy not in SYNCHRONOUS:
         return PipelineRun(plan, config, run).train(report)
     require_strategy(plan)
@@ -207,19 +198,6 @@ def _stop(stop: StopRequest, step: int, table: CheckpointTable | None) -> NoRetu
     told = NO_FOLDER if table is None else f"resume with --resume {table.folder}"
     name = signal.Signals(stop.agreed).name
     raise Stopped(stop.agreed, f"stopped by {name} after step {step}: {told}")
-
-
-def _require_possible(plan: Plan, config: TrainingConfig, run: RunSettings) -> None:
-    """Refuse what any rank can refuse by itself, before the model is built."""
-    require_effect(plan, run)
-    require_groups(plan, run)
-    require_possible_features(plan, run)
-    require_job_optimizer(plan, run, config)
-    require_timeout(run.timeout_s)
-    if run.pace is not None:
-        run.pace.require_ranks(len(plan.ranks))
-    require_fitting(plan, config)
-    require_writable(config)
 
 
 def _prepared(plan: Plan, config: TrainingConfig, run: RunSettings, place: PlanRank) -> Prepared:
@@ -337,13 +315,9 @@ def run_emulation(
             "use --emulate-speed in its place, which computes and then waits, or --sync with "
             f"{ONE_OF_SYNCHRONOUS}"
         )
-    require_effect(plan, run)
-    require_groups(plan, run, emulated=True)
-    require_possible_features(plan, run, emulated=True)
+    require_possible(plan, run, None)
     require_strategy(plan)
     place = PlanRank.of_this_process()
-    if run.pace is not None:
-        run.pace.require_ranks(len(plan.ranks))
     require_runnable(plan, place.world_size)
     if timeline is not None:
         require_file_path(timeline)

@@ -211,7 +211,7 @@ def test_a_factory_that_does_not_exist_is_refused(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--steps", "0"), "argument --steps: 0 is not a positive number"),
+        (("--steps", "0"), "argument --steps: 0 is not at least 1"),
         (("--steps", "x"), "argument --steps: 'x' is not a whole number"),
         (("--timeout", "-1"), "argument --timeout: '-1' is not from 1 to 1e6 seconds"),
         (("--group-timeout", "-5"), "argument --group-timeout: '-5' is not from 1 to 1e6 seconds"),

@@ -19,7 +19,7 @@ from executor.training.master_weights import (
     gradient_norm,
     scale_gradients,
 )
-from executor.training.optimisation import LearningRateSchedule, set_learning_rate
+from executor.training.optimisation import known_schedule, set_learning_rate
 from executor.training.optimizer import export_state, import_state, job_optimizer
 from planner.job import Job
 
@@ -42,7 +42,7 @@ class Run:
         parts = [dict(names[a:b]) for a, b in zip([0, *cuts], [*cuts, None], strict=True)]
         self.ranks = [MasterWeights(part, lambda held: job_optimizer(JOB, held)) for part in parts]
         self.scale = LossScale.start(LossScalePolicy(initial=2.0**19, growth_interval=3))
-        self.schedule = LearningRateSchedule("cosine", STEPS, warmup_steps=3, final_factor=0.1)
+        self.schedule = known_schedule("cosine", STEPS, warmup_steps=3, final_factor=0.1)
         self.seen, self.first_step = 0, 1
         self.overflows = 0
 

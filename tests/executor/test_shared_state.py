@@ -12,7 +12,8 @@ from run_files import RunFiles
 
 from executor.checkpoint import Checkpoint
 from executor.launch.config import TrainingConfig
-from executor.launch.prepare import prepare, require_job_optimizer
+from executor.launch.prepare import prepare
+from executor.launch.refusals import require_possible
 from executor.launch.run import PlanRank, RunSettings
 from executor.sync import require_strategy
 from executor.training.trainer import optimisation_of
@@ -131,8 +132,8 @@ def test_what_is_not_there_with_shared_state_is_named() -> None:
     with pytest.raises(PipeplanError, match="'fused' keeps the optimizer's state whole"):
         require_strategy(fused)
     config = TrainingConfig.parse({"optimizer": "lib.optimizers:lion"}, "train()")
-    with pytest.raises(PipeplanError, match=r"optimizer: one of your own is not there"):
-        require_job_optimizer(plan, RunSettings(), config)
+    with pytest.raises(PipeplanError, match=r"optimizer: one of your own is not supported"):
+        require_possible(plan, RunSettings(), config)
 
 
 def test_a_plan_of_one_replica_keeps_all_state(tmp_path: Path) -> None:

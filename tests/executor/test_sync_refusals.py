@@ -6,7 +6,7 @@ from executor_plans import scheduled, zoo_pipeline
 
 import executor.training.training
 from executor.emulation.pace import Pace
-from executor.launch.command_line import TrainingOptions
+from executor.launch.command_line import parser, run_of
 from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
 from executor.sync.halves import make_ring
@@ -127,10 +127,8 @@ def test_a_rank_that_there_is_not_cannot_be_slow(plan: Plan) -> None:
 
 
 def test_machines_that_are_not_emulated_cannot_be_slow() -> None:
-    nothing = dict.fromkeys(TrainingOptions.__dataclass_fields__)
-    options = TrainingOptions(**{**nothing, "timeout_s": 600, "slow": "1=2"})
     with pytest.raises(PipeplanError, match="add --emulate-speed, or --emulate"):
-        options.run()
+        run_of(parser().parse_args(["plan.json", "--slow", "1=2"]))
 
 
 def test_pauses_are_drawn_anew_for_each_rank_and_step_and_are_the_same_again() -> None:

@@ -17,7 +17,9 @@ from run_files import RunFiles
 from torch import Tensor
 
 from executor.distributed.member_group import TensorParallelGroup, sum_partial_gradients
-from executor.launch.prepare import Prepared, prepare, require_groups
+from executor.launch.config import TrainingConfig
+from executor.launch.prepare import Prepared, prepare
+from executor.launch.refusals import require_possible
 from executor.launch.run import PlanRank, RunSettings
 from executor.stage.runner import StageRunner
 from executor.sync.shared_parameters import planned_split
@@ -405,9 +407,9 @@ def test_a_checkpoint_is_resumed_on_groups_of_other_sizes(
 @pytest.mark.parametrize(
     ("sync", "run", "emulated", "message"),
     [
-        ("decoupled", RunSettings(), False, "'decoupled' is not there for plans with tensor-par"),
-        ("all_reduce", RunSettings(sync_trace="t.json"), False, "--sync-trace: not there for"),
-        ("all_reduce", RunSettings(), True, "--emulate: not there for plans with tensor-parallel"),
+        ("decoupled", RunSettings(), False, "'decoupled' is not supported for plans with tens"),
+        ("all_reduce", RunSettings(sync_trace="t.json"), False, "--sync-trace: not supported for"),
+        ("all_reduce", RunSettings(), True, "--emulate: not supported for plans with tensor"),
     ],
 )
 def test_what_groups_do_not_do_yet_is_named(
@@ -416,4 +418,4 @@ def test_what_groups_do_not_do_yet_is_named(
     plan = positions_and_tied_ends()
     plan = plan.model_copy(update={"sync": plan.sync.model_copy(update={"strategy": sync})})
     with pytest.raises(PipeplanError, match=message):
-        require_groups(plan, run, emulated=emulated)
+        require_possible(plan, run, None if emulated else TrainingConfig())

@@ -11,7 +11,8 @@ from torch import nn
 from user_code import Padded
 
 from executor.launch.config import TrainingConfig
-from executor.launch.prepare import require_fitting
+from executor.launch.refusals import require_possible
+from executor.launch.run import RunSettings
 from executor.training.dataset import DatasetBatches
 from models import ZOO
 from planner.errors import PipeplanError
@@ -86,4 +87,4 @@ def test_a_loss_without_targets_is_refused() -> None:
     plan = three_in_a_row()
     plan = plan.model_copy(update={"job": plan.job.model_copy(update={"loss": "output"})})
     with pytest.raises(PipeplanError, match=r'loss_mean: "tokens" needs targets, and the model'):
-        require_fitting(plan, TrainingConfig(loss_mean="tokens"))
+        require_possible(plan, RunSettings(), TrainingConfig(loss_mean="tokens"))

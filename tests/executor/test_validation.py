@@ -12,7 +12,8 @@ from user_code import Padded, Points
 
 from executor.checkpoint import Checkpoint
 from executor.launch.config import TrainingConfig
-from executor.launch.prepare import require_fitting
+from executor.launch.refusals import require_possible
+from executor.launch.run import RunSettings
 from executor.training.dataset import DatasetBatches
 from models import ZOO
 from planner.errors import PipeplanError
@@ -115,4 +116,4 @@ def test_where_there_is_no_validation_it_is_refused() -> None:
     for change in ({"strategy": "cross_iteration"}, {"strategy": "semi_decentralized"}):
         other = plan.model_copy(update={"sync": plan.sync.model_copy(update=change)})
         with pytest.raises(PipeplanError, match=r"^validation: sync\.strategy '[a-z_]+' has no"):
-            require_fitting(other, config)
+            require_possible(other, RunSettings(), config)

@@ -9,7 +9,8 @@ from builders import graph, layer, parameter, star
 from measured_runs import run_of
 from unequal_graphs import SHARES, TOKENS, unequal
 
-from executor.launch.prepare import require_possible_features
+from executor.launch.config import TrainingConfig
+from executor.launch.refusals import require_possible
 from executor.launch.run import RunSettings
 from planner import Job, Problem, calibrate, replan, solve
 from planner.analysis.comparison import compare
@@ -145,11 +146,13 @@ def test_divided_weights_are_refused(what: str) -> None:
 
 def test_recomputed_attention_is_not_trained_beside_offloaded_stashes() -> None:
     plan = planned("recompute_attention")
-    require_possible_features(plan, RunSettings())
+    require_possible(plan, RunSettings(), TrainingConfig())
     stages = [stage.model_copy(update={"offload": stage.layers}) for stage in plan.stages]
     told = WORDS["recompute_attention"].format("training with offloaded stashes")
     with pytest.raises(PipeplanError, match=told):
-        require_possible_features(plan.model_copy(update={"stages": stages}), RunSettings())
+        require_possible(
+            plan.model_copy(update={"stages": stages}), RunSettings(), TrainingConfig()
+        )
 
 
 def test_what_takes_lengths_but_no_offload_says_so() -> None:
@@ -171,10 +174,9 @@ def test_ranks_refuse_what_they_do_not_do_yet(
     what: str, fields: dict, sync: str, emulated: bool
 ) -> None:
     plan = planned("lengths").model_copy(update={"sync": Sync(strategy=sync)})
+    config = None if emulated else TrainingConfig()
     with pytest.raises(PipeplanError, match=WORDS["lengths"].format(what)):
-        require_possible_features(plan, RunSettings(**fields), emulated=emulated)
+        require_possible(plan, RunSettings(**fields), config)
     if sync == "all_reduce":
         with pytest.raises(PipeplanError, match=WORDS["shard_parameters"].format(what)):
-            require_possible_features(
-                planned("shard_parameters"), RunSettings(**fields), emulated=emulated
-            )
+            require_possible(planned("shard_parameters"), RunSettings(**fields), config)
