@@ -10,15 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationError,
-    model_serializer,
     model_validator,
 )
 
 from planner.errors import PipeplanError, require_kind, shorten
 from planner.lengths import Lengths, with_trace_file
-from planner.records.document import MOST_ENTRIES, Count, Record, problem_lines, without_defaults
+from planner.records.document import MOST_ENTRIES, Count, Record, left_out, problem_lines
 from planner.records.field_docs import known_or_own_schema
 from planner.records.formats import read_formatted
 from planner.rules import Rules
@@ -118,7 +116,7 @@ class Job(Space):
     samples_per_microbatch: Annotated[int, Field(ge=1, le=2**20)] = 1
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] = 8
     precision: Precision = "float32"
-    gradient_precision: GradientPrecision | None = None
+    gradient_precision: GradientPrecision | None = left_out(None)
     optimizer: Optimizer = "adamw"
     learning_rate: Annotated[float, Field(gt=0)] = 3e-4
     epoch_samples: Annotated[int, Field(ge=1, lt=2**63)] | None = None
@@ -127,15 +125,15 @@ class Job(Space):
     ] = "cross_entropy"
     model_arguments: dict[str, JsonValue] = Field(default_factory=dict)
     inputs: dict[str, InputSpec] = Field(default_factory=dict)
-    lengths: Lengths | None = None
-    recompute_attention: bool = False
-    expert_parallel: bool = False
+    lengths: Lengths | None = left_out(None)
+    recompute_attention: bool = left_out(False)
+    expert_parallel: bool = left_out(False)
     expert_load: (
         ExpertLoad
         | Annotated[tuple[ExpertLoad, ...], Field(min_length=1, max_length=MOST_ENTRIES)]
         | None
-    ) = None
-    rules: Rules = Rules()
+    ) = left_out(None)
+    rules: Rules = left_out(Rules())
 
     @model_validator(mode="after")
     def _rules_name_nodes_of_groups(self) -> Job:
@@ -163,11 +161,6 @@ class Job(Space):
                 "expert_load: all numbers of a layer are 0; give at least one expert tokens"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        names = "gradient_precision lengths recompute_attention expert_parallel expert_load rules"
-        return without_defaults(self, dump(self), *names.split())
 
     def __new__(cls, *arguments: Any, **fields: Any) -> Self:
         """Raise a PipeplanError that names every wrong field, in the words of job files."""

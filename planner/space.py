@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
-from planner.records.document import MOST_ENTRIES, Record, without_defaults
+from planner.records.document import MOST_ENTRIES, Record, left_out
 from planner.units import plural
 
 Backward = Literal["whole", "split", "any"]
@@ -245,12 +245,8 @@ class BoundCovers(Record):
 
     space: Space | None
     own_constraints: bool = False
-    packings: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)] = ()
+    packings: Annotated[tuple[str, ...], Field(max_length=MOST_ENTRIES)] = left_out(())
     reason: str | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_missing_packings(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "packings")
 
     def __str__(self) -> str:
         if self.space is None:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
 from planner.model.figures import Name
 from planner.plan.operations import Operation, parse_operation
-from planner.records.document import Count, Record, without_defaults
+from planner.records.document import Count, Record, left_out
 
 FORMAT = "pipeplan-timeline/1"
 MOST_EVENTS = 2_000_000
@@ -58,12 +56,7 @@ class MeasuredStep(Record):
     step: Step
     iteration_time_s: Seconds
     peak_memory_bytes: dict[Name, Count] = Field(default_factory=dict)
-    batch_wait_s: dict[Name, Seconds] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _without_unknown_waits(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave them out where they are not known, as in files of earlier versions."""
-        return without_defaults(self, dump(self), "batch_wait_s")
+    batch_wait_s: dict[Name, Seconds] = left_out({})
 
 
 class TimedEvent(Record):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from planner.records.document import Count, Record, without_defaults
+from planner.records.document import Count, Record, left_out
 
 Phase = Literal["forward", "input_gradient", "weight_gradient"]
 PHASES: tuple[Phase, ...] = ("forward", "input_gradient", "weight_gradient")
@@ -154,14 +154,10 @@ class MeasuredTimes(Record):
     forward_s: Seconds
     input_gradient_s: Seconds
     weight_gradient_s: Seconds
-    backward_s: Seconds | None = None
+    backward_s: Seconds | None = left_out(None)
 
     @property
     def whole_backward_s(self) -> float:
         """Seconds of a whole backward."""
         split_s = self.input_gradient_s + self.weight_gradient_s
         return split_s if self.backward_s is None else self.backward_s
-
-    @model_serializer(mode="wrap")
-    def _without_missing_fields(self, serialise: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, serialise(self), "backward_s")

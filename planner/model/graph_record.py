@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
 from planner.model.figures import (
@@ -25,7 +25,7 @@ from planner.records.document import (
     Count,
     Record,
     digest_of_data,
-    without_defaults,
+    left_out,
 )
 
 MEASURED: dict[str, Any] = {
@@ -45,19 +45,6 @@ SHARED = (
 )
 """Fields of a layer of which the devices of a tensor-parallel group may have shares."""
 
-_LEFT_OUT_OF_LAYERS = (
-    "device_types",
-    "work",
-    "writes",
-    "batch_bytes",
-    "collectives",
-    "products",
-    "lengths",
-    "weight_stash_bytes",
-    "peak_bytes",
-    "again_bytes",
-)
-"""Fields of layers that are left out where they have their defaults."""
 ROUNDING = 1e-9
 """The most by which shares may miss 1."""
 
@@ -79,11 +66,7 @@ class WorkAtLength(Record):
     work: tuple[Work, ...] = ()
     batch_bytes: Count = 0
     products: tuple[Product, ...] = ()
-    measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _without_missing_times(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "measured")
+    measured: dict[Name, MeasuredTimes] = left_out({})
 
 
 class BytesAtLength(Record):
@@ -127,18 +110,18 @@ class Layer(LayerFigures):
             figures are then those of the longest.
     """
 
-    weight_stash_bytes: Count | None = None
-    peak_bytes: Count | None = None
-    again_bytes: Count = 0
+    weight_stash_bytes: Count | None = left_out(None)
+    peak_bytes: Count | None = left_out(None)
+    again_bytes: Count = left_out(0)
     parameters: tuple[Name, ...] = ()
-    writes: tuple[Name, ...] = ()
-    batch_bytes: Count = 0
+    writes: tuple[Name, ...] = left_out(())
+    batch_bytes: Count = left_out(0)
     measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
-    device_types: tuple[Name, ...] = ()
-    work: tuple[Work, ...] = ()
-    collectives: tuple[Collective, ...] = ()
-    products: tuple[Product, ...] = ()
-    lengths: tuple[WorkAtLength, ...] = ()
+    device_types: tuple[Name, ...] = left_out(())
+    work: tuple[Work, ...] = left_out(())
+    collectives: tuple[Collective, ...] = left_out(())
+    products: tuple[Product, ...] = left_out(())
+    lengths: tuple[WorkAtLength, ...] = left_out(())
 
     @model_validator(mode="after")
     def _work_adds_up(self) -> Self:
@@ -153,10 +136,6 @@ class Layer(LayerFigures):
                         "the one or the other, or remove work"
                     )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_empty_rules(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), *_LEFT_OUT_OF_LAYERS)
 
     @property
     def kept_for_weights_bytes(self) -> int:
@@ -192,11 +171,7 @@ class Parameter(Record):
     elements: Count
     bytes: Count
     trainable: bool = True
-    summed: bool = False
-
-    @model_serializer(mode="wrap")
-    def _without_groups(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "summed")
+    summed: bool = left_out(False)
 
 
 class Boundary(Record):
@@ -226,12 +201,8 @@ class Boundary(Record):
     dtype: Name
     requires_grad: bool
     saved_by: Name | None = None
-    lengths: tuple[BytesAtLength, ...] = ()
-    parts: Annotated[int, Field(ge=1)] = 1
-
-    @model_serializer(mode="wrap")
-    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "lengths", "parts")
+    lengths: tuple[BytesAtLength, ...] = left_out(())
+    parts: Annotated[int, Field(ge=1)] = left_out(1)
 
     @property
     def message_bytes(self) -> int:
@@ -273,9 +244,9 @@ class GraphRecord(Record):
     parameters: Annotated[tuple[Parameter, ...], Field(max_length=MOST_ENTRIES)]
     flop_coverage: Annotated[float, Field(ge=0, le=1)] = 1.0
     uncounted_operators: tuple[str, ...] = ()
-    splits: tuple[SplitRecord, ...] = ()
-    recomputes_attention: bool = False
-    on_types: SkipJsonSchema[dict[Name, GraphRecord]] = Field(default_factory=dict)  # In no file.
+    splits: tuple[SplitRecord, ...] = left_out(())
+    recomputes_attention: bool = left_out(False)
+    on_types: SkipJsonSchema[dict[Name, GraphRecord]] = left_out({})  # In no file.
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -306,10 +277,6 @@ class GraphRecord(Record):
     def lengths(self) -> tuple[tuple[int, float], ...]:
         """The lengths of microbatches in tokens, each with its share; empty if all are equal."""
         return tuple((row.tokens, row.share) for row in self.layers[0].lengths)
-
-    @model_serializer(mode="wrap")
-    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "splits", "recomputes_attention", "on_types")
 
 
 def _check_type(field: str, record: GraphRecord, other: GraphRecord) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from planner.errors import PipeplanError
 from planner.job import Optimizer, Precision
 from planner.model.figures import MeasuredTimes, Name, Seconds
-from planner.records.document import MOST_ENTRIES, Count, Record, without_defaults
+from planner.records.document import MOST_ENTRIES, Count, Record, left_out
 from planner.records.formats import JsonFile
 from planner.units import plural
 
@@ -75,7 +75,7 @@ class SizedCosts(Record):
     """
 
     samples_per_microbatch: Samples
-    tokens: Annotated[int, Field(ge=1)] | None = None
+    tokens: Annotated[int, Field(ge=1)] | None = left_out(None)
     forward_flops: Count
     forward: Timing
     backward: Timing
@@ -85,10 +85,6 @@ class SizedCosts(Record):
     weight_stash_bytes: Count
     forward_bytes: Count
     backward_bytes: Count
-
-    @model_serializer(mode="wrap")
-    def _without_missing_tokens(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "tokens")
 
     @property
     def size(self) -> Size:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
 from planner.model.figures import (
     Collective,
@@ -21,7 +21,7 @@ from planner.model.figures import (
     Size,
     Work,
 )
-from planner.records.document import Count, Record, without_defaults
+from planner.records.document import Count, Record, left_out
 
 
 class SplitParameter(Record):
@@ -104,12 +104,8 @@ class LayerSplit(LayerFigures):
     collectives: tuple[Collective, ...]
     products: tuple[Product, ...]
     unsplit: dict[Name, str]
-    again_bytes: Count = 0
-    measured: dict[Name, MeasuredTimes] = Field(default_factory=dict)
-
-    @model_serializer(mode="wrap")
-    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "again_bytes", "measured")
+    again_bytes: Count = left_out(0)
+    measured: dict[Name, MeasuredTimes] = left_out({})
 
     @property
     def indivisible(self) -> dict[str, str]:
@@ -154,12 +150,8 @@ class SplitRecord(Record):
     layers: tuple[LayerSplit, ...]
     boundaries: tuple[BoundarySplit, ...]
     summed_parameters: tuple[Name, ...]
-    experts: bool = False
-    expert_load: tuple[tuple[Annotated[float, Field(ge=0)], ...], ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _as_before_experts(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "experts", "expert_load")
+    experts: bool = left_out(False)
+    expert_load: tuple[tuple[Annotated[float, Field(ge=0)], ...], ...] = left_out(())
 
     @property
     def parameters(self) -> dict[str, SplitParameter]:

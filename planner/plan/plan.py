@@ -6,7 +6,7 @@ import math
 from functools import cached_property
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -24,7 +24,7 @@ from planner.records.document import (
     Record,
     ShownInNotebooks,
     digest_of_data,
-    without_defaults,
+    left_out,
 )
 from planner.records.formats import JsonFile
 from planner.space import BoundCovers, Space
@@ -204,11 +204,7 @@ class Predicted(Record):
     bubble: Share
     devices: dict[str, DevicePrediction]
     time_provenance: TimeProvenance | None = None
-    lengths: LengthPrediction | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_missing_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "lengths")
+    lengths: LengthPrediction | None = left_out(None)
 
 
 def gap(iteration_time_s: float, lower_bound_s: float) -> float | None:

@@ -9,18 +9,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
     model_validator,
 )
 
 from planner.cluster.hardware import Positive
 from planner.job import Runtime
-from planner.records.document import Record, without_defaults
+from planner.records.document import Record, left_out
 from planner.records.formats import read_formatted
 
 FORMAT = "pipeplan-runtime/1"
@@ -65,12 +63,7 @@ class RuntimeBehaviour(Record):
     reduction: Literal["bucket", "stage", "device", "flush"] = "bucket"
     computation_us: HostTime = 0.0
     message_us: HostTime = 0.0
-    message_copy_gb_per_s: Positive | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave the default of a newer field out, so that digests of older plans do not change."""
-        return without_defaults(self, dump(self), "message_copy_gb_per_s")
+    message_copy_gb_per_s: Positive | None = left_out(None)
 
     @model_validator(mode="after")
     def _exchanges_block(self) -> RuntimeBehaviour:
@@ -125,12 +118,8 @@ class RuntimeRules(Record):
     behaviour: RuntimeBehaviour = RuntimeBehaviour()
     interleaved: RuntimeBehaviour | None = None
     links: Literal["fair"] = "fair"
-    group_messages: GroupMessages = "whole"
-    tied: TiedReduction = "at_once"
-
-    @model_serializer(mode="wrap")
-    def _without_later_fields(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_defaults(self, dump(self), "group_messages", "tied")
+    group_messages: GroupMessages = left_out("whole")
+    tied: TiedReduction = left_out("at_once")
 
     @classmethod
     def load(cls, path: str | Path) -> RuntimeRules:

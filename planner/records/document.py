@@ -209,22 +209,13 @@ def _suggestion(name: str) -> str:
     return f"did you mean {close[0]!r}?" if close else "remove it or correct its name"
 
 
-def without_defaults(record: BaseModel, fields: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Leave fields that have their default out of a record's data, as files of earlier versions do.
+def left_out(default: Any) -> Any:
+    """Return the default of a newer field: data leave the field out where it has its default.
 
-    Args:
-        record: the record.
-        fields: its data; who dumps may have left some out.
-        names: of the fields.
-
-    Returns:
-        ``fields``.
+    So the digests of files of earlier versions stay the same.
     """
-    for name in names:
-        default = type(record).model_fields[name].get_default(call_default_factory=True)
-        if getattr(record, name) == default:
-            fields.pop(name, None)
-    return fields
+    given = {"default_factory": dict} if default == {} else {"default": default}
+    return Field(exclude_if=lambda value: value == default, **given)
 
 
 def _json(value: Any) -> str:
