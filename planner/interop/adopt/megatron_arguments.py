@@ -19,7 +19,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from planner.errors import PipeplanError, shorten
-from planner.interop.adopt.shell_words import ShellWords, Word
+from planner.interop.adopt.script import Script, Word
 from planner.records.document import read_text
 
 _NUMBERS = (
@@ -227,7 +227,7 @@ _Pair = tuple[str, str, bool]
 
 def _script(text: str, found: MegatronArguments) -> Sequence[Word]:
     try:
-        script = ShellWords.of(text)
+        script = Script.of(text)
     except ValueError as error:
         raise PipeplanError(
             f"{found.source}: {error}; give a file with Megatron-LM's arguments alone"

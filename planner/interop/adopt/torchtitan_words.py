@@ -11,7 +11,7 @@ import re
 from typing import Any
 
 from planner.errors import PipeplanError, shorten
-from planner.interop.adopt.shell_words import ShellWords
+from planner.interop.adopt.script import Script
 
 _FIELD = re.compile(
     r"--(parallelism|training|compile|activation[-_]checkpoint)\.([\w-]+)(?:=(.*))?"
@@ -27,7 +27,7 @@ def tables_of_words(text: str, source: str) -> dict[str, Any]:
             argument of these tables.
     """
     try:
-        words = ShellWords.of(text).words
+        words = Script.of(text).words
     except ValueError as error:
         raise PipeplanError(
             f"{source}: {error}; give torchtitan's arguments alone, or TOML or JSON"

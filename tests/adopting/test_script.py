@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.interop.adopt.shell_words import ShellWords
+from planner.interop.adopt.script import Script
 
 PARTS = st.sampled_from(
     ("2", "a b", "'c  d'", '"$A"', "$A", "${B}", '"${L[@]}"', "${L[@]}", "x$A", '"e $B"', "\\ f",
@@ -33,7 +33,7 @@ def test_words_are_those_that_bash_gives_a_command(statements: list[str]) -> Non
     done = subprocess.run(
         ["bash", "-c", prelude + script], capture_output=True, text=True, check=True, env={}
     )
-    read = ShellWords.of(script)
+    read = Script.of(script)
     assert all(word.is_literal for word in read.words if "'$A'" not in script)
     ours = " ".join(word.text for word in read.commands if word.text != "run")
     assert ours.split() == done.stdout.split()
@@ -54,6 +54,6 @@ def test_words_are_those_that_bash_gives_a_command(statements: list[str]) -> Non
     ],
 )
 def test_what_would_have_to_be_executed_is_marked(script: str) -> None:
-    words = ShellWords.of(script).words
+    words = Script.of(script).words
     assert "--a" in [word.text for word in words]
     assert not words[-1].is_literal
