@@ -32,6 +32,7 @@ from benchmarks.published.profiled_chain import (
     skipped_note,
     table,
 )
+from planner.cluster.device_types import KnownType
 from planner.cluster.hardware import DeviceType, LinkType
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.imported import (
@@ -255,12 +256,11 @@ def read_sailor_links(path: Path, options: SailorOptions) -> ImportedCluster:
         )
     data = table(read_json(path), str(path))
     inter, intra = (_scale(path, data, scale) for scale in SCALES)
-    devices: dict[str, str] = {}
-    types: dict[str, Any] = {}
+    devices: dict[str, KnownType] = {}
     wires: list[Wire] = []
     worst = 0.0
     for host, gpu in enumerate(_hosts(options.text("hosts", None))):
-        kind, types[kind] = group_of(gpu, options.named_device, size)
+        kind = KnownType(*group_of(gpu, options.named_device, size))
         names = [f"host{host}/gpu{index}" for index in range(per_host // size)]
         devices |= dict.fromkeys(names, kind)
         outer = _line(path, inter, "inter", gpu, size)
@@ -271,9 +271,9 @@ def read_sailor_links(path: Path, options: SailorOptions) -> ImportedCluster:
             end = f"host{host}"
             wires += [Wire((name, end), _half(inner)) for name in names]
         wires.append(Wire((end, NETWORK), _half(outer)))
-    switches = [NETWORK, *(wire.between[0] for wire in wires if wire.between[0] not in devices)]
-    cluster = cluster_of(path.stem, devices, types, switches, wires)
-    return ImportedCluster(cluster, (_links_note(worst), *group_note(size)))
+    return ImportedCluster(
+        cluster_of(path.stem, devices, wires), (_links_note(worst), *group_note(size))
+    )
 
 
 def _links_note(worst: float) -> str:

@@ -11,7 +11,7 @@ from link_files import own_type, topology
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.interop.importing.imported import ImportOptions
-from planner.interop.importing.nvidia_topology import read_topology_cluster
+from planner.interop.importing.nvidia import read_topology_cluster
 
 A100 = "A100-80GB"
 PCIE3, PCIE4, PCIE5 = 15.75, 31.5, 63.0

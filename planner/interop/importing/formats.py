@@ -9,17 +9,15 @@ from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.captured import plain_text
-from planner.interop.importing.imported import ImportedCluster, ImportOptions
-from planner.interop.importing.nccl_cluster import read_nccl_cluster
-from planner.interop.importing.nccl_tests import looks_like_nccl_tests
+from planner.interop.importing.imported import GIVEN_PORTS, ImportedCluster, ImportOptions
+from planner.interop.importing.nccl_log import looks_like_nccl_tests, read_nccl_cluster
 from planner.interop.importing.nccl_topology import (
     looks_like_nccl_topology,
     read_nccl_topology,
 )
+from planner.interop.importing.nvidia import read_topology_cluster
 from planner.interop.importing.nvidia_table import looks_like_topology
-from planner.interop.importing.nvidia_topology import read_topology_cluster
-from planner.interop.importing.pcie import GIVEN_PORTS
-from planner.interop.importing.rocm_topology import looks_like_rocm_topology, read_rocm_cluster
+from planner.interop.importing.rocm import looks_like_rocm_topology, read_rocm_cluster
 
 AUTO = "auto"
 MOST_BYTES = 2**28

@@ -8,7 +8,7 @@ A dump with several hosts is of a rack whose NVSwitches join them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from xml.etree import ElementTree
@@ -19,17 +19,24 @@ from planner.cluster.ports import Ports
 from planner.cluster.presets import DEVICE_ROWS, DEVICES, LINKS
 from planner.errors import PipeplanError, shorten
 from planner.interop.importing.captured import captured_lines
-from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire
-from planner.interop.importing.nvidia_topology import NVSWITCH, nvlink
-from planner.interop.importing.pcie import (
-    END_US,
-    HOP_US,
+from planner.interop.importing.imported import (
     HOST_SHARE,
-    SYS_SHARE,
-    assumed,
+    ImportedCluster,
+    ImportOptions,
+    Wire,
+    alone_note,
     imported_machine,
     notes_on_ports,
     ports_of,
+)
+from planner.interop.importing.pcie import (
+    END_US,
+    HOP_US,
+    NVSWITCH,
+    SYS_SHARE,
+    assumed,
+    join_sockets,
+    nvlink,
 )
 from planner.units import plural
 
@@ -91,8 +98,7 @@ def read_nccl_topology(path: Path, options: ImportOptions) -> ImportedCluster:
             f"{path}: has no <gpu>; it may be the file of a provider that NCCL reads "
             f"(NCCL_TOPO_FILE), which has no NVLinks: {_REMEDY}"
         )
-    _join_sockets(machine, tops)
-    machine.wires += _fabric(machine)
+    machine.wires += [*_join_hosts(machine, tops), *_fabric(machine)]
     return imported_machine(path.stem, machine.types, _used(machine), tuple(_notes(machine)))
 
 
@@ -216,6 +222,7 @@ def _count(machine: _Machine, element: ElementTree.Element, name: str) -> int:
 
 def _fabric(machine: _Machine) -> Iterator[Wire]:
     """Yield NVLinks and xGMI links: to a switch, or between two GPUs, which both list them."""
+    order = {name: number for number, name in enumerate(machine.types)}
     for name, gpu in machine.elements.items():
         links = [link for tag in _LINKS for link in gpu.findall(tag)]
         ports = machine.ports[name]
@@ -225,34 +232,20 @@ def _fabric(machine: _Machine) -> Iterator[Wire]:
             yield Wire((name, NVSWITCH), nvlink(ports, count))
         for link in links:
             other = machine.addresses.get(link.get("target", "").lower())
-            is_first = other is not None and list(machine.types).index(name) < list(
-                machine.types
-            ).index(other)
-            if other is not None and is_first:
+            if other is not None and order[name] < order[other]:
                 yield Wire((name, other), nvlink(ports, _count(machine, link, "count")))
 
 
-def _join_sockets(machine: _Machine, tops: list[str]) -> None:
+def _join_hosts(machine: _Machine, tops: list[str]) -> Iterator[Wire]:
+    """Yield what joins the NUMA nodes of each host."""
     by_host: dict[str, list[str]] = {}
     for top in tops:
         by_host.setdefault(top.rpartition("/")[0], []).append(top)
-    host_bus = max(
-        (LINKS[ports.pcie] for ports in machine.ports.values()),
-        key=lambda kind: kind.bandwidth_gb_per_s,
-    )
-    kind = host_bus.model_copy(
-        update={
-            "bandwidth_gb_per_s": host_bus.bandwidth_gb_per_s * SYS_SHARE,
-            "latency_us": HOP_US,
-            "source": "assumed",
-        }
-    )
+    kinds = [assumed(ports.pcie, SYS_SHARE, HOP_US) for ports in machine.ports.values()]
+    kind = max(kinds, key=lambda kind: kind.bandwidth_gb_per_s)
     for host, ends in by_host.items():
-        if len(ends) == 2:
-            machine.wires.append(Wire((ends[0], ends[1]), kind))
-        elif len(ends) > 2:
-            sockets = f"{host}/sockets" if host else "sockets"
-            machine.wires += [Wire((end, sockets), kind) for end in ends]
+        switch = f"{host}/sockets" if host else "sockets"
+        yield from join_sockets(ends, [kind] * len(ends), switch)
 
 
 def _used(machine: _Machine) -> list[Wire]:
@@ -274,24 +267,16 @@ def _notes(machine: _Machine) -> Iterator[str]:
             f"{plural(machine.unknown_speeds, 'PCI device')} without link_speed and link_width, as "
             "in virtual machines: assumed to be those of the GPU's type, or PCIe4-x16"
         )
-    linked = {
+    linked = (
         name
         for name, gpu in machine.elements.items()
         if any(gpu.find(tag) is not None for tag in _LINKS)
-    }
-    if linked and (alone := [name for name in machine.types if name not in linked]):
-        yield (
-            f"{', '.join(alone)}: no NVLinks, unlike the other GPUs, so messages go over PCIe; "
-            "`nvidia-smi nvlink -s` shows whether they are inactive"
-        )
-    speeds = _by_speed({name: speed for name, speed in machine.nets.items() if speed})
+    )
+    yield from alone_note(machine.types, linked)
+    speeds: dict[float, list[str]] = {}
+    for name, speed in machine.nets.items():
+        if speed:
+            speeds.setdefault(speed, []).append(name)
     for speed, names in speeds.items():
         shown = f"{', '.join(names[:4])}{' and more' if len(names) > 4 else ''}"
-        yield (f"`pipeplan import --network {speed:g}gbit` joins this box to others by {shown}")
-
-
-def _by_speed(nets: Mapping[str, float]) -> dict[float, list[str]]:
-    groups: dict[float, list[str]] = {}
-    for name, speed in nets.items():
-        groups.setdefault(speed, []).append(name)
-    return groups
+        yield f"`pipeplan import --network {speed:g}gbit` joins this box to others by {shown}"

@@ -8,60 +8,40 @@ right.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
-from planner.interop.importing.captured import captured_lines
-from planner.interop.importing.pcie import CLASSES, Pair
+from planner.interop.importing.imported import Pair
+from planner.interop.importing.pcie import CLASSES
 
-OLDER_NAMES = {"SOC": "SYS"}
-"""Names that drivers before 2018 print."""
 _NAME = re.compile(r"GPU\d+|NIC\d+|mlx\d+_\d+")
 _NAMES = re.compile(f"(?:{_NAME.pattern})+")
 _NVLINK = re.compile(r"NV([1-9]|[12]\d|3[0-6])")  # No GPU has more than 18 yet.
 _CELL = re.compile(rf"\s*(NV\d{{1,2}}|{'|'.join(CLASSES)}|SOC|X|OK|CNS|GNS|TNS|NS|DR|U|\S+)")
 _OF_P2P = {"OK", "CNS", "GNS", "TNS", "NS", "DR", "U"}
 """Words in the tables of ``nvidia-smi topo -p2p``."""
-_NAMED = re.compile(r"\bGPU (\d+(?:,\d+)*): (.+?)\s*(?:\(UUID: .*)?$")
+_CALLED = re.compile(r"\bGPU (\d+(?:,\d+)*): (.+?)\s*(?:\(UUID: .*)?$")
 """A line of ``nvidia-smi -L`` or of a report on the environment, which may be in the file."""
 _SLICE = re.compile(r"\bMIG \d\S* +Device +\d+:")
 _CARD = re.compile(r"\b(NIC\d+): (\S+)\s*$")
 """A line of the legend of network cards."""
 _PCI_ONLY = re.compile(r"\btopo\s+(-mp|--matrix_pci)\b")
-REMEDY = "give the output of `nvidia-smi topo -m`"
-
-
-@dataclass(frozen=True)
-class NvidiaTopology:
-    """The table.
-
-    Attributes:
-        gpus: names of GPUs, such as ``gpu0``, in the order of rows.
-        cards: names of network cards: those of the legend, else of the columns.
-        classes: ``NV`` and a count, or one of :data:`CLASSES`, by two names in that order.
-        numa: node of each GPU where it is told.
-        names: what the driver calls each GPU, if ``nvidia-smi -L`` stands in the same file.
-        notes: what could not be read.
-    """
-
-    gpus: tuple[str, ...]
-    cards: tuple[str, ...]
-    classes: Mapping[Pair, str]
-    numa: Mapping[str, str]
-    names: Mapping[str, str]
-    notes: tuple[str, ...]
+_REMEDY = "give the output of `nvidia-smi topo -m`"
 
 
 @dataclass
-class _Table:
-    """Columns and rows as printed.
+class TopologyTable:
+    """A table as printed.
 
-    ``tails`` has what follows the cells of a row: CPU Affinity, which may be empty, NUMA Affinity,
-    and in newer tables GPU NUMA ID; ``after_numa`` says how many columns follow NUMA Affinity, and
-    is None if the table does not have it.
+    Attributes:
+        line: number of its header.
+        columns: names of GPUs and cards.
+        after_numa: columns that follow NUMA Affinity; None if the table does not have it.
+        cells: words of each row.
+        tails: what follows them: CPU Affinity, which may be empty, NUMA Affinity, GPU NUMA ID.
     """
 
     line: int
@@ -71,9 +51,20 @@ class _Table:
     tails: dict[str, list[str]] = field(default_factory=dict)
 
     @property
-    def is_p2p(self) -> bool:
-        words = {word for row in self.cells.values() for word in row}
-        return bool(words & _OF_P2P)
+    def gpus(self) -> list[str]:
+        """The columns that are GPUs."""
+        return [name for name in self.columns if name.startswith("GPU")]
+
+    def numa(self, gpu: str) -> str | None:
+        """The NUMA node of a GPU; None if it is not told, or the GPU is of a range of nodes.
+
+        A list such as ``0,3-9`` is of one node and the memories of GPUs.
+        """
+        tail, after = self.tails[gpu], self.after_numa
+        if after is None or len(tail) <= after:
+            return None
+        found = re.match(r"(\d+)(?![\d-])", tail[len(tail) - 1 - after])
+        return None if found is None else found[1]
 
 
 def looks_like_topology(head: str) -> bool:
@@ -87,54 +78,13 @@ def nvlinks(word: str) -> int:
     return int(found[1]) if found else 0
 
 
-def read_topology(path: Path) -> NvidiaTopology:
-    """Read the table.
-
-    Raises:
-        PipeplanError: naming the line, if there is no such table or it is cut off, has words that
-            are no classes, is of several machines, or leaves NVLinks out.
-    """
-    lines = captured_lines(path)
-    table = _only_table(path, lines)
-    _require_whole(path, lines, table)
-    known = _known_names(lines, table.columns)
-    gpus = tuple(known[name] for name in table.columns if name.startswith("GPU"))
-    if len(gpus) < 2 and len(gpus) == len(table.columns):
-        raise PipeplanError(f"{path}: the table has one GPU; links join two or more")
-    notes: list[str] = []
-    ordered = sorted(table.columns, key=lambda name: known[name] not in gpus)
-    classes = {
-        (known[a], known[b]): _class(path, table, (a, b), notes)
-        for a, b in combinations(ordered, 2)
-    }
-    numa = {
-        known[name]: node
-        for name, tail in table.tails.items()
-        if name.startswith("GPU") and (node := _numa(tail, table.after_numa)) is not None
-    }
-    cards = tuple(name for name in known.values() if name not in gpus)
-    return NvidiaTopology(gpus, cards, classes, numa, _called(lines), tuple(notes))
-
-
-def _numa(tail: Sequence[str], after: int | None) -> str | None:
-    """Return the NUMA node of a GPU; None if it is not told, or the GPU is of a range of nodes.
-
-    A list such as ``0,3-9`` is of one node and the memories of GPUs.
-    """
-    if after is None or len(tail) <= after:
-        return None
-    found = re.match(r"(\d+)(?![\d-])", tail[len(tail) - 1 - after])
-    return None if found is None else found[1]
-
-
 def _columns(line: str) -> list[str]:
     """Return the GPUs and cards that a line names as columns; none if it is no header."""
     words = line.replace("|", " ").split()
     start = next((n for n, word in enumerate(words) if re.search(r"GPU\d+", word)), len(words))
     text = " ".join(words[start:])
-    text = text[text.find("GPU") :]
     # CPU Affinity, NUMA Affinity and GPU NUMA ID follow.
-    named, _, more = text.partition("CPU")
+    named, _, more = text[text.find("GPU") :].partition("CPU")
     found = [
         name
         for word in named.split()
@@ -146,20 +96,30 @@ def _columns(line: str) -> list[str]:
     return found if found and ("Affinity" in more or is_second_known) else []
 
 
-def _only_table(path: Path, lines: Sequence[str]) -> _Table:
-    """Return the one table of classes in the file."""
+def only_table(path: Path, lines: Sequence[str]) -> TopologyTable:
+    """Return the one table of classes in the file, if it is whole."""
     if any(_PCI_ONLY.search(line) for line in lines):
-        raise PipeplanError(f"{path}: is of `nvidia-smi topo -mp`, which hides NVLinks; {REMEDY}")
+        raise PipeplanError(f"{path}: is of `nvidia-smi topo -mp`, which hides NVLinks; {_REMEDY}")
+    if slices := next((line.strip() for line in lines if _SLICE.search(line)), None):
+        raise PipeplanError(
+            f"{path}: a GPU is divided ({shorten(slices)}); slices reach each other neither by "
+            "NVLink nor by PCIe, and the table is of whole GPUs: measure the slices by `torchrun "
+            "-m executor.detect`, or give the file without them if they will be joined again"
+        )
     tables = list(_tables(path, lines))
     if not tables:
         raise PipeplanError(
             f"{path}: has no table of `nvidia-smi topo -m`, whose first line names GPU0, GPU1, …"
         )
-    matrices = [table for table in tables if not table.is_p2p]
+    matrices = [
+        table
+        for table in tables
+        if _OF_P2P.isdisjoint(word for row in table.cells.values() for word in row)
+    ]
     if not matrices:
         raise PipeplanError(
             f"{path}: is of `nvidia-smi topo -p2p`, which tells whether GPUs reach each other, not "
-            f"how they are joined; {REMEDY}"
+            f"how they are joined; {_REMEDY}"
         )
     if len(matrices) > 1:
         starts = ", ".join(str(table.line) for table in matrices[:8])
@@ -167,18 +127,22 @@ def _only_table(path: Path, lines: Sequence[str]) -> _Table:
             f"{path}: has {len(matrices)} tables, which begin on lines {starts}; a file is of one "
             "machine: give each its own, and join them by `pipeplan import`"
         )
+    _require_whole(path, matrices[0])
     return matrices[0]
 
 
-def _tables(path: Path, lines: Sequence[str]) -> Iterator[_Table]:
+def _tables(path: Path, lines: Sequence[str]) -> Iterator[TopologyTable]:
     starts = [n for n, line in enumerate(lines) if _columns(line)]
     for start, end in pairwise([*starts, len(lines)]):
-        table = _Table(start + 1, _columns(lines[start]))
-        if "NUMA Affinity" in " ".join(lines[start].replace("|", " ").split()):
-            table.after_numa = int("GPU NUMA ID" in " ".join(lines[start].split()))
+        table, header = (
+            TopologyTable(start + 1, _columns(lines[start])),
+            " ".join(lines[start].split()),
+        )
+        if "NUMA Affinity" in header.replace("|", "").replace("  ", " "):
+            table.after_numa = int("GPU NUMA ID" in header)
         first = next((n for n in range(start + 1, end) if _row_start(lines[n], table)), end)
-        for line in lines[start + 1 : first]:
-            if "CPU" in lines[start] or not line.strip():
+        for line in lines[start + 1 : first]:  # The header may go on.
+            if "CPU" in header or not line.strip():
                 break
             table.columns += _NAME.findall(line.partition("CPU")[0])
         for number in range(first, end):
@@ -186,7 +150,7 @@ def _tables(path: Path, lines: Sequence[str]) -> Iterator[_Table]:
         yield table
 
 
-def _row_start(line: str, table: _Table) -> tuple[str, str] | None:
+def _row_start(line: str, table: TopologyTable) -> tuple[str, str] | None:
     """Return the column that a line is the row of, and the text behind its name."""
     names = "|".join(map(re.escape, sorted(table.columns, key=len, reverse=True)))
     # Classes have no small letters, unlike what legends and reports say of a GPU.
@@ -194,7 +158,7 @@ def _row_start(line: str, table: _Table) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
-def _add_row(path: Path, table: _Table, lines: Sequence[str], number: int, end: int) -> None:
+def _add_row(path: Path, table: TopologyTable, lines: Sequence[str], number: int, end: int) -> None:
     """Read a row, which may go on in the next lines."""
     begun = _row_start(lines[number], table)
     if begun is None:
@@ -216,22 +180,12 @@ def _add_row(path: Path, table: _Table, lines: Sequence[str], number: int, end: 
 
 def _cells(text: str, count: int) -> tuple[list[str], list[str]]:
     """Return that many words of a row, and the words that follow."""
-    cells: list[str] = []
-    place = 0
-    while len(cells) < count and (found := _CELL.match(text, place)) is not None:
-        cells.append(found[1])
-        place = found.end()
-    return cells, text[place:].split()
+    found = [match for match, _ in zip(_CELL.finditer(text), range(count), strict=False)]
+    return [match[1] for match in found], text[found[-1].end() if found else 0 :].split()
 
 
-def _require_whole(path: Path, lines: Sequence[str], table: _Table) -> None:
+def _require_whole(path: Path, table: TopologyTable) -> None:
     """Refuse a table that lacks rows or cells, or whose cells are not below their columns."""
-    if slices := next((line.strip() for line in lines if _SLICE.search(line)), None):
-        raise PipeplanError(
-            f"{path}: a GPU is divided ({shorten(slices)}); slices reach each other neither by "
-            "NVLink nor by PCIe, and the table is of whole GPUs: measure the slices by `torchrun "
-            "-m executor.detect`, or give the file without them if they will be joined again"
-        )
     if missing := [name for name in table.columns if name not in table.cells]:
         raise PipeplanError(
             f"{path}: the table has no row of {', '.join(missing)}; it may be cut off"
@@ -249,42 +203,38 @@ def _require_whole(path: Path, lines: Sequence[str], table: _Table) -> None:
                 f"{shorten(cells[place])}; cells or columns are missing or joined: separate them "
                 "by spaces"
             )
+    if len(table.gpus) == len(table.columns) == 1:
+        raise PipeplanError(f"{path}: the table has one GPU; links join two or more")
 
 
-def _known_names(lines: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
+def names_of(lines: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     """Return the names in the cluster by column: ``gpu0``, and cards as the legend calls them."""
-    found = (_CARD.search(line) for line in lines)
-    legend = {match[1]: match[2] for match in found if match is not None}
+    legend = {found[1]: found[2] for line in lines if (found := _CARD.search(line))}
     return {name: legend.get(name, name if "_" in name else name.lower()) for name in columns}
 
 
-def _class(path: Path, table: _Table, pair: Pair, notes: list[str]) -> str:
-    first, second = pair
-    there, back = (
-        OLDER_NAMES.get(word, word)
-        for word in (
-            table.cells[first][table.columns.index(second)],
-            table.cells[second][table.columns.index(first)],
-        )
-    )
+def called_in(lines: Sequence[str]) -> dict[str, str]:
+    """Return what the driver calls each GPU, where the file says so."""
+    return {
+        f"gpu{int(number)}": found[2]
+        for line in lines
+        if (found := _CALLED.search(line))
+        for number in found[1].split(",")
+    }
+
+
+def class_of(path: Path, table: TopologyTable, pair: Pair, notes: list[str]) -> str:
+    """Return the class of two columns; a note is added if it differs by direction."""
+    words = [table.cells[a][table.columns.index(b)] for a, b in (pair, pair[::-1])]
+    there, back = ("SYS" if word == "SOC" else word for word in words)  # SOC: before 2018.
     known = [word for word in (there, back) if word in CLASSES or nvlinks(word)]
     if not known:
         raise PipeplanError(
-            f"{path}: {first} and {second}: {shorten(there)} is none of NV#, {', '.join(CLASSES)}; "
-            f"correct it, or {REMEDY} again"
+            f"{path}: {pair[0]} and {pair[1]}: {shorten(there)} is none of NV#, "
+            f"{', '.join(CLASSES)}; correct it, or {_REMEDY} again"
         )
     if there != back:
         notes.append(
-            f"{first} and {second}: {there} one way and {back} the other; taken as {known[0]}"
+            f"{pair[0]} and {pair[1]}: {there} one way and {back} the other; taken as {known[0]}"
         )
     return known[0]
-
-
-def _called(lines: Sequence[str]) -> dict[str, str]:
-    found = (_NAMED.search(line) for line in lines)
-    return {
-        f"gpu{int(number)}": match[2]
-        for match in found
-        if match is not None
-        for number in match[1].split(",")
-    }

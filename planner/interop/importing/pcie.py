@@ -7,21 +7,20 @@ nodes on what joins sockets. Every switch has one link upwards, which all that h
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
-from pathlib import Path
 
 from networkx.utils import UnionFind
 
-from planner.cluster.device_types import KnownType, named_type
 from planner.cluster.hardware import LinkType
-from planner.cluster.ports import OTHER_PORTS, PORTS, Ports
+from planner.cluster.ports import FABRIC_LINKS, Ports
 from planner.cluster.presets import LINKS
-from planner.errors import PipeplanError
-from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire, cluster_of
+from planner.interop.importing.imported import HOST_SHARE, Pair, Wire
 
-Pair = tuple[str, str]
+NVSWITCH = "nvswitch"
+OTHER_FABRIC = "NVLink3"
+"""Assumed for each NVLink of GPUs whose NVLinks are not known."""
 CLASSES = ("PIX", "PXB", "PHB", "NODE", "SYS")
 """How two ends are joined, nearest first: by one PCIe switch, by several, by a host bridge, by the
 host bridges of a NUMA node, by what joins NUMA nodes (legend of ``nvidia-smi topo -m``)."""
@@ -30,102 +29,57 @@ _LEVELS = (("pcie", CLASSES[:1]), ("bridges", CLASSES[:2]), ("numa", CLASSES[:4]
 SYS_SHARE = 0.5
 """The share of PCIe's bandwidth between sockets. Machines differ widely: NCCL counts on 6 to 40
 GB/s (Broadwell to the newest Xeons) and 16 to 32 (EPYC), src/graph/topo.h."""
-HOST_SHARE = 0.5
-"""The share of PCIe's bandwidth between GPUs without peer-to-peer, whose messages are written to
-host memory and read from there. Measured with PCIe 4: 13 GB/s each way between RTX 4090
-(tinygrad/open-gpu-kernel-modules #6), 15 to 22 between other GPUs (NVIDIA/nccl #814)."""
 END_US, HOP_US = 2.5, 0.5
 """Assumed latency of the link of a GPU, so that two on a switch have that of the PCIe presets, and
 of every other link on the way."""
 
 
-GIVEN_PORTS = ("pcie", "peer_to_peer")
-"""What tables of connections do not say of the ports of GPUs, and the user may."""
-_ASSUMED_FIGURES = (
-    "the file has kinds of connections, no figures: bandwidths and latencies are presets and "
-    "assumed; `torchrun -m executor.detect` measures them"
-)
+def assumed(preset: str, share: float = 1.0, latency_us: float | None = None) -> LinkType:
+    """Return a link with a share of a preset's bandwidth, marked as assumed."""
+    kind = LINKS[preset]
+    update = {"bandwidth_gb_per_s": kind.bandwidth_gb_per_s * share, "source": "assumed"}
+    return kind.model_copy(
+        update=update if latency_us is None else {**update, "latency_us": latency_us}
+    )
 
 
-def gpu_types(
-    path: Path,
-    gpus: Iterable[str],
-    called: Mapping[str, str],
-    options: ImportOptions,
-    names: str,
-) -> dict[str, KnownType]:
-    """Return the type of each GPU: the one that was given, or what the driver calls it.
-
-    Args:
-        path: of the file, for messages.
-        gpus: by the names that they have in the cluster.
-        called: what the driver calls them, where the file says so.
-        options: with the type of all GPUs, if it was given.
-        names: what the user may add to the file to name them.
-
-    Raises:
-        PipeplanError: if a type is not known.
-    """
-    if options.known_type is not None:
-        return dict.fromkeys(gpus, options.known_type)
-    types = {}
-    for gpu in gpus:
-        if gpu not in called:
-            raise PipeplanError(
-                f"{path}: does not say what {gpu.upper()} is; give --device-type NAME, or put "
-                f"{names} into the file"
-            )
-        types[gpu] = named_type(called[gpu], f"{path}: {gpu.upper()}")
-    return types
+def nvlink(ports: Ports, count: int) -> LinkType:
+    """Return a link of so many bonded NVLinks, or xGMI links, of a GPU."""
+    fabric = ports.fabric or OTHER_FABRIC
+    return assumed(fabric, count / FABRIC_LINKS[fabric])
 
 
-def ports_of(type_name: str, options: ImportOptions) -> Ports:
-    """Return the ports of a device type, with what was given in place of what is known.
-
-    Raises:
-        PipeplanError: if a given value is none of those there are.
-    """
-    ports = PORTS.get(type_name, OTHER_PORTS)
-    if "pcie" in options.given:
-        ports = replace(ports, pcie=f"PCIe{options.choice('pcie', ('3', '4', '5'))}-x16")
-    if "peer_to_peer" in options.given:
-        has_it = options.choice("peer_to_peer", ("yes", "no")) == "yes"
-        ports = replace(ports, peer_to_peer=has_it)
-    return ports
+def joined_groups(names: Sequence[str], pairs: Iterable[Pair]) -> list[list[str]]:
+    """Return names in groups that pairs of them join, in their order."""
+    joined = UnionFind(names)
+    for a, b in pairs:
+        joined.union(a, b)
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(joined[name], []).append(name)
+    return list(groups.values())
 
 
-def notes_on_ports(
-    types: Iterable[KnownType], options: ImportOptions, fabric: str | None
-) -> Iterator[str]:
-    """Yield what is assumed of the ports of device types.
+def join_sockets(tops: Sequence[str], kinds: Sequence[LinkType], switch: str) -> list[Wire]:
+    """Return the links between NUMA nodes: of two directly, else by a switch.
 
     Args:
-        types: of the GPUs.
-        options: with what was given.
-        fabric: that is assumed where a type's is not known; None if no GPU has links of one.
+        tops: of the nodes.
+        kinds: the link of each to others; two are joined by the narrower with one hop.
+        switch: name of the switch.
     """
-    for name, note in dict.fromkeys((kind.name, kind.note) for kind in types):
-        if note is not None:
-            yield note
-        ports = ports_of(name, options)
-        if fabric is not None and ports.fabric is None:
-            yield f"{name}: a direct link to another GPU is assumed to be one of {fabric}"
-        if name not in PORTS and "pcie" not in options.given:
-            yield (
-                f"{name}: its link to the host is assumed to be {ports.pcie}; "
-                "--given pcie=3, 4 or 5 says otherwise"
-            )
-        if not ports.peer_to_peer:
-            yield (
-                f"{name}: no peer-to-peer over PCIe, so messages go through host memory, at "
-                f"{HOST_SHARE:.0%} of PCIe's bandwidth; --given peer_to_peer=yes if your driver "
-                "has it"
-            )
+    if len(tops) != 2:
+        rows = zip(tops, kinds, strict=True)
+        return [Wire((top, switch), kind) for top, kind in rows] if len(tops) > 2 else []
+    # The link of a GPU that is a node's top has the latency of its end.
+    latency_us = HOP_US + sum(END_US for kind in kinds if kind.latency_us == END_US)
+    kind = min(kinds, key=lambda kind: kind.bandwidth_gb_per_s)
+    return [Wire((tops[0], tops[1]), kind.model_copy(update={"latency_us": latency_us}))]
 
 
-@dataclass(frozen=True)
-class PcieMachine:
-    """The GPUs and network cards of one machine.
+@dataclass
+class PcieTree:
+    """The PCIe tree of the GPUs and network cards of one machine; every other end is a switch.
 
     Attributes:
         gpus: the ports of each GPU, by name.
@@ -139,147 +93,81 @@ class PcieMachine:
     cards: tuple[str, ...]
     classes: Mapping[Pair, str]
     numa: Mapping[str, str]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All of them, GPUs first."""
-        return (*self.gpus, *self.cards)
-
-
-def pcie_tree(machine: PcieMachine) -> list[Wire]:
-    """Return the links of the PCIe tree; every end that is no GPU is a switch."""
-    return _Tree(machine).wires()
-
-
-def imported_machine(
-    name: str, types: Mapping[str, KnownType], wires: Sequence[Wire], notes: Iterable[str]
-) -> ImportedCluster:
-    """Return the cluster of one machine, whose switches are the ends of links that are no GPUs."""
-    ends = dict.fromkeys(end for wire in wires for end in wire.between)
-    cluster = cluster_of(
-        name,
-        {gpu: kind.name for gpu, kind in types.items()},
-        {kind.name: kind.figures for kind in types.values()},
-        [end for end in ends if end not in types],
-        wires,
-    )
-    return ImportedCluster(cluster, (*notes, _ASSUMED_FIGURES))
-
-
-def assumed(preset: str, share: float = 1.0, latency_us: float | None = None) -> LinkType:
-    """Return a link with a share of a preset's bandwidth, marked as assumed."""
-    kind = LINKS[preset]
-    return kind.model_copy(
-        update={
-            "bandwidth_gb_per_s": kind.bandwidth_gb_per_s * share,
-            "latency_us": kind.latency_us if latency_us is None else latency_us,
-            "source": "assumed",
-        }
-    )
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A part of the tree: its top, and the GPUs and cards below it."""
-
-    top: str
-    members: tuple[str, ...]
-
-
-class _Tree:
-    """The tree, level by level from GPUs and cards upwards."""
-
-    def __init__(self, machine: PcieMachine) -> None:
-        self._machine = machine
-        kinds = [ports.pcie for ports in machine.gpus.values()]
-        self._host = max(kinds, key=lambda kind: LINKS[kind].bandwidth_gb_per_s)
-        self._wires: list[Wire] = []
-        self._counts: Counter[str] = Counter()
+    _wires: list[Wire] = field(default_factory=list)
+    _count: Counter[str] = field(default_factory=Counter)
 
     def wires(self) -> list[Wire]:
-        parts = [_Part(name, (name,)) for name in self._machine.names]
+        """Return its links, level by level upwards."""
+        parts: dict[str, tuple[str, ...]] = {name: (name,) for name in (*self.gpus, *self.cards)}
         for stem, classes in _LEVELS:
-            pairs = [pair for pair, word in self._machine.classes.items() if word in classes]
+            pairs = [pair for pair, word in self.classes.items() if word in classes]
             pairs += self._on_one_node() if stem == "numa" else []
-            parts = [self._under_switch(stem, group) for group in _joined(parts, pairs)]
-        self._join_sockets(parts)
-        return self._wires
+            top = {name: top for top, names in parts.items() for name in names}
+            groups = joined_groups([*parts], [(top[a], top[b]) for a, b in pairs])
+            parts = {
+                self._under_switch(stem, group, parts): tuple(n for t in group for n in parts[t])
+                for group in groups
+            }
+        kinds = [self._uplink(top, SYS_SHARE) for top in parts]
+        return [*self._wires, *join_sockets([*parts], kinds, "sockets")]
 
     def _on_one_node(self) -> list[Pair]:
         """Return GPUs of one NUMA node whose class over PCIe is not known, as NVLink hides it."""
-        numa = self._machine.numa
         return [
             (a, b)
-            for a, b in combinations(self._machine.gpus, 2)
-            if (a, b) not in self._machine.classes and a in numa and numa[a] == numa.get(b)
+            for a, b in combinations(self.gpus, 2)
+            if (a, b) not in self.classes and a in self.numa and self.numa[a] == self.numa.get(b)
         ]
 
-    def _under_switch(self, stem: str, parts: Sequence[_Part]) -> _Part:
-        if len(parts) == 1:
-            return parts[0]
-        switch = f"{stem}{self._counts[stem]}"
-        self._counts[stem] += 1
-        for near in self._with_cards(parts):
+    def _under_switch(
+        self, stem: str, tops: Sequence[str], parts: Mapping[str, tuple[str, ...]]
+    ) -> str:
+        if len(tops) == 1:
+            return tops[0]
+        switch = f"{stem}{self._count[stem]}"
+        self._count[stem] += 1
+        for near in self._with_cards(tops, parts):
             if len(near) == 1:
-                self._wires.append(Wire((near[0].top, switch), self._uplink(near[0])))
+                self._wires.append(Wire((near[0], switch), self._uplink(near[0])))
                 continue
-            inner = f"{switch}-{self._cards(near)[0]}"
-            self._wires += [Wire((part.top, inner), self._uplink(part)) for part in near]
+            inner = f"{switch}-{self._cards_of(near, parts)[0]}"
+            self._wires += [Wire((top, inner), self._uplink(top)) for top in near]
             free = assumed(self._host, latency_us=0.0).model_copy(update={"shared": True})
             self._wires.append(Wire((inner, switch), free))
-        return _Part(switch, tuple(name for part in parts for name in part.members))
+        return switch
 
-    def _with_cards(self, parts: Sequence[_Part]) -> list[list[_Part]]:
+    def _with_cards(
+        self, tops: Sequence[str], parts: Mapping[str, tuple[str, ...]]
+    ) -> list[list[str]]:
         """Divide the GPUs that are equally near to several cards among these.
 
         A GPU and its card get a switch of their own, whose link upwards costs nothing: the route to
         the card is then shorter than those to the others.
         """
-        groups = [[part] for part in parts if self._cards([part])]
-        others = [part for part in parts if not self._cards([part])]
+        groups = [[top] for top in tops if self._cards_of([top], parts)]
         if len(groups) < 2:
-            return [[part] for part in parts]
-        for part in others:
-            min(groups, key=self._gpu_count).append(part)
+            return [[top] for top in tops]
+
+        def gpu_count(group: Sequence[str]) -> int:
+            return sum(name in self.gpus for top in group for name in parts[top])
+
+        for top in tops:
+            if not self._cards_of([top], parts):
+                min(groups, key=gpu_count).append(top)
         return groups
 
-    def _cards(self, parts: Sequence[_Part]) -> list[str]:
-        cards = set(self._machine.cards)
-        return [name for part in parts for name in part.members if name in cards]
+    def _cards_of(self, tops: Sequence[str], parts: Mapping[str, tuple[str, ...]]) -> list[str]:
+        return [name for top in tops for name in parts[top] if name not in self.gpus]
 
-    def _gpu_count(self, parts: Sequence[_Part]) -> int:
-        return sum(len(part.members) for part in parts) - len(self._cards(parts))
+    @property
+    def _host(self) -> str:
+        kinds = (ports.pcie for ports in self.gpus.values())
+        return max(kinds, key=lambda kind: LINKS[kind].bandwidth_gb_per_s)
 
-    def _join_sockets(self, parts: Sequence[_Part]) -> None:
-        if len(parts) == 2:
-            ends_us = sum(END_US for part in parts if part.top in self._machine.gpus)
-            narrow = min(
-                (self._uplink(part, SYS_SHARE) for part in parts),
-                key=lambda kind: kind.bandwidth_gb_per_s,
-            )
-            kind = narrow.model_copy(update={"latency_us": HOP_US + ends_us})
-            self._wires.append(Wire((parts[0].top, parts[1].top), kind))
-        elif len(parts) > 2:
-            self._wires += [
-                Wire((part.top, "sockets"), self._uplink(part, SYS_SHARE)) for part in parts
-            ]
-
-    def _uplink(self, part: _Part, share: float = 1.0) -> LinkType:
-        ports = self._machine.gpus.get(part.top)
+    def _uplink(self, top: str, share: float = 1.0) -> LinkType:
+        ports = self.gpus.get(top)
         if ports is None:
             return assumed(self._host, share, HOP_US)
         own = assumed(ports.pcie, 1.0 if ports.peer_to_peer else HOST_SHARE, END_US)
         across = assumed(self._host, share, END_US)
         return min(own, across, key=lambda kind: kind.bandwidth_gb_per_s)
-
-
-def _joined(parts: Sequence[_Part], pairs: Iterable[Pair]) -> list[list[_Part]]:
-    """Return the parts in groups that pairs of their members join, in their order."""
-    joined = UnionFind([part.top for part in parts])
-    top = {name: part.top for part in parts for name in part.members}
-    for a, b in pairs:
-        joined.union(top[a], top[b])
-    groups: dict[str, list[_Part]] = {}
-    for part in parts:
-        groups.setdefault(joined[part.top], []).append(part)
-    return list(groups.values())
