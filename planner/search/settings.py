@@ -20,7 +20,7 @@ DEFAULT_WORKERS = max(2, min(8, os.cpu_count() or 2))
 Preference = Literal["fast", "simple"]
 WITHIN = 0.01
 """Share by which a simple plan may take longer than the fastest, unless the caller says more."""
-STEPS = ("bound", "walk", "close", "prove", "decide")
+STEPS = ("first", "bound", "walk", "close", "prove", "decide")
 """The steps of a search, in order."""
 
 

@@ -9,6 +9,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+from planner.bounds import list_partitions
 from planner.costs.placed_pipeline import StageSpec
 from planner.errors import InfeasibleError, require_kind
 from planner.plan.plan import Plan
@@ -45,10 +46,19 @@ from planner.space import WITH_SHARDED_PARAMETERS
 from planner.variants.problems import with_job
 from planner.verification import require_valid
 
-SHARES = {"bound": 0.1, "walk": 0.78, "close": 0.88, "prove": 1.0}
+SHARES = {"first": 0.02, "bound": 0.1, "walk": 0.78, "close": 0.88, "prove": 1.0}
 """The steps, and the share of the time at the end of each; what one leaves is the next one's."""
-TINY_SHARES = {"bound": 0.04, "walk": 0.2, "prove": 0.3, "decide": 0.85, "close": 1.0}
+TINY_SHARES = {
+    "first": 0.02,
+    "bound": 0.04,
+    "walk": 0.2,
+    "prove": 0.3,
+    "decide": 0.85,
+    "close": 1.0,
+}
 """The same where CP-SAT can decide the partitions one by one."""
+BOUNDED = 2
+"""Steps before sizes of tensor-parallel groups are compared: a first plan, and a bound, of each."""
 AGAIN = 0.02
 """Share of the time that must be left to walk again; with less, the limit ended the search."""
 TRIAL = 0.3
@@ -122,6 +132,8 @@ def solve(
     noise = (Noise(seed=seed) if robust is True else robust) or None
     choice = Choice(noise, prefer_within if prefer == "simple" else None)
     compile_ahead()
+    if may_decide(problem):
+        compile_lists_ahead()
     *tried, last = decided(for_runtime(problem))
     for resolved in tried:
         with suppress(InfeasibleError):
@@ -143,7 +155,9 @@ def decided(problem: Problem) -> list[Problem]:
 @cache
 def compile_ahead() -> None:
     """Compile what searches run, or load it, before any clock starts: search two layers."""
-    settings = Settings(0.01, OPTIMALITY_TOLERANCE, 0, 1, deterministic=True)
+    # Without a first plan, which may be proved at once, so that the other steps have work.
+    left_out = frozenset({"first"})
+    settings = Settings(0.01, OPTIMALITY_TOLERANCE, 0, 1, deterministic=True, without=left_out)
     search = _Search(settings, two_layers(), None, (), Choice())
     search.run()
     best = search.rows[0].found.best
@@ -154,6 +168,12 @@ def compile_ahead() -> None:
     orders.anneal(COOLEST, 1)
 
 
+@cache
+def compile_lists_ahead() -> None:
+    """Compile, or load, the lists of partitions of tiny clusters."""
+    list_partitions(two_layers(), 1e3, most=1)
+
+
 def quickly(problem: Problem) -> QuickPlan | None:
     """Return the best plan of a short walk; None if it found none."""
     if why_no_form(problem) is not None:
@@ -162,6 +182,7 @@ def quickly(problem: Problem) -> QuickPlan | None:
         Settings(QUICK_S, QUICK_GAP, 0, 1, deterministic=True), problem, None, (), Choice()
     )
     (row,) = search.rows = [search.steps_of(variant) for variant in search.variants]
+    row.first(SHARES["first"])
     row.prove(SHARES["bound"])
     row.walk(1.0)
     best = row.found.best
@@ -196,14 +217,13 @@ class _Search:
         for row, plan in product(rows, self.warm_starts):
             if isinstance(plan, Plan) and self.settings.constrain is None:
                 row.offer_known(plan)
-        for number, row in enumerate(rows, 1):
-            self._step(row, "bound", SHARES["bound"] * number / len(rows))
-        if len(rows) > 1:
-            rows = self._tried(rows)
-        for name, end in self._shares.items():
+        shares = TINY_SHARES if self._is_tiny else SHARES
+        for number, (name, end) in enumerate(shares.items()):
+            if number == BOUNDED and len(rows) > 1:
+                rows = self._tried(rows)
             begin = self.clock.elapsed_s / self.clock.limit_s
-            for number, row in enumerate(rows, 1):
-                self._step(row, name, begin + (end - begin) * number / len(rows))
+            for place, row in enumerate(rows, 1):
+                self._step(row, name, begin + (end - begin) * place / len(rows))
         if not self._is_tiny:
             self._go_on(rows)
         return self._result()
@@ -221,12 +241,6 @@ class _Search:
                 self._step(row, "walk", begin + (end - begin) * number / len(rows))
             for row in rows:
                 self._step(row, "close", 1.0)
-
-    @property
-    def _shares(self) -> dict[str, float]:
-        """The steps after the first bound."""
-        shares = TINY_SHARES if self._is_tiny else SHARES
-        return {name: share for name, share in shares.items() if name != "bound"}
 
     @property
     def _is_tiny(self) -> bool:
@@ -260,7 +274,8 @@ class _Search:
                 self.progress(row)
 
     def _step(self, row: Steps, name: str, until: float) -> None:
-        is_enough = row.found.best is not None and row.found.is_enough
+        is_over = name not in ("first", "bound") and self.clock.left_s() <= 0
+        is_enough = row.found.best is not None and (row.found.is_enough or is_over)
         if name in self.settings.without or self.clock.is_stopped or is_enough:
             return
         begin_s, before = self.clock.elapsed_s, row.found.tried
@@ -336,6 +351,7 @@ class _Search:
 
 
 STEPS: dict[str, Callable[[Steps, float], None]] = {
+    "first": Steps.first,
     "bound": Steps.prove,
     "walk": Steps.walk,
     "close": Steps.close,

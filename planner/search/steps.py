@@ -11,7 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.program.layout import Layout
 from planner.search.choices import Choice, chosen
-from planner.search.clock import STATES_PER_S, Clock, Part
+from planner.search.clock import STATES_PER_S, TASKS_PER_S, Clock, Part
 from planner.search.cp_sat.decide import METHOD, Limits, decide
 from planner.search.cp_sat.decisions import rule_constraints
 from planner.search.cp_sat.plan_model import Effort, PlanModels, Stages
@@ -38,6 +38,7 @@ from planner.search.walk.freedoms import freedoms_of
 from planner.search.walk.plans import timeline_of
 from planner.search.walk.search import Found as WalkFound
 from planner.search.walk.search import WalkSearch
+from planner.search.walk.starts import Needs as IntervalNeeds
 from planner.search.walk.starts import Start, needs_of, starts
 from planner.search.walk.walker import Walker
 from planner.simulation.simulator import reduced_soonest, simulate_plan
@@ -53,6 +54,8 @@ BEST_OF_MODEL = 3
 """Solutions of the plan model, of each number of stages, that the walk is given."""
 SIMPLE_SHARE = 0.1
 """Share of the time limit, beyond it, for simple plans to choose among."""
+FIRST_STARTS = 300
+"""Layouts of which the first that fits is a search's first plan."""
 PASS_S = 0.1
 """Seconds that must be left for another pass of the bounds' programs to begin."""
 NEIGHBOURS, NEAR_S = 3, 0.3
@@ -103,6 +106,10 @@ class Steps:
         freedoms = freedoms_of(self.problem)
         return Walker(self.problem, self.table, self._network, freedoms, self.settings.seed)
 
+    @cached_property
+    def _needs(self) -> IntervalNeeds:
+        return needs_of(self._walker.memory, self.table, self._walker.freedoms)
+
     def offer_known(self, plan: Plan) -> None:
         """Take a plan of this very problem as it is; the stages of others are starts alone."""
         same = plan.on_groups
@@ -124,6 +131,26 @@ class Steps:
 
     # --- plans ------------------------------------------------------------------------------------
 
+    def first(self, _: float) -> None:
+        """Offer the first layout that fits, however long that takes: one stage, if it does.
+
+        So a search has a plan before its bounds take time, and even where its limit is very short.
+        """
+        if self.settings.constrain is None:
+            self.clock.run(self._first)
+
+    def _first(self) -> None:
+        devices = tuple(range(len(self.problem.cluster.devices)))
+        whole = Start((len(self.table.layers),), (devices,))
+        likely = starts(self._network, self._walker.freedoms, self._needs)
+        for start in islice(chain([whole], likely), FIRST_STARTS):
+            candidate = self._walker.start(start, 0.0, tasks=0)
+            if candidate is not None:
+                self._take_walk(WalkFound(*self._walker.layout(candidate)))
+            if self.clock.is_stopped or self.found.best is not None:
+                break
+        self.clock.spend(self._walker.tasks_done / TASKS_PER_S)
+
     def walk(self, until: float) -> None:
         """Walk over whole plans: from starts of its own, of the bounds, and that keep the rules."""
         if self.settings.constrain is not None:
@@ -132,18 +159,11 @@ class Steps:
         if not self.problem.job.rules.is_empty:
             self.starts += self._starts_by_model(RULE_SHARE * self.clock.left_s(until))
         self.starts += [Start(*row) for row in self._prover.likely]
-        self.clock.run(self._offer_one_stage)
         self._walk(until)
         if self.found.best is None and not self.clock.is_stopped:
             # Memory is tight: no start fits, of which the walk has only the likely ones.
             self.starts = self._starts_by_model(RULE_SHARE * self.clock.left_s())
             self._walk(max(until, 1 - RULE_SHARE))
-
-    def _offer_one_stage(self) -> None:
-        whole = Start((len(self.table.layers),), (tuple(range(len(self.problem.cluster.devices))),))
-        candidate = self._walker.start(whole, 0.0, tasks=0)
-        if candidate is not None:
-            self._take_walk(WalkFound(*self._walker.layout(candidate)))
 
     def _walk(self, until: float) -> None:
         limit = Part(self.clock, until, lambda: self.found.is_enough)
@@ -151,6 +171,7 @@ class Steps:
             self.problem,
             self.table,
             limit,
+            needs=self._needs,
             seed=self.seed,
             threads=self.settings.threads,
             told=self._take_walk,

@@ -141,7 +141,8 @@ def test_devices_that_no_link_joins_are_noted(tmp_path: Path) -> None:
     cluster.write_text(f'format = "pipeplan-cluster/1"\n{types}{links}')
     made = pipeplan(
         *("plan", "models.vgg:vgg_tiny", "--cluster", cluster),
-        *("--time-limit", 0.2, "-o", tmp_path / "plan.json"),
+        # Of a search that ends at once, the first layouts are judged all the same.
+        *("--time-limit", 1e-6, "-o", tmp_path / "plan.json"),
     )
     assert made.exit_code == 0, made.output
     unused = {"a0", "a1", "b0", "b1"} - set(Plan.load(tmp_path / "plan.json").ranks)

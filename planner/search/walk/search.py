@@ -23,7 +23,7 @@ from planner.program.layout import Layout
 from planner.search.clock import TASKS_PER_S, Part
 from planner.search.walk.freedoms import Freedoms, freedoms_of
 from planner.search.walk.judge import NEAR
-from planner.search.walk.starts import Start, needs_of, singles, starts
+from planner.search.walk.starts import Needs, Start, needs_of, singles, starts
 from planner.search.walk.walker import Candidate, Walker
 
 LOG = logging.getLogger(__name__)
@@ -104,6 +104,7 @@ class WalkSearch:
             (``if_needed``) counts as it is said: not done.
         table: what stages cost.
         clock: the limit.
+        needs: what intervals of layers take; None: it is computed.
         freedoms: the stages that there may be; None: those of the job.
         seed: of random numbers.
         threads: walks at a time.
@@ -116,17 +117,19 @@ class WalkSearch:
         table: StageTable,
         clock: Part,
         *,
+        needs: Needs | None = None,
         freedoms: Freedoms | None = None,
         seed: int = 0,
         threads: int = 1,
         told: Told = lambda found: None,
     ) -> None:
         self.freedoms = freedoms_of(problem) if freedoms is None else freedoms
-        self._network, self._table = NetworkTable.of(problem.cluster), table
+        self._network = NetworkTable.of(problem.cluster)
         self._walkers = [
             Walker(problem, table, self._network, self.freedoms, seed * threads + n + 1)
             for n in range(threads)
         ]
+        self._needs = needs or needs_of(self._walkers[0].memory, table, self.freedoms)
         self._clock, self._told, self._lock = clock, told, Lock()
         self._may_reorder = problem.job.order != "1f1b"
         self._found: list[Found] = []
@@ -172,16 +175,15 @@ class WalkSearch:
 
     def _judged(self, more: Iterable[Start]) -> list[Candidate]:
         """Return the starts that fit, the fastest first."""
-        needs = needs_of(self._walkers[0].memory, self._table, self.freedoms)
         rows = [*more]
         self._given = frozenset(rows)
-        for row in islice(starts(self._network, self.freedoms, needs), MOST_STARTS):
+        for row in islice(starts(self._network, self.freedoms, self._needs), MOST_STARTS):
             rows.append(row)
             if self._share > FEW_UNTIL / 4:
                 break
         found = self._in_threads(lambda walker, own: self._judge(walker, own), rows)
         if not found:
-            found = self._judge(self._walkers[0], [*singles(self.freedoms, needs)])
+            found = self._judge(self._walkers[0], [*singles(self.freedoms, self._needs)])
         return sorted(found, key=lambda row: row.seconds)
 
     def _judge(self, walker: Walker, rows: Sequence[Start]) -> list[Candidate]:

@@ -71,7 +71,7 @@ class Walker:
         freedoms: Freedoms,
         seed: int,
     ) -> None:
-        self.problem = problem
+        self.problem, self.freedoms = problem, freedoms
         stages, devices = freedoms.max_stages, len(network.devices)
         replicas = devices * freedoms.most_on_device
         microbatches = problem.job.microbatches
