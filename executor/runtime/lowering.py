@@ -14,10 +14,11 @@ them is done, in one order of reductions on all ranks.
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import NamedTuple
 
 from planner.plan.operations import Kind, Operation, owners
@@ -29,6 +30,7 @@ from planner.plan.programs import (
     Reduce,
     directions,
     message_of,
+    needed_by,
     pairs_of_members,
 )
 from planner.simulation.simulator import simulate_plan
@@ -39,7 +41,8 @@ from planner.verification.issue_order import (
     require_issuable,
 )
 
-_DIRECTION: dict[Kind, int] = {"F": 1, "B": -1, "I": -1}
+_STEP: dict[Kind, int] = {"F": 1, "B": -1, "I": -1}
+"""From a stage to that which needs what an operation of this kind makes."""
 
 LEAD = 2
 """Operations that a receive is posted ahead of: the one under way when the message comes, and one
@@ -63,7 +66,7 @@ def lower(plan: Plan, *, lead: int = LEAD, in_one_order: bool = True) -> list[li
         PipeplanError: if ranks could wait for each other for ever.
     """
     timeline = simulate_plan(plan)
-    programs = _Messages(plan).put_into(timeline)
+    programs = _in_order(plan, timeline)
     reductions = _reductions(plan, timeline)
     lowered = _of_ranks(plan, [_ahead(row, lead) for row in programs], reductions)
     opened = communicators(plan, [a for row in lowered for a in row if isinstance(a, Reduce)])
@@ -174,50 +177,36 @@ class _MemberActions:
         return self._ends[key]
 
 
-class _Messages:
-    """Puts sends and receives between the operations of all ranks."""
+def _in_order(plan: Plan, timeline: Timeline) -> list[list[Action]]:
+    """Return the computations and messages of each device or group, in the simulated order.
 
-    def __init__(self, plan: Plan) -> None:
-        self._rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
-        self._owner = owners(plan.parsed_orders())
-        self._programs: list[list[Action]] = [[] for _ in plan.ranks]
-        # By end: rank, peer, what goes there, and which sends of the peer are over by then.
-        self._under_way: list[tuple[float, int, int, Operation, tuple[Operation, ...]]] = []
-        # By (source, target): what the target has used, and the source does not know of yet.
-        self._used: dict[tuple[int, int], list[Operation]] = defaultdict(list)
-
-    def put_into(self, timeline: Timeline) -> list[list[Action]]:
-        """Return the operations of each rank with its messages."""
-        for event in timeline.operations:
-            self._post_until(event.start_s)
-            rank = self._rank_of[event.device]
-            self._programs[rank].append(Compute(event.operation))
-            # A weight gradient neither needs nor makes a message.
-            if event.operation.kind in _DIRECTION:
-                self._note(rank, event.operation, event.end_s)
-        self._post_until(math.inf)
-        return self._programs
-
-    def _note(self, rank: int, operation: Operation, end_s: float) -> None:
+    The two ends of a message stand before the first computation that starts once it is made.
+    """
+    rank_of = {device: rank for rank, device in enumerate(plan.ranks)}
+    owner = owners(plan.parsed_orders())
+    starts_s = [event.start_s for event in timeline.operations]
+    # By (rank, source): what the rank has used, and the source does not know of yet.
+    used: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+    rows: list[tuple[tuple[int, bool, float], int, Action]] = []
+    for number, event in enumerate(timeline.operations):
+        rank, operation = rank_of[event.device], event.operation
         stage, kind, microbatch = operation
-        step, message = _DIRECTION[kind], message_of(operation)
-        source = self._owner.get((stage - step, microbatch))
-        if source is not None:
-            used = self._used[self._rank_of[source], rank]
-            used.append(Operation(stage - step, message.kind, microbatch))
-        target = self._owner.get((stage + step, microbatch))
-        if target is not None and self._rank_of[target] != rank:
-            peer = self._rank_of[target]
-            arrived = tuple(self._used.pop((peer, rank), ()))
-            self._under_way.append((end_s, rank, peer, message, arrived))
-
-    def _post_until(self, moment_s: float) -> None:
-        """Post the messages of all operations that have ended."""
-        ended = [row for row in self._under_way if row[0] <= moment_s]
-        self._under_way = [row for row in self._under_way if row[0] > moment_s]
-        for _, rank, peer, message, arrived in sorted(ended, key=lambda row: row[0]):
-            self._programs[rank].append(Message("send", message, peer))
-            self._programs[peer].append(Message("receive", message, rank, arrived))
+        rows.append(((number, True, 0.0), rank, Compute(operation)))
+        needed = needed_by(operation, len(plan.stages))
+        if needed is not None:
+            used[rank, rank_of[owner[needed.stage, microbatch]]].append(needed)
+        target = owner.get((stage + _STEP[kind], microbatch)) if kind in _STEP else None
+        if target is None or rank_of[target] == rank:
+            continue
+        peer, made = rank_of[target], message_of(operation)
+        when = max(number + 1, bisect_left(starts_s, event.end_s)), False, event.end_s
+        arrived = tuple(used.pop((rank, peer), ()))
+        rows.append((when, rank, Message("send", made, peer)))
+        rows.append((when, peer, Message("receive", made, rank, arrived)))
+    programs: list[list[Action]] = [[] for _ in plan.ranks]
+    for _, rank, action in sorted(rows, key=itemgetter(0)):
+        programs[rank].append(action)
+    return programs
 
 
 class _Moments(NamedTuple):
