@@ -10,44 +10,31 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
 from executor.runtime.member_messages import MemberMessages, TensorPart, joined
-from executor.runtime.transport import Receiving, Sending, Transport
+from executor.runtime.transport import Transport, Underway
 from executor.runtime.worker import OperationObserver, TensorSpec, Worker
 from planner.plan.operations import Operation
 from planner.plan.programs import Action, Compute, Message, Reduce, message_of
 
 
-class DeviceClock(Protocol):
-    """Marks moments now and tells later when they were."""
-
-    def mark(self) -> Any:
-        """This moment."""
-
-    def settle(self, begin: Any, end: Any) -> None:
-        """Wait until the moment ``end`` has passed; what is asked for next is after ``begin``."""
-
-    def seconds(self, mark: Any) -> float:
-        """Return a mark's :func:`time.perf_counter` time; call :meth:`settle` first."""
-
-
 class HostClock:
-    """The CPU's: a call has ended when it returns."""
+    """The CPU's clock: a call has ended when it returns."""
 
     def mark(self) -> float:
-        """This moment."""
+        """Mark this moment."""
         return time.perf_counter()
 
     def settle(self, begin: float, end: float) -> None:
         """Nothing to wait for."""
 
     def seconds(self, mark: float) -> float:
-        """The mark itself."""
+        """Return a mark's :func:`time.perf_counter` time; call :meth:`settle` first."""
         return mark
 
 
@@ -80,6 +67,10 @@ class CudaClock:
         if isinstance(mark, float):
             return mark
         return self._origin_s + float(self._origin.elapsed_time(mark)) / 1e3
+
+
+DeviceClock = HostClock | CudaClock
+"""Marks moments now and tells later when they were."""
 
 
 def clock_of(device: torch.device) -> DeviceClock:
@@ -203,7 +194,7 @@ class _Receive:
     ``parts`` says which parts of the message's tensors it has, where not all of all.
     """
 
-    tensors: Sequence[Receiving]
+    tensors: Sequence[Underway]
     source: int
     sends_over: Sequence[Operation]
     parts: Sequence[TensorPart] = ()
@@ -213,7 +204,7 @@ class _Receive:
 class _Send:
     """Sends under way to one rank."""
 
-    tensors: Sequence[Sending]
+    tensors: Sequence[Underway]
     target: int
 
 
@@ -331,7 +322,7 @@ class PipelineRuntime:
         for receive in received:
             start = self.recorder.mark()
             with talking_to(f"rank {receive.source}, which was to send {source}"):
-                tensors += [tensor.wait() for tensor in receive.tensors]
+                tensors += map(self.transport.received, receive.tensors)
             end = self.recorder.mark()
             # They arrive in order, so the last one's arrival is that of all.
             arrived = receive.tensors[-1].arrived if receive.tensors else None

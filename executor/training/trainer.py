@@ -30,8 +30,6 @@ from executor.runtime.transport import (
     make_channels,
     open_communicators,
     open_groups,
-    transport_of,
-    watched,
 )
 from executor.runtime.worker import OperationObserver, Worker
 from executor.split.stage_module import StageModule
@@ -241,7 +239,7 @@ class Trainer:
         self._digests_of = digests_of
         self._recorder = Recorder(clock_of(device))
         self._pending = self._recorder.end()
-        transport = self._transport = self._connect(timeout)
+        self._transport = self._connect(timeout, watches=watch)
         self._divided = self._connect_layers(timeout)
         split = planned_split(plan, plan.place_of(place.rank).members)
         summed = () if split is None else split.summed_parameters
@@ -266,7 +264,7 @@ class Trainer:
             self._workers,
             program,
             self._synchronisation.start,
-            watched(transport, device) if watch else transport,
+            self._transport,
             self._recorder,
             observers,
             None if self._pacer is None else self._pacer.clock.waited,
@@ -355,7 +353,7 @@ class Trainer:
             digests_of=checked.take,
         )
 
-    def _connect(self, timeout: timedelta | None) -> Transport:
+    def _connect(self, timeout: timedelta | None, *, watches: bool) -> Transport:
         """Make process groups and open them, all ranks together; return what messages go over."""
         plan = self.plan
         replicas = {
@@ -376,7 +374,8 @@ class Trainer:
             else None
         )
         ends = directions(self.plan)
-        transport = transport_of(self._device, make_channels(ends, self._device, timeout))
+        channels = make_channels(ends, self._device, timeout)
+        transport = Transport(self._device, channels, watches=watches)
         open_communicators(transport, ends, self.process_groups, self._device)
         return transport
 

@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+import executor.runtime.transport
 from executor.distributed.machines import BACKENDS
 from executor.distributed.process_group import carrier_of
 from executor.runtime.transport import (
-    GroupTransport,
-    StreamWatchedTransport,
+    Transport,
     make_channels,
     open_communicators,
 )
@@ -46,39 +46,38 @@ class Streams:
         return (self.current, *self.waits[self.current])
 
 
-class Receiving:
+class Waited:
+    """A receive of NCCL's, for which the current stream waits."""
+
     def __init__(self, name: str, streams: Streams) -> None:
-        self.name, self.streams, self.arrived = name, streams, None
+        self.name, self.streams = name, streams
 
-    def wait(self) -> Tensor:
+    def wait(self) -> None:
         self.streams.waits[self.streams.current].append(self.name)
-        return torch.zeros(1)
 
 
-class Transport:
-    def __init__(self, streams: Streams) -> None:
-        self.streams = streams
-        self.calls: list[tuple[str, int]] = []
-
-    def send(self, tensor: Tensor, peer: int) -> Receiving:
-        self.calls.append(("send", peer))
-        return Receiving("", self.streams)
-
-    def receive(self, spec: TensorSpec, peer: int) -> Receiving:
-        self.calls.append(("receive", peer))
-        return Receiving(f"{peer}.{len(self.calls)}", self.streams)
-
-
-def test_a_watched_receive_holds_up_no_computation_before_it_is_needed() -> None:
-    streams = Streams()
-    watched = StreamWatchedTransport(Transport(streams), streams)
-    first = watched.receive(TensorSpec((1,), torch.float32), 3)
-    second = watched.receive(TensorSpec((1,), torch.float32), 3)
+def test_a_watched_receive_holds_up_no_computation_before_it_is_needed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    streams, names = Streams(), iter(["3.1", "3.2"])
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group=None: "cpu:nccl")
+    monkeypatch.setattr(dist, "irecv", lambda *_, **__: Waited(next(names), streams))
+    monkeypatch.setattr(executor.runtime.transport, "CudaStreams", lambda device: streams)
+    watched = Transport(CPU, {}, watches=True)
+    first, second = (watched.receive(TensorSpec((1,), torch.float32), 3) for _ in range(2))
     assert streams.waits["compute"] == []
     assert first.arrived == ("beside 3", "3.1")
     assert second.arrived == ("beside 3", "3.1", "3.2")
-    first.wait()
+    watched.received(first)
     assert streams.waits["compute"] == ["3.1"]
+
+
+class Over:
+    """What opening a communicator waits for."""
+
+    def wait(self) -> None:
+        pass
 
 
 class Work:
@@ -113,7 +112,7 @@ def until(what: Callable[[], bool]) -> None:
 
 
 def test_a_sent_tensor_goes_when_it_has_arrived(work: Work) -> None:
-    tensor, transport = torch.zeros(3), GroupTransport(CPU, CPU, {})
+    tensor, transport = torch.zeros(3), Transport(CPU, {})
     held, sending = weakref.ref(tensor), transport.send(tensor, 1)
     del tensor
     assert not sending.is_over
@@ -127,7 +126,7 @@ def test_a_sent_tensor_goes_when_it_has_arrived(work: Work) -> None:
 def test_a_send_that_fails_is_not_over_and_says_so_who_waits(work: Work) -> None:
     work.error = RuntimeError("connection reset by peer")
     work.arrived.set()
-    transport = GroupTransport(CPU, CPU, {})
+    transport = Transport(CPU, {})
     sending = transport.send(torch.zeros(3), 1)
     with pytest.raises(RuntimeError, match="reset by peer"):
         sending.wait()
@@ -143,14 +142,14 @@ def test_all_ranks_open_the_same_communicators_in_one_order(
     for rank in range(3):
         calls: list[Communicator] = []
 
-        class Noting(Transport):
-            def send(self, tensor: Tensor, peer: int, rank=rank, calls=calls) -> Receiving:
+        class Noting:
+            def send(self, tensor: Tensor, peer: int, rank=rank, calls=calls) -> Over:
                 calls.append(Communicator("messages", (rank, peer)))
-                return super().send(tensor, peer)
+                return Over()
 
-            def receive(self, spec: TensorSpec, peer: int, rank=rank, calls=calls) -> Receiving:
+            def receive(self, spec: TensorSpec, peer: int, rank=rank, calls=calls) -> Over:
                 calls.append(Communicator("messages", (peer, rank)))
-                return super().receive(spec, peer)
+                return Over()
 
         def all_reduce(tensor: Tensor, group: str | None = None, calls=calls) -> None:
             named = {name: ranks for ranks, name in groups.items()}
@@ -158,7 +157,7 @@ def test_all_ranks_open_the_same_communicators_in_one_order(
 
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
         monkeypatch.setattr(dist, "all_reduce", all_reduce)
-        open_communicators(Noting(Streams()), ends, groups, CPU)
+        open_communicators(Noting(), ends, groups, CPU)
         opened.append([c for c in calls if 99 not in c.ranks])
     for one, other in combinations(opened, 2):
         assert [c for c in one if c in other] == [c for c in other if c in one]
