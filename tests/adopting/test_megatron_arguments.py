@@ -361,7 +361,7 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
             "--mtp-num-layers 1",
             "m is in stage 1, but Megatron-LM has it in the last stage of a rank, one of the last",
         ),
-        ("--standalone-embedding-stage", "megatron-core 0.16.1 has no such argument; give the"),
+        ("--standalone-embedding-stage", "is no argument of Megatron-LM known here; correct it"),
         ("--pipeline-parallel-degree 2", "is no argument of Megatron-LM known here; correct it"),
         ("--use-checkpoint-args", "the checkpoint's arguments are not in the file; paste them"),
         ("", "has no argument of Megatron-LM that lays out a model"),

@@ -22,80 +22,33 @@ from planner.errors import PipeplanError, shorten
 from planner.interop.adopt.script import Script, Word
 from planner.records.document import read_text
 
-_NUMBERS = (
-    "tensor-model-parallel-size",
-    "pipeline-model-parallel-size",
-    "num-layers",
-    "num-layers-per-virtual-pipeline-stage",
-    "num-virtual-stages-per-pipeline-rank",
-    "decoder-first-pipeline-num-layers",
-    "decoder-last-pipeline-num-layers",
-    "microbatch-group-size-per-virtual-pipeline-stage",
-    "micro-batch-size",
-    "global-batch-size",
-    "recompute-num-layers",
-    "checkpoint-num-layers",
-    "context-parallel-size",
-    "expert-model-parallel-size",
-    "expert-tensor-parallel-size",
-    "mtp-num-layers",
+_WITH_VALUE = frozenset(
+    """tensor-model-parallel-size pipeline-model-parallel-size context-parallel-size
+    expert-model-parallel-size expert-tensor-parallel-size num-layers mtp-num-layers
+    num-layers-per-virtual-pipeline-stage num-virtual-stages-per-pipeline-rank
+    decoder-first-pipeline-num-layers decoder-last-pipeline-num-layers
+    microbatch-group-size-per-virtual-pipeline-stage micro-batch-size global-batch-size
+    pipeline-model-parallel-layout recompute-granularity recompute-method recompute-num-layers
+    recompute-modules checkpoint-num-layers pp-partition-method zero-stage
+    moe-token-dispatcher-type moe-expert-capacity-factor
+    data-parallel-sharding-strategy""".split()
 )
-_WORDS = (
-    "pipeline-model-parallel-layout",
-    "recompute-granularity",
-    "recompute-method",
-    "pp-partition-method",
-    "zero-stage",
-    "moe-token-dispatcher-type",
-    "moe-expert-capacity-factor",
-    "data-parallel-sharding-strategy",
+_SWITCHES = frozenset(
+    """sequence-parallel use-distributed-optimizer use-tp-pp-dp-mapping overlap-grad-reduce
+    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
+    recompute-activations checkpoint-activations tp-comm-overlap overlap-param-gather
+    no-overlap-p2p-communication untie-embeddings-and-output-weights deepspeed
+    no-pipeline-parallel bf16 fp16 accumulate-allreduce-grads-in-fp32
+    grad-reduce-in-bf16""".split()
 )
-_LISTS = ("recompute-modules",)
-_SWITCHES = (
-    "sequence-parallel",
-    "use-distributed-optimizer",
-    "use-tp-pp-dp-mapping",
-    "overlap-grad-reduce",
-    "account-for-embedding-in-pipeline-split",
-    "account-for-loss-in-pipeline-split",
-    "recompute-activations",
-    "checkpoint-activations",
-    "tp-comm-overlap",
-    "overlap-param-gather",
-    "no-overlap-p2p-communication",
-    "untie-embeddings-and-output-weights",
-    "deepspeed",
-    "no-pipeline-parallel",
-    "bf16",
-    "fp16",
-    "accumulate-allreduce-grads-in-fp32",
-    "grad-reduce-in-bf16",
-)
-_FSDP = "plans keep whole parameters in every pipeline; leave it out"
-_TWO_STACKS = "two stacks have no layout; use --stages instead"
 _REFUSED = {
-    "use-megatron-fsdp": _FSDP,
-    "use-custom-fsdp": _FSDP,
-    "use-torch-fsdp2": _FSDP,
+    "use-megatron-fsdp": "plans keep whole parameters in every pipeline; leave it out",
+    "use-torch-fsdp2": "plans keep whole parameters in every pipeline; leave it out",
     "rampup-batch-size": "a plan is of one batch size; give that of most iterations alone",
-    "step-batch-size-schedule": "a plan is of one batch size; give --global-batch-size alone",
     "hybrid-layer-pattern": "stages are of equal blocks; give --pipeline-model-parallel-layout",
-    "pipeline-model-parallel-split-rank": _TWO_STACKS,
-    "encoder-num-layers": _TWO_STACKS,
-    "decoder-num-layers": _TWO_STACKS,
-    "model-parallel-size": "it is an old name; use --tensor-model-parallel-size",
-    "batch-size": "it is an old name; use --micro-batch-size",
-    "distribute-saved-activations": "plans keep what blocks start from whole; leave it out",
-    "cpu-offloading": "plans keep stashes on the device; leave it out",
-    "fine-grained-activation-offloading": "plans keep stashes on the device; leave it out",
     "num-distributed-optimizer-instances": "all pipelines share one optimizer state; leave it out",
     "use-checkpoint-args": "the checkpoint's arguments are not in the file; paste them",
     "yaml-cfg": "the arguments are in another file; give that one",
-    "heterogeneous-layers-config-path": "blocks are counted as equal; give the stages (--stages)",
-    "standalone-embedding-stage": (
-        "megatron-core 0.16.1 has no such argument; give the stages instead, such as "
-        "--pipeline-model-parallel-layout 'E|tttt|tttt|ttttL'"
-    ),
 }
 _ALIASES = {
     "tensor-parallel-size": "tensor-model-parallel-size",
@@ -107,7 +60,7 @@ _ALIASES = {
     "microbatch-group-size-per-vp-stage": "microbatch-group-size-per-virtual-pipeline-stage",
 }
 """Names of the same thing: fields of ``TransformerConfig``, which frameworks around it take."""
-_KNOWN = frozenset((*_NUMBERS, *_WORDS, *_LISTS, *_SWITCHES, *_REFUSED))
+_KNOWN = _WITH_VALUE | _SWITCHES | _REFUSED.keys()
 _CONCERNS = re.compile(
     r"(?:^|-)(?:pipeline|parallel|parallelism|pp|tp|dp|cp|vpp|virtual|stages?|micro|microbatch"
     r"|microbatches|batch|gbs|mbs|recompute|recomputation|interleaved?|layers|partition|fsdp|hsdp"
@@ -117,7 +70,7 @@ _UNRELATED = re.compile(
     # Messages, precision, experts, checkpoints, evaluation, inference: they divide nothing.
     r"""cp-comm-type|tp-comm-.*|batch-p2p-.*|overlap-p2p-communication.*|(?:no-)?ckpt-.*|dist-ckpt-.*
     |.*-(?:start|end)-in-bf16|pipeline-model-parallel-comm-backend|data-parallel-random-init
-    |deepspeed-.*|partition-activations|deepspeed|contigious-checkpointing|zero-.*|eval-.*
+    |deepspeed-.*|partition-activations|contigious-checkpointing|zero-.*|eval-.*
     |mtp-.*|inference-.*|rl-.*|vllm-.*|check-.*|offload-(?:model|bridge|optimizer|teacher-model)
     |first-last-layers-.*|rotary-.*|async-tensor-model-parallel-allreduce
     |no-async-tensor-model-parallel-allreduce|expert-.*|moe-.*|megatron-fsdp-.*|fsdp-.*
@@ -159,16 +112,10 @@ class MegatronArguments:
         """Return whether an argument was given."""
         return name in self.values
 
-    def word(self, name: str) -> str | None:
-        """Return the value of an argument; None if it was not given."""
-        return self.values.get(name)
-
     def number(self, name: str) -> int | None:
         """Return the value of an argument as a number of at least 1; None if it was not given."""
         text = self.values.get(name)
-        if text is None:
-            return None
-        if name == "mtp-num-layers" and text == "0":
+        if text is None or (name == "mtp-num-layers" and text == "0"):
             return None
         if re.fullmatch("[1-9][0-9]{0,8}", text):
             return int(text)
@@ -192,11 +139,8 @@ def read_arguments(path: str | Path) -> MegatronArguments:
     """
     source, text = str(path), read_text(Path(path), MOST_SCRIPT_BYTES)
     found = MegatronArguments(source, {})
-    if Path(path).suffix in (".yaml", ".yml", ".json"):
-        pairs = _pairs_of_yaml(text, source)
-    else:
-        pairs = _pairs_of_words(_script(text, found), found)
-    for name, value, is_literal in pairs:
+    is_mapping = Path(path).suffix in (".yaml", ".yml", ".json")
+    for name, value, is_literal in (_of_yaml if is_mapping else _of_script)(text, found):
         _take(found, name, value, is_literal=is_literal)
     if not found.values and not found.problems:
         raise PipeplanError(
@@ -221,64 +165,68 @@ def _take(found: MegatronArguments, name: str, value: str, *, is_literal: bool) 
         found.wrong(name, f"{shorten(found.values[name])} and {shorten(value)}; give it once")
 
 
-_Pair = tuple[str, str, bool]
-"""The name of an argument, its value, and whether the file alone says both."""
+_Argument = tuple[str, str, bool]
+"""The name of an argument, its value, and whether the file alone gives both."""
 
 
-def _script(text: str, found: MegatronArguments) -> Sequence[Word]:
+def _of_script(text: str, found: MegatronArguments) -> Iterator[_Argument]:
+    """Yield the arguments of a launch script.
+
+    Raises:
+        PipeplanError: if a quotation is not closed, a known argument has no value, or a word may
+            hide some.
+    """
     try:
         script = Script.of(text)
     except ValueError as error:
         raise PipeplanError(
             f"{found.source}: {error}; give a file with Megatron-LM's arguments alone"
         ) from None
+    words = script.words
     found.notes += dict.fromkeys(script.notes)
-    return script.words
-
-
-def _pairs_of_words(words: Sequence[Word], found: MegatronArguments) -> Iterator[_Pair]:
-    """Yield arguments with their values.
-
-    Raises:
-        PipeplanError: if a known one has no value, or a word may hide some.
-    """
     is_value = False
     for place, word in enumerate(words):
         override = _OVERRIDE.fullmatch(word.text)
-        if override and _normal(override[1]) in _KNOWN:
-            yield from _pair_of_override(_normal(override[1]), override[2], word)
-            continue
-        if not word.text.startswith("--"):
-            if not is_value and _SUBSTITUTION.fullmatch(word.text):
-                raise PipeplanError(f"{found.source}: {shorten(word.text)}: {PASTE}")
-            if not is_value and word.text.startswith("$") and not word.is_literal:
-                found.notes.append(f"{shorten(word.text)} is not set in the file: taken as empty")
+        if override and (name := _normal(override[1])) in _KNOWN:
+            value = override[2]
+            if name not in _SWITCHES or value.lower() not in _OFF:
+                yield name, "" if name in _SWITCHES else value, word.is_literal
+        elif word.text.startswith("--"):
+            given, equals, _ = word.text[2:].partition("=")
+            is_value = not equals and _normal(given) not in _SWITCHES
+            yield from _of_option(found, word, words[place + 1 :])
+        else:
+            if not is_value:
+                _require_read(found, word)
             is_value = False
-            continue
-        given, equals, value = word.text[2:].partition("=")
-        name = _normal(given)
-        rest = words[place + 1 :]
-        values = list(takewhile(lambda more: not more.text.startswith("--"), rest))
-        is_value = not equals and name not in _SWITCHES
-        if name in _SWITCHES:
-            said = value.lower() if equals else values[0].text.lower() if values else ""
-            if said not in _OFF or name == "deepspeed":
-                yield name, "", word.is_literal
-            continue
-        if equals:
-            values = [Word(value, word.is_literal)]
-        elif name in _KNOWN and name not in _REFUSED and not values:
-            raise PipeplanError(f"{found.source}: --{name}: has no value; write one behind it")
-        taken = values if name in _LISTS else values[:1]
-        text = " ".join(more.text for more in taken)
-        yield name, text, all(more.is_literal for more in (word, *taken))
 
 
-def _pair_of_override(name: str, value: str, word: Word) -> Iterator[_Pair]:
-    if name not in _SWITCHES:
-        yield name, value, word.is_literal
-    elif value.lower() not in _OFF:
-        yield name, "", word.is_literal
+def _require_read(found: MegatronArguments, word: Word) -> None:
+    """Refuse a word that may stand for arguments, unless it is a variable that is not set."""
+    if _SUBSTITUTION.fullmatch(word.text):
+        raise PipeplanError(f"{found.source}: {shorten(word.text)}: {PASTE}")
+    if word.text.startswith("$") and not word.is_literal:
+        found.notes.append(f"{shorten(word.text)} is not set in the file: taken as empty")
+
+
+def _of_option(
+    found: MegatronArguments, word: Word, following: Sequence[Word]
+) -> Iterator[_Argument]:
+    """Yield the argument of an option and the words behind it; a switch only if it is on."""
+    given, equals, value = word.text[2:].partition("=")
+    name = _normal(given)
+    values = list(takewhile(lambda more: not more.text.startswith("--"), following))
+    if equals:
+        values = [Word(value, word.is_literal)]
+    if name in _SWITCHES:
+        if not values or values[0].text.lower() not in _OFF or name == "deepspeed":
+            yield name, "", word.is_literal
+        return
+    if not values and name in _WITH_VALUE:
+        raise PipeplanError(f"{found.source}: --{name}: has no value; write one behind it")
+    taken = values if name == "recompute-modules" else values[:1]
+    text = " ".join(more.text for more in taken)
+    yield name, text, all(more.is_literal for more in (word, *taken))
 
 
 def _normal(name: str) -> str:
@@ -295,7 +243,7 @@ class _PlainYaml(yaml.SafeLoader):  # type: ignore[misc]
         return super().compose_node(parent, index)
 
 
-def _pairs_of_yaml(text: str, source: str) -> Iterator[_Pair]:
+def _of_yaml(text: str, found: MegatronArguments) -> Iterator[_Argument]:
     """Yield arguments with their values, in whatever mappings they are.
 
     Raises:
@@ -304,24 +252,21 @@ def _pairs_of_yaml(text: str, source: str) -> Iterator[_Pair]:
     try:
         data = yaml.load(text, _PlainYaml)
     except (yaml.YAMLError, RecursionError) as error:
-        raise PipeplanError(f"{source}: {shorten(str(error), 200)}; expected YAML") from None
+        raise PipeplanError(f"{found.source}: {shorten(str(error), 200)}; expected YAML") from None
     if not isinstance(data, Mapping):
-        raise PipeplanError(f"{source}: expected a mapping of arguments to values")
-    yield from _pairs_of_mapping(data)
+        raise PipeplanError(f"{found.source}: expected a mapping of arguments to values")
+    yield from _of_mapping(data)
 
 
-def _pairs_of_mapping(data: Mapping[Any, Any]) -> Iterator[_Pair]:
+def _of_mapping(data: Mapping[Any, Any]) -> Iterator[_Argument]:
     for key, value in data.items():
         name = _normal(str(key))
         if isinstance(value, Mapping):
-            yield from _pairs_of_mapping(value)
-        elif value is None or (value is False and name not in _REFUSED):
-            continue
-        elif name == "pipeline-model-parallel-layout" and isinstance(value, list):
-            yield name, _layout_of(value), True
+            yield from _of_mapping(value)
         elif isinstance(value, list):
-            yield name, " ".join(map(str, value)), True
-        elif value is not False:
+            is_layout = name == "pipeline-model-parallel-layout"
+            yield name, _layout_of(value) if is_layout else " ".join(map(str, value)), True
+        elif value is not None and value is not False:
             yield name, "" if value is True else str(value), "$" not in str(value)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.errors import PipeplanError
-from planner.interop.adopt.deepspeed_partition import DeepSpeedPartition
 from planner.interop.adopt.division import Division, divide
 from planner.interop.adopt.megatron_arguments import MegatronArguments
 from planner.interop.importing.megatron_layout import parse_layout
@@ -28,43 +27,12 @@ _FIRST, _LAST = "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-
 _EMBEDDING = "account-for-embedding-in-pipeline-split"
 _LOSS = "account-for-loss-in-pipeline-split"
 _TURN = "microbatch-group-size-per-virtual-pipeline-stage"
-_METHOD = "pp-partition-method"
 _EXCLUDING = ((_LAYOUT, _EACH, _CHUNKS), (_LAYOUT, _FIRST, _EMBEDDING), (_LAYOUT, _FIRST, _LOSS),
               (_LAYOUT, _LAST, _EMBEDDING), (_LAYOUT, _LAST, _LOSS), (_EACH, _FIRST),
               (_EACH, _LAST))  # fmt: skip
 """Arguments of which Megatron-LM takes one alone."""
-
-
-def deepspeed_partition(
-    found: MegatronArguments, size: int, degree: int
-) -> DeepSpeedPartition | None:
-    """Return how DeepSpeed's pipeline deals out layers; None where it is Megatron-LM's own.
-
-    Args:
-        found: the arguments, which note what plans cannot express.
-        size: pipeline ranks.
-        degree: devices of a tensor-parallel group.
-    """
-    method = found.word(_METHOD)
-    if method is None and not (found.has("deepspeed") or found.has("zero-stage")):
-        return None
-    if size > 1 and found.has("no-pipeline-parallel"):
-        found.wrong("no-pipeline-parallel", f"with {size} pipeline ranks; leave one of them out")
-    if size == 1:
-        return None
-    for name in (_LAYOUT, _EACH, _CHUNKS, _FIRST, _LAST, _EMBEDDING, _LOSS, "mtp-num-layers"):
-        if found.has(name):
-            found.wrong(name, f"DeepSpeed's pipeline has --{_METHOD} alone; leave it out")
-    if method is not None and method.lower() == "parameters" and degree > 1:
-        found.wrong(
-            _METHOD,
-            f"parameters: DeepSpeed counts those of a rank, and {degree} ranks of a group divide "
-            "some of a block's; give the stages (--stages)",
-        )
-    is_tied = not found.has("untie-embeddings-and-output-weights")
-    converts = found.has("bf16") or found.has("fp16")
-    method = method or "type:transformer"
-    return DeepSpeedPartition(found.source, method, size, is_tied, converts)
+STAGE_ARGUMENTS = (_LAYOUT, _EACH, _CHUNKS, _FIRST, _LAST, _EMBEDDING, _LOSS, "mtp-num-layers")
+"""Arguments that deal out blocks."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +221,7 @@ def _working(share: int, turn: int, size: int) -> str:
 
 def _layout(found: MegatronArguments, size: int) -> tuple[str, ...] | None:
     """Return the stages of a layout, or None; what is wrong with it is noted."""
-    text = found.word(_LAYOUT)
+    text = found.values.get(_LAYOUT)
     if text is None:
         return None
     try:
