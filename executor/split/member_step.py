@@ -92,7 +92,7 @@ def member_step(
             layer_of[node] = layer
         if value is not None:
             place_of[node] = places[value]
-        if value in split.placements.gradients:
+        if value in split.gradients:
             takes_gradient.add(node.name)
         if value in core_of:
             own_cores.setdefault(core_of[value], set()).add(node)
@@ -115,7 +115,7 @@ def _shared(made: Mapping[fx.Node, tuple[fx.Node, str]], split: Split) -> dict[f
     """Return the dimension of positions of each operation that makes a contiguous share of them."""
     found = {}
     for node, (value, _) in made.items():
-        share = split.placements.positions.get(value)
+        share = split.positions.get(value)
         local, whole = node.meta.get("val"), value.meta.get("val")
         if share is None or not isinstance(local, Tensor) or not isinstance(whole, Tensor):
             continue

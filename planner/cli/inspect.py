@@ -94,10 +94,12 @@ def _show_splits(
     from planner.model.layer_graph import LayerGraph
     from planner.report.layers import split_table, unsplit_lines
     from planner.tracing.sharding.record import with_splits
-    from planner.tracing.sharding.routing import ExpertRouting, routing_of
+    from planner.tracing.sharding.routing import routing_of
     from planner.tracing.trace import trace_step
 
-    routing = routing_of(job) or (ExpertRouting() if experts else None)
+    routing = routing_of(job)
+    if routing is None and experts:
+        routing = ()
     step = trace_step(model, job)
     record = with_splits(step, dict.fromkeys(degrees), sequence=sequence, experts=routing)
     if output is not None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import PipeplanError, shorten
+from planner.records.document import read_json
 from planner.tracing.expert_operations import (
     combine_experts,
     dispatch_to_experts,
@@ -31,19 +31,13 @@ PREFIX = "hf:"
 _MOST_TOKENS = 2048  # Of a default; longer ones by choice.
 _DEFAULT_TOKENS, _DEFAULT_PIXELS = 512, 224
 _IMAGES = "image classification"
-# What a model is for, by the library's own tables; the first that names the class counts.
 _KINDS = {
-    "sequence to sequence": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
-    "causal language model": "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
-    "masked language model": "MODEL_FOR_MASKED_LM_MAPPING_NAMES",
-    _IMAGES: "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "sequence to sequence": ("SEQ_TO_SEQ_CAUSAL_LM", ("input_ids", "decoder_input_ids")),
+    "causal language model": ("CAUSAL_LM", ("input_ids",)),
+    "masked language model": ("MASKED_LM", ("input_ids",)),
+    _IMAGES: ("IMAGE_CLASSIFICATION", ("pixel_values",)),
 }
-_INPUTS = {
-    "sequence to sequence": ("input_ids", "decoder_input_ids"),
-    "causal language model": ("input_ids",),
-    "masked language model": ("input_ids",),
-    _IMAGES: ("pixel_values",),
-}
+"""What a model is for, by the library's own tables, and its inputs; the first table counts."""
 # These may fetch code or weights, or choose what cannot be exported.
 _RESERVED = frozenset(
     "attn_implementation experts_implementation auto_map quantization_config use_cache "
@@ -95,11 +89,10 @@ def factory_of(name: str) -> Callable[..., nn.Module]:
         raise PipeplanError(
             f"model {name!r} is a folder; name its configuration: {name.rstrip('/')}/config.json"
         )
-    is_file = is_configuration_file(name)
-    recorded = _read(name, Path(wanted)) if is_file else {}
-    class_name = _architecture(name, recorded) if is_file else wanted
+    recorded = _read(name, Path(wanted)) if is_configuration_file(name) else {}
+    class_name = recorded["architectures"][0] if recorded else wanted
     library = _transformers(name)
-    kind = _kind_of(name, class_name)
+    kind = _kind_of(name, class_name, library)
     model_class = getattr(library, class_name)
     expected = model_class.config_class.model_type
     if recorded.get("model_type", expected) != expected:
@@ -141,43 +134,30 @@ def _transformers(name: str) -> Any:
 
 
 def _read(name: str, path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        words = (
-            f"there is no file {path}; give the path of a checkpoint's config.json from the "
-            "current folder, or a class as in hf:GPT2LMHeadModel"
-        )
-        raise _refused(name, words) from None
-    except json.JSONDecodeError as error:
-        words = f"{path} is not JSON: {error}; give a checkpoint's config.json"
-        raise _refused(name, words) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise _refused(name, f"{path} cannot be read: {error}") from error
-    if not isinstance(data, dict):
+    """Return the fields of a configuration file that names one class."""
+    if not path.exists():
         raise _refused(
             name,
-            f"{path} holds a {type(data).__name__}, expected an object with architectures and the "
-            "configuration's fields",
+            f"there is no file {path}; give the path of a checkpoint's config.json from the "
+            "current folder, or a class as in hf:GPT2LMHeadModel",
         )
-    for field in _TAKEN_OUT.keys() & data.keys():
+    data = read_json(path, keeps_nan=True)
+    fields: dict[str, Any] = data if isinstance(data, dict) else {}
+    for field in _TAKEN_OUT.keys() & fields.keys():
         raise _refused(name, f"{field} in {path}{_TAKEN_OUT[field]}")
-    return data
+    match fields.get("architectures"):
+        case [str()]:
+            return fields
+        case found:
+            shown = shorten(found) if "architectures" in fields else "missing"
+            raise _refused(
+                name,
+                f"architectures in {path} is {shown}, expected a list with the name of one class "
+                'of transformers, for example ["GPT2LMHeadModel"]',
+            )
 
 
-def _architecture(name: str, recorded: Mapping[str, Any]) -> str:
-    found = recorded.get("architectures")
-    if isinstance(found, list) and len(found) == 1 and isinstance(found[0], str):
-        return found[0]
-    shown = shorten(found) if "architectures" in recorded else "missing"
-    raise _refused(
-        name,
-        f"architectures is {shown}, expected a list with the name of one class of transformers, "
-        'for example ["GPT2LMHeadModel"]',
-    )
-
-
-def _kind_of(name: str, class_name: str) -> str:
+def _kind_of(name: str, class_name: str, library: Any) -> str:
     """Return the task of a class.
 
     Raises:
@@ -185,13 +165,13 @@ def _kind_of(name: str, class_name: str) -> str:
     """
     auto = importlib.import_module("transformers.models.auto.modeling_auto")
     kinds: dict[str, str] = {}
-    for kind, table in _KINDS.items():
-        for entry in getattr(auto, table).values():
-            for known in (entry,) if isinstance(entry, str) else entry:
-                kinds.setdefault(known, kind)
+    for kind, (table, _) in _KINDS.items():
+        for entry in getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES").values():
+            names = (entry,) if isinstance(entry, str) else entry
+            kinds = dict.fromkeys(names, kind) | kinds
     if class_name in kinds:
         return kinds[class_name]
-    if class_name in dir(_transformers(name)):
+    if class_name in dir(library):
         raise _refused(
             name,
             f"{class_name} is none of the kinds whose batches and losses Pipeplan knows "
@@ -207,12 +187,14 @@ def _meant(name: str, known: Iterable[str], most: int) -> str:
 
 
 def _build(model: _Model, arguments: Mapping[str, Any]) -> nn.Module:
-    fields, known = dict(arguments), model.model_class.config_class()
+    fields, config_class = dict(arguments), model.model_class.config_class
+    known = config_class()
     sizes = {"sequence_length": fields.pop("sequence_length", None)}
     if model.kind == _IMAGES and not hasattr(known, "image_size"):
         sizes["image_size"] = fields.pop("image_size", None)
-    _require_arguments(model, known, fields, sizes)
-    config = model.model_class.config_class.from_dict({**model.recorded, **fields})
+    for problem in _problems(model, known, fields, sizes):
+        raise _refused(model.name, problem)
+    config = config_class.from_dict({**model.recorded, **fields})
     config.return_dict = True
     if hasattr(config, "use_cache"):
         config.use_cache = False
@@ -229,29 +211,25 @@ def _build(model: _Model, arguments: Mapping[str, Any]) -> nn.Module:
     return built
 
 
-def _require_arguments(
+def _problems(
     model: _Model, known: Any, fields: Mapping[str, Any], sizes: Mapping[str, Any]
-) -> None:
-    """Refuse sizes that are no sizes, fields that the configuration lacks, and other inputs."""
+) -> Iterator[str]:
+    """Yield sizes that are no sizes, fields that the configuration lacks, and other inputs."""
     for name, value in sizes.items():
         if value is not None and (type(value) is not int or value < 1):
-            words = f"{name} = {shorten(value)} in model_arguments, expected a positive integer"
-            raise _refused(model.name, words)
+            yield f"{name} = {shorten(value)} in model_arguments, expected a positive integer"
     for field in fields:
         words = f"{field} in model_arguments is "
         if field.startswith("_") or field in _RESERVED:
-            words += "chosen by Pipeplan so that the model can be exported; remove it"
-            raise _refused(model.name, words)
+            yield f"{words}chosen by Pipeplan so that the model can be exported; remove it"
         if not hasattr(known, field):
             hint = _meant(field, [*known.to_dict(), "sequence_length"], 3) or "; remove it"
-            raise _refused(model.name, f"{words}no field of {type(known).__name__}{hint}")
+            yield f"{words}no field of {type(known).__name__}{hint}"
     taken = inspect.signature(model.model_class.forward).parameters
-    missing = [entry for entry in _INPUTS[model.kind] if entry not in taken]
-    if missing:
-        raise _refused(
-            model.name,
+    if missing := [entry for entry in _KINDS[model.kind][1] if entry not in taken]:
+        yield (
             f"{model.model_class.__name__}.forward takes no {' and no '.join(missing)}, which "
-            f"Pipeplan gives to a model for {model.kind}; write a module:factory that wraps it",
+            f"Pipeplan gives to a model for {model.kind}; write a module:factory that wraps it"
         )
 
 
@@ -296,7 +274,7 @@ def _one_tensor_class(model: _Model, sizes: Mapping[str, int | None]) -> Any:
         length = sizes["sequence_length"]
         if length is None:
             length = min(_positions(self) or _DEFAULT_TOKENS, _MOST_TOKENS)
-        names = (*_INPUTS[kind], "target")
+        names = (*_KINDS[kind][1], "target")
         return {entry: torch.randint(self.config.vocab_size, (samples, length)) for entry in names}
 
     members = {

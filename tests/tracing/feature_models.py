@@ -1,10 +1,12 @@
-"""Small models, each with one thing that people write and export drops, by the name of a function.
+"""Small models, each with one thing that people write and export drops.
 
 ``REFUSED`` has the words of the refusal, ``KEPT`` those whose exported step trains as eager torch.
 """
 
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +28,16 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """Three blocks; ``between`` is what a model does around each of them."""
+    """Three blocks; ``between`` is what a model does around each of them, by further attributes."""
 
-    def __init__(self, between: Callable[..., Tensor] | None = None) -> None:
+    def __init__(self, between: Callable[..., Tensor] | None = None, **attributes: Any) -> None:
         super().__init__()
         self.first = nn.Linear(4, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(3))
         self.head = nn.Linear(WIDTH, CLASSES)
         self.between = between or (lambda self, block, x: block(x))
+        for name, value in attributes.items():
+            setattr(self, name, value)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -118,55 +122,82 @@ class Listed(torch.autograd.Function):
         return None
 
 
-# --- kept -----------------------------------------------------------------------------------------
+# --- what a model does around its blocks ----------------------------------------------------------
 
 
-def plain() -> nn.Module:
-    return Net()
+def rounded(self, block, x):
+    weight = Rounded.apply(block.down.weight.t())
+    return x + functional.linear(block.norm(x), weight)[..., :WIDTH]
 
 
-def function_bound_before() -> nn.Module:
-    return Net(lambda self, block, x: block(scaled(x, 0.5)))
+def gated(self, block, x):
+    product, sign = WithContext.apply(x, block(x))
+    return product + sign * block.norm.weight
 
 
-def straight_through_weights() -> nn.Module:
-    def rounded(self, block, x):
-        return (
-            x + functional.linear(block.norm(x), Rounded.apply(block.down.weight.t()))[..., :WIDTH]
-        )
+def with_autocast(device: str, **settings: Any) -> Callable[..., Tensor]:
+    def cast(self, block, x):
+        with torch.autocast(device, **settings):
+            return block(x).float()
 
-    return Net(rounded)
-
-
-def function_with_context() -> nn.Module:
-    def gated(self, block, x):
-        product, sign = WithContext.apply(x, block(x))
-        return product + sign * block.norm.weight
-
-    return Net(gated)
+    return cast
 
 
-def checkpointed() -> nn.Module:
-    return Net(lambda self, block, x: checkpoint(block, x, use_reentrant=False))
+def scaled_by_what_the_first_call_made(self, block, x):
+    if not hasattr(self, "scale"):
+        self.scale = x.shape[-1] ** -0.5
+    return x + self.scale * block(x)
 
 
-def reentrant() -> nn.Module:
-    return Net(lambda self, block, x: checkpoint(block, x, use_reentrant=True))
+def hooked(self, block, x):
+    x.register_hook(lambda gradient: gradient * 0.1)
+    return block(x)
 
 
-def reentrant_without_gradient() -> nn.Module:
-    """Its first layer is frozen, so torch gives the first block no gradients either."""
-    model = reentrant()
+def warmed_up(self, block, x):
+    self.calls += 1
+    return x + min(1.0, self.calls / 1000) * block(x)
+
+
+def counted(self, block, x):
+    self.history.append(len(self.history))
+    return block(x) if len(self.history) % 9 else x
+
+
+def remembered(self, block, x):
+    x = block(x) + self.memory[0]
+    self.memory[0] = x.detach().mean(0)
+    return x
+
+
+def clamped(self, block, x):
+    with torch.no_grad():
+        block.up.weight.clamp_(-0.1, 0.1)
+    return block(x)
+
+
+def clamped_data(self, block, x):
+    block.up.weight.data.clamp_(-0.1, 0.1)
+    return block(x)
+
+
+def followed(self, block, x):
+    with torch.no_grad():
+        self.slow.weight.mul_(0.9).add_(self.fast.weight, alpha=0.1)
+    return block(x) + self.fast(x) + self.slow(x)
+
+
+def routed(self, block, x):
+    rows = torch.where(self.gate(x).argmax(-1) == 0)[0]
+    return x.index_add(0, rows, block(x[rows]))
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+def first_layer_frozen(model: nn.Module) -> nn.Module:
     model.first.requires_grad_(False)
     return model
-
-
-def autocast_off() -> nn.Module:
-    def off(self, block, x):
-        with torch.autocast(x.device.type, enabled=False):
-            return block(x)
-
-    return Net(off)
 
 
 def compiled_blocks() -> nn.Module:
@@ -175,10 +206,6 @@ def compiled_blocks() -> nn.Module:
         model.blocks[place] = torch.compile(block)
     model.head.compile()
     return model
-
-
-def compiled_whole() -> nn.Module:
-    return torch.compile(Net())
 
 
 def shared_block() -> nn.Module:
@@ -205,65 +232,21 @@ def forward_hook() -> nn.Module:
     return model
 
 
-def torch_random() -> nn.Module:
-    return Net(lambda self, block, x: torch.where(torch.rand(()) < 0.5, x, block(x)))
+class LowRank(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.a, self.b = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 2 * WIDTH, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.b(self.a(x))
 
 
 def low_rank() -> nn.Module:
-    class LowRank(nn.Module):
-        def __init__(self, base: nn.Linear) -> None:
-            super().__init__()
-            self.base = base.requires_grad_(False)
-            self.a, self.b = nn.Linear(WIDTH, 2, bias=False), nn.Linear(2, 2 * WIDTH, bias=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.base(x) + self.b(self.a(x))
-
     model = Net().requires_grad_(False)
     for block in model.blocks:
         block.up = LowRank(block.up)
     return model
-
-
-def recurrent() -> nn.Module:
-    model = Net(lambda self, block, x: self.lstm(x[None])[0][0] + block(x))
-    model.lstm = nn.LSTM(WIDTH, WIDTH)
-    return model
-
-
-def cached_constant() -> nn.Module:
-    """Makes a number once, at the first call."""
-
-    def cached(self, block, x):
-        if not hasattr(self, "scale"):
-            self.scale = x.shape[-1] ** -0.5
-        return x + self.scale * block(x)
-
-    return Net(cached)
-
-
-KEPT = (
-    plain,
-    function_bound_before,
-    straight_through_weights,
-    function_with_context,
-    checkpointed,
-    reentrant,
-    reentrant_without_gradient,
-    autocast_off,
-    compiled_blocks,
-    compiled_whole,
-    shared_block,
-    block_in_three_places,
-    parameter_hook,
-    forward_hook,
-    low_rank,
-    recurrent,
-    cached_constant,
-)
-
-
-# --- refused --------------------------------------------------------------------------------------
 
 
 def module_hook() -> nn.Module:
@@ -278,171 +261,128 @@ def module_pre_hook() -> nn.Module:
     return model
 
 
-def tensor_hook() -> nn.Module:
-    def hooked(self, block, x):
-        x.register_hook(lambda gradient: gradient * 0.1)
-        return block(x)
-
-    return Net(hooked)
+class Cast(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(x).float()
 
 
-def autocast_on() -> nn.Module:
-    class Cast(Net):
-        def forward(self, x: Tensor) -> Tensor:
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                return super().forward(x).float()
-
-    return Cast()
-
-
-def autocast_of_another_device() -> nn.Module:
-    def on(self, block, x):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            return block(x).float()
-
-    return Net(on)
-
-
-def autocast_decorated() -> nn.Module:
-    return Net(torch.autocast("cpu", dtype=torch.bfloat16)(lambda self, block, x: block(x).float()))
-
-
-def python_random() -> nn.Module:
-    return Net(lambda self, block, x: x + float(random.random() < 0.5) * block(x))
-
-
-def numpy_random() -> nn.Module:
-    return Net(lambda self, block, x: x + float(np.random.rand()) * block(x))
-
-
-def own_generator() -> nn.Module:
-    model = Net(lambda self, block, x: x + float(self.coin.random() < 0.5) * block(x))
-    model.coin = random.Random(0)
-    return model
-
-
-def counter() -> nn.Module:
-    def warmed_up(self, block, x):
-        self.calls += 1
-        return x + min(1.0, self.calls / 1000) * block(x)
-
-    model = Net(warmed_up)
-    model.calls = 0
-    return model
-
-
-def counter_in_a_list() -> nn.Module:
-    def counted(self, block, x):
-        self.history.append(len(self.history))
-        return block(x) if len(self.history) % 9 else x
-
-    model = Net(counted)
-    model.history = []
-    return model
-
-
-def plain_constant() -> nn.Module:
-    model = Net(lambda self, block, x: block(x) * self.scale)
-    model.scale = torch.ones(WIDTH)
-    return model
-
-
-def kept_state() -> nn.Module:
-    def kept(self, block, x):
-        x = block(x) + self.memory[0]
-        self.memory[0] = x.detach().mean(0)
-        return x
-
-    model = Net(kept)
-    model.memory = [torch.zeros(WIDTH)]
-    return model
-
-
-def clamped_weight() -> nn.Module:
-    def clamped(self, block, x):
-        with torch.no_grad():
-            block.up.weight.clamp_(-0.1, 0.1)
-        return block(x)
-
-    return Net(clamped)
-
-
-def clamped_data() -> nn.Module:
-    def clamped(self, block, x):
-        block.up.weight.data.clamp_(-0.1, 0.1)
-        return block(x)
-
-    return Net(clamped)
-
-
-def momentum_encoder() -> nn.Module:
-    def followed(self, block, x):
-        with torch.no_grad():
-            self.slow.weight.mul_(0.9).add_(self.fast.weight, alpha=0.1)
-        return block(x) + self.fast(x) + self.slow(x)
-
-    model = Net(followed)
-    model.fast, model.slow = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    model.slow.requires_grad_(False)
-    return model
-
-
-def function_in_place() -> nn.Module:
-    return Net(lambda self, block, x: InPlace.apply(block(x)))
-
-
-def function_that_draws() -> nn.Module:
-    return Net(lambda self, block, x: Drawing.apply(block(x)))
-
-
-def function_of_a_list() -> nn.Module:
-    return Net(lambda self, block, x: Listed.apply([x, block(x)]))
-
-
-def routed_experts() -> nn.Module:
-    def routed(self, block, x):
-        rows = torch.where(self.gate(x).argmax(-1) == 0)[0]
-        return x.index_add(0, rows, block(x[rows]))
-
-    model = Net(routed)
-    model.gate = nn.Linear(WIDTH, 2)
-    return model
-
-
-def branch_on_data() -> nn.Module:
-    return Net(lambda self, block, x: block(x) if (x > 0).any() else x)
-
-
-def coin_of_torch_in_python() -> nn.Module:
-    return Net(lambda self, block, x: x if torch.rand(()).item() < 0.1 else block(x))
-
-
-def converted_in_forward() -> nn.Module:
-    return Net(lambda self, block, x: block.to(torch.float32)(x))
-
-
-REFUSED = {
-    module_hook: ("module 'blocks.1' (Block) has a backward hook", "a hook on a parameter"),
-    module_pre_hook: ("module 'blocks.2' (Block) has a backward hook",),
-    tensor_hook: ("forward registers a hook on a tensor", "feature_models.py:"),
-    autocast_on: ("forward switches on torch.autocast", 'precision = "bfloat16"'),
-    autocast_of_another_device: ("forward switches on torch.autocast",),
-    autocast_decorated: ("forward switches on torch.autocast",),
-    python_random: ("forward draws with Python's random", "draw with torch"),
-    numpy_random: ("forward draws with Python's numpy.random",),
-    own_generator: ("forward keeps coin from call to call", "draw with torch"),
-    counter: ("forward keeps calls from call to call", "register_buffer"),
-    counter_in_a_list: ("forward keeps history from call to call",),
-    plain_constant: ("scale is a tensor in a plain attribute", "register_buffer"),
-    kept_state: ("memory is a tensor in a plain attribute", "register_buffer"),
-    clamped_weight: ("writes into the parameter 'blocks.0.up.weight'", "parametrize"),
-    clamped_data: ("writes into the parameter 'blocks.0.up.weight'",),
-    momentum_encoder: ("writes into the parameter 'slow.weight'", "make it a buffer"),
-    function_in_place: ("autograd Function InPlace", "mark_dirty"),
-    function_that_draws: ("autograd Function Drawing", "draws random numbers"),
-    function_of_a_list: ("autograd Function Listed", "inside a list"),
-    routed_experts: ("feature_models.py:", "planner.tracing.expert_operations"),
-    branch_on_data: ("feature_models.py:", "choose with torch.where"),
-    coin_of_torch_in_python: ("feature_models.py:", "choose with torch.where"),
-    converted_in_forward: ("converts the weights of Block", "when the model is built"),
+REENTRANT = partial(Net, lambda self, block, x: checkpoint(block, x, use_reentrant=True))
+KEPT: dict[str, Callable[[], nn.Module]] = {
+    "plain": Net,
+    "function bound before": lambda: Net(lambda self, block, x: block(scaled(x, 0.5))),
+    "straight-through weights": lambda: Net(rounded),
+    "function with context": lambda: Net(gated),
+    "checkpointed": lambda: Net(lambda self, block, x: checkpoint(block, x, use_reentrant=False)),
+    "reentrant": REENTRANT,
+    # Torch gives the first block no gradients either.
+    "reentrant without gradient": lambda: first_layer_frozen(REENTRANT()),
+    "autocast off": lambda: Net(with_autocast("cpu", enabled=False)),
+    "compiled blocks": compiled_blocks,
+    "compiled whole": lambda: torch.compile(Net()),
+    "shared block": shared_block,
+    "block in three places": block_in_three_places,
+    "parameter hook": parameter_hook,
+    "forward hook": forward_hook,
+    "low rank": low_rank,
+    "recurrent": lambda: Net(
+        lambda self, block, x: self.lstm(x[None])[0][0] + block(x), lstm=nn.LSTM(WIDTH, WIDTH)
+    ),
+    "cached constant": lambda: Net(scaled_by_what_the_first_call_made),
+}
+LOW = {"dtype": torch.bfloat16}
+REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[str, ...]]] = {
+    "module hook": (
+        module_hook,
+        ("module 'blocks.1' (Block) has a backward hook", "a hook on a parameter"),
+    ),
+    "module pre-hook": (module_pre_hook, ("module 'blocks.2' (Block) has a backward hook",)),
+    "tensor hook": (
+        lambda: Net(hooked),
+        ("forward registers a hook on a tensor", "feature_models.py:"),
+    ),
+    "autocast": (Cast, ("forward switches on torch.autocast", 'precision = "bfloat16"')),
+    "autocast of another device": (
+        lambda: Net(with_autocast("cuda", **LOW)),
+        ("forward switches on torch.autocast",),
+    ),
+    "autocast decorated": (
+        lambda: Net(torch.autocast("cpu", **LOW)(lambda self, block, x: block(x).float())),
+        ("forward switches on torch.autocast",),
+    ),
+    "Python's random": (
+        lambda: Net(lambda self, block, x: x + float(random.random() < 0.5) * block(x)),
+        ("forward draws with Python's random", "draw with torch"),
+    ),
+    "numpy's random": (
+        lambda: Net(lambda self, block, x: x + float(np.random.rand()) * block(x)),
+        ("forward draws with Python's numpy.random",),
+    ),
+    "generator of its own": (
+        lambda: Net(
+            lambda self, block, x: x + float(self.coin.random() < 0.5) * block(x),
+            coin=random.Random(0),
+        ),
+        ("forward keeps coin from call to call", "draw with torch"),
+    ),
+    "counter": (
+        lambda: Net(warmed_up, calls=0),
+        ("forward keeps calls from call to call", "register_buffer"),
+    ),
+    "counter in a list": (
+        lambda: Net(counted, history=[]),
+        ("forward keeps history from call to call",),
+    ),
+    "plain constant": (
+        lambda: Net(lambda self, block, x: block(x) * self.scale, scale=torch.ones(WIDTH)),
+        ("scale is a tensor in a plain attribute", "register_buffer"),
+    ),
+    "kept state": (
+        lambda: Net(remembered, memory=[torch.zeros(WIDTH)]),
+        ("memory is a tensor in a plain attribute", "register_buffer"),
+    ),
+    "clamped weight": (
+        lambda: Net(clamped),
+        ("writes into the parameter 'blocks.0.up.weight'", "parametrize"),
+    ),
+    "clamped data": (
+        lambda: Net(clamped_data),
+        ("writes into the parameter 'blocks.0.up.weight'",),
+    ),
+    "momentum encoder": (
+        lambda: Net(
+            followed,
+            fast=nn.Linear(WIDTH, WIDTH),
+            slow=nn.Linear(WIDTH, WIDTH).requires_grad_(False),
+        ),
+        ("writes into the parameter 'slow.weight'", "make it a buffer"),
+    ),
+    "function in place": (
+        lambda: Net(lambda self, block, x: InPlace.apply(block(x))),
+        ("autograd Function InPlace", "mark_dirty"),
+    ),
+    "function that draws": (
+        lambda: Net(lambda self, block, x: Drawing.apply(block(x))),
+        ("autograd Function Drawing", "draws random numbers"),
+    ),
+    "function of a list": (
+        lambda: Net(lambda self, block, x: Listed.apply([x, block(x)])),
+        ("autograd Function Listed", "inside a list"),
+    ),
+    "routed experts": (
+        lambda: Net(routed, gate=nn.Linear(WIDTH, 2)),
+        ("feature_models.py:", "planner.tracing.expert_operations"),
+    ),
+    "branch on data": (
+        lambda: Net(lambda self, block, x: block(x) if (x > 0).any() else x),
+        ("feature_models.py:", "choose with torch.where"),
+    ),
+    "torch's coin in Python": (
+        lambda: Net(lambda self, block, x: x if torch.rand(()).item() < 0.1 else block(x)),
+        ("feature_models.py:", "choose with torch.where"),
+    ),
+    "converted in forward": (
+        lambda: Net(lambda self, block, x: block.to(torch.float32)(x)),
+        ("converts the weights of Block", "when the model is built"),
+    ),
 }

@@ -1,4 +1,4 @@
-"""Traced FLOPs, parameters and boundaries against published formulas and numbers."""
+"""Traced boundaries, stash and figures against published ones; test_flop_formulas.py has FLOPs."""
 
 from functools import cache
 
@@ -15,8 +15,6 @@ from planner.tracing.trace import trace
 pytestmark = pytest.mark.extensive
 
 TINY = [key for key in ZOO if key.endswith("_tiny")]
-FULL = ("gpt2_large", "vgg16", "vgg19", "resnet101", "unet", "bert_base", "t5_small")
-"""Without those of which a test here or in test_flop_formulas.py says more."""
 
 
 @cache
@@ -31,32 +29,9 @@ def total(graph: LayerGraph, field: str) -> int:
     return sum(getattr(layer, field) for layer in graph.record.layers)
 
 
-def trainable_elements(graph: LayerGraph) -> int:
-    return sum(row.elements for row in graph.record.parameters if row.trainable)
+# --- what layers keep and send --------------------------------------------------------------------
 
-
-# --- GPT-2 (Radford et al. 2019; formulas of Narayanan et al. 2021, appendix) ---------------------
-
-LAYERS, WIDTH, TOKENS, VOCABULARY = 12, 768, 1024, 50257
-PRODUCTS = 2 * (12 * LAYERS * WIDTH**2 + VOCABULARY * WIDTH) * TOKENS
-ATTENTION = 4 * LAYERS * TOKENS**2 * WIDTH
-
-
-def test_gpt2_forward_does_the_published_flops() -> None:
-    found = total(traced("gpt2_small"), "forward_flops")
-    assert found == pytest.approx(PRODUCTS + ATTENTION, rel=0.02)
-
-
-def test_gpt2_backward_does_every_product_twice_more() -> None:
-    """Fused attention has five products in its backward to two in its forward."""
-    graph = traced("gpt2_small")
-    assert total(graph, "weight_gradient_flops") == pytest.approx(PRODUCTS, rel=0.02)
-    expected = PRODUCTS + 2.5 * ATTENTION
-    assert total(graph, "input_gradient_flops") == pytest.approx(expected, rel=0.02)
-
-
-def test_gpt2_has_its_published_parameters() -> None:
-    assert trainable_elements(traced("gpt2_small")) == 124_439_808
+LAYERS, WIDTH, TOKENS, VOCABULARY = 12, 768, 1024, 50257  # GPT-2, Radford et al. 2019.
 
 
 def test_the_tied_embedding_stands_in_both_layers_under_one_name() -> None:
@@ -90,20 +65,6 @@ def test_a_block_of_gpt2_keeps_what_the_papers_say() -> None:
         assert kept == pytest.approx(2 * 32 * TOKENS * WIDTH, rel=0.01)
 
 
-# --- Llama 2 (Touvron et al. 2023) ----------------------------------------------------------------
-
-
-def test_llama_7b_forward_does_29_tflop_at_2048_tokens() -> None:
-    graph = traced("llama2_7b", sequence_length=2048)
-    embedding = 32000 * 4096
-    norms = 65 * 4096
-    products = 2 * (6_738_415_616 - embedding - norms) * 2048
-    attention = 4 * 32 * 2048**2 * 4096
-    assert total(graph, "forward_flops") == pytest.approx(29.26e12, rel=0.01)
-    assert total(graph, "forward_flops") == pytest.approx(products + attention, rel=1e-3)
-    assert trainable_elements(graph) == 6_738_415_616
-
-
 def test_rope_tables_do_not_cross_boundaries() -> None:
     """Every stage computes them itself; only the hidden state is sent on."""
     graph = traced("llama_tiny")
@@ -114,15 +75,6 @@ def test_rope_tables_do_not_cross_boundaries() -> None:
     for cut in range(1, len(names) - 1):
         (tensor,) = graph.crossing(names[:cut])
         assert tensor.shape == ((1, 64, 64) if names[cut - 1] != "lm_head" else (1, 64, 256))
-
-
-# --- ResNet and U-Net -----------------------------------------------------------------------------
-
-
-def test_resnet50_forward_does_4_gmac() -> None:
-    graph = traced("resnet50")
-    assert total(graph, "forward_flops") == pytest.approx(2 * 4.09e9, rel=0.02)
-    assert trainable_elements(graph) == 25_557_032
 
 
 def test_the_skips_of_a_unet_cross_its_middle() -> None:
@@ -153,10 +105,6 @@ def test_inception_v3_forward_does_5_7_gmac_in_branches() -> None:
     assert set(graph.predecessors(branches[3])) == {"stem.6", *branches[:3]}
 
 
-def test_vit_base_16_forward_does_17_6_gmac() -> None:
-    assert total(traced("vit_base_16"), "forward_flops") == pytest.approx(2 * 17.56e9, rel=0.01)
-
-
 @pytest.mark.parametrize(("dispatch", "parameters"), [(True, 12.9e9), (False, 46_702_792_704)])
 def test_a_token_of_mixtral_uses_two_experts_or_all(dispatch: bool, parameters: float) -> None:
     """Jiang et al., 2024, section 2.1: 13 billion active parameters of 47; 12.9 in their post."""
@@ -170,24 +118,11 @@ def test_a_token_of_mixtral_uses_two_experts_or_all(dispatch: bool, parameters: 
     assert one + 31 * (two - one) == pytest.approx(products + attention, rel=2e-3)
 
 
-def test_mixtral_has_its_published_parameters_in_layers_that_are_alike() -> None:
-    graph = traced("mixtral_8x7b", sequence_length=16)
-    assert trainable_elements(graph) == 46_702_792_704
-    layers = [row for row in graph.record.layers if row.name.startswith("layers.")]
-    assert len(layers) == 32
-    assert len({row.forward_flops for row in layers}) == 1
-
-
 def test_gnmt_multiplies_every_gate_at_every_token() -> None:
     graph = traced("gnmt", sequence_length=20)
     layer = graph.layers["encoder.3"]
     assert layer.forward_flops == 2 * 20 * 4 * 1024 * 2048
     assert layer.weight_gradient_flops == layer.input_gradient_flops == layer.forward_flops
-
-
-@pytest.mark.parametrize("key", FULL)
-def test_other_full_sizes_are_traced_without_memory(key: str) -> None:
-    assert trainable_elements(traced(key)) > 10**6
 
 
 # --- all models --------------------------------------------------------------------------------
@@ -213,12 +148,6 @@ def test_every_parameter_of_the_zoo_is_in_some_layer(key: str) -> None:
     assert found == {name: weight.numel() for name, weight in model.named_parameters()}
     used = {name for layer in graph.record.layers for name in layer.parameters}
     assert used == {row.name for row in graph.record.parameters}
-
-
-@pytest.mark.parametrize("key", TINY)
-def test_all_arithmetic_of_the_zoo_is_counted(key: str) -> None:
-    assert traced(key).record.flop_coverage == 1
-    assert traced(key).record.uncounted_operators == ()
 
 
 @pytest.mark.parametrize("key", TINY)

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from torch.autograd.graph import get_gradient_edge
 
 from planner.errors import PipeplanError
 from planner.tracing import torch_private
@@ -49,31 +48,6 @@ def test_an_older_version_is_refused_with_the_remedy(version: str) -> None:
         torch_private.require_supported(version)
 
 
-def test_the_installed_version_is_supported() -> None:
-    torch_private.require_supported()
-
-
-def test_exported_operations_name_their_module_and_carry_their_value() -> None:
-    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
-    nodes = operators(exported_graph(module, torch.randn(2, 4)))
-    paths = [list(node.meta["nn_module_stack"].values())[-1][0] for node in nodes]
-    assert [path.split(".")[-1] for path in paths] == ["0", "1"]
-    assert [tuple(node.meta["val"].shape) for node in nodes] == [(2, 3), (2, 3)]
-
-
-def test_a_schema_tells_names_defaults_writes_and_views() -> None:
-    aten = torch.ops.aten
-    assert torch_private.schema_name(aten.linear.default) == "aten::linear"
-    arguments = torch_private.schema_arguments(aten.add_.Tensor)
-    assert [argument.name for argument in arguments] == ["self", "other", "alpha"]
-    assert arguments[0].alias_info.is_write
-    assert arguments[1].alias_info is None
-    assert arguments[2].default_value == 1
-    assert torch_private.returns_alias(aten.view.default)
-    assert not torch_private.returns_alias(aten.linear.default)
-    assert torch_private.packet_of(aten.linear.default).__name__ == "linear"
-
-
 def test_batch_normalisation_has_its_buffers_and_momentum_where_they_are_looked_for() -> None:
     arguments = torch_private.schema_arguments(torch.ops.aten.batch_norm.default)
     names = [argument.name for argument in arguments]
@@ -83,59 +57,6 @@ def test_batch_normalisation_has_its_buffers_and_momentum_where_they_are_looked_
         torch.ops.aten.add_.Tensor,
         torch.ops.aten.batch_norm.default,
     ]
-
-
-def test_random_operators_are_tagged() -> None:
-    seeded = torch.Tag.nondeterministic_seeded
-    assert seeded in torch.ops.aten.dropout.default.tags
-    assert seeded not in torch.ops.aten.linear.default.tags
-
-
-def test_views_share_a_storage_and_copies_do_not() -> None:
-    tensor = torch.zeros(4, device="meta")
-    assert torch_private.storage_key(tensor) == torch_private.storage_key(tensor.view(2, 2))
-    assert torch_private.storage_key(tensor) != torch_private.storage_key(tensor.clone())
-
-
-def test_fake_tensors_have_an_autograd_graph() -> None:
-    with torch_private.FakeTensorMode():
-        weight = torch.empty(3, 4, requires_grad=True)
-        out = torch.empty(2, 4) @ weight.T
-    assert out.requires_grad
-    assert out.grad_fn is not None
-
-
-def test_the_flop_counter_knows_products() -> None:
-    assert torch.ops.aten.mm in torch_private.FLOP_FORMULAS
-    assert torch.ops.aten.relu not in torch_private.FLOP_FORMULAS
-
-
-def test_a_gradient_edge_does_not_hold_its_tensor_and_starts_a_backward() -> None:
-    weight = torch.randn(3, requires_grad=True)
-    out = weight * 2.0
-    edge = get_gradient_edge(out)
-    del out
-    (found,) = torch.autograd.grad([edge], [weight], [torch.ones(3)])
-    assert found.equal(torch.full((3,), 2.0))
-
-
-def test_a_backward_may_run_another_inside() -> None:
-    class Inside(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.x = x.detach().requires_grad_()
-            with torch.enable_grad():
-                ctx.y = ctx.x.sin()
-            return ctx.y.detach()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            (found,) = torch.autograd.grad([ctx.y], [ctx.x], [gradient], retain_graph=True)
-            return found
-
-    x = torch.randn(3, requires_grad=True)
-    Inside.apply(x * 1.0).sum().backward()
-    torch.testing.assert_close(x.grad, x.detach().cos())
 
 
 def test_autocast_around_an_export_tells_the_types_it_lowers_to() -> None:

@@ -23,7 +23,6 @@ from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.tracing import expert_operations
 from planner.tracing.expert_operations import grouped_product
 from planner.tracing.sharding.record import record_of
-from planner.tracing.sharding.routing import ExpertRouting
 from planner.tracing.trace import TracedStep, trace_step
 
 MIXTRAL = "models.mixtral:mixtral_tiny"
@@ -110,9 +109,7 @@ def traced() -> TracedStep:
 
 
 def record(degree: int, load: tuple[float, ...] = (), *, sequence: bool = False) -> SplitRecord:
-    return record_of(
-        traced(), degree, sequence=sequence, experts=ExpertRouting((load,) if load else ())
-    )
+    return record_of(traced(), degree, sequence=sequence, experts=(load,) if load else ())
 
 
 def of_group(degree: int, load: tuple[float, ...] = (), *, sequence: bool = False) -> Layer:
@@ -176,7 +173,7 @@ def test_the_member_with_the_most_tokens_decides(
 
 def test_each_layer_may_have_loads_of_its_own() -> None:
     loads = ((3.0, 1.0, 1.0, 1.0), (1.0, 1.0, 1.0, 1.0))
-    own = record_of(traced(), 2, experts=ExpertRouting(loads))
+    own = record_of(traced(), 2, experts=loads)
     for layer, load in zip(("layers.0", "layers.1"), loads, strict=True):
         (found,) = (row for row in own.layers if row.name == layer)
         (expected,) = (row for row in record(2, load).layers if row.name == layer)
@@ -239,9 +236,9 @@ def test_experts_that_cannot_be_given_out_are_named() -> None:
     with pytest.raises(PipeplanError, match="expert_load: has 2 numbers, but layer"):
         record(2, (1.0, 2.0))
     with pytest.raises(PipeplanError, match="has lists for 3 layers, but 2 have experts"):
-        record_of(traced(), 2, experts=ExpertRouting(((1.0,) * 4,) * 3))
+        record_of(traced(), 2, experts=((1.0,) * 4,) * 3)
     with pytest.raises(PipeplanError, match="the model sends no tokens to experts"):
-        record_of(trace_step(Plain, Job(loss="mse")), 2, experts=ExpertRouting())
+        record_of(trace_step(Plain, Job(loss="mse")), 2, experts=())
 
 
 @pytest.mark.parametrize(

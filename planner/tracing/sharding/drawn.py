@@ -32,7 +32,7 @@ def drawn_share(local: LocalStep, node: fx.Node, operand: Callable[[Any], fx.Nod
     Raises:
         PipeplanError: if the numbers of a share are not known to be part of the whole's.
     """
-    name, given, share = operator_name(node), arguments_of(node), local.placed.share_in(node, node)
+    name, given, share = operator_name(node), arguments_of(node), local.split.share_in(node, node)
     if share is not None and name == "dropout":
         kept = _kept(local, node, given["input"].meta["val"], given["p"])
         kept = local.take(node, kept, share)

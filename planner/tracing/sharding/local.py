@@ -77,7 +77,7 @@ class LocalStep:
         graph: its operations; parameters keep their names, and those in ``Split.parameters`` are a
             rank's :func:`share`.
         group: its first input.
-        placed: forms of the step's values.
+        split: how the step splits.
         communicated: method of the group, value and layer of each collective, in order.
         made: value and layer of each operation: the value of the step that it makes, a part of it
             or communicates.
@@ -95,7 +95,7 @@ class LocalStep:
         self.group = self.graph.placeholder("group")
         self.communicated: list[tuple[str, fx.Node, str]] = []
         self.made: dict[fx.Node, tuple[fx.Node, str]] = {}
-        self._split, self.placed, self._degree = split, split.placements, split.degree
+        self.split = split
         self._local: dict[fx.Node, fx.Node] = {}  # Values in the form in which they are made …
         self._once: dict[Any, fx.Node] = {}  # … and in others.
         for node in exported.graph.nodes:
@@ -107,7 +107,7 @@ class LocalStep:
         """Add an operation, a parameter, an input or the output."""
         if node.target is operator.getitem:
             return self.graph.node_copy(node, self._local.__getitem__)
-        if self.placed.is_shared(node):
+        if self.split.is_shared(node):
             return self._share_of(node)
         return self.graph.node_copy(node, partial(self._read, node))
 
@@ -136,7 +136,7 @@ class LocalStep:
 
     def layer(self, node: fx.Node) -> str:
         """Return the layer of an operation; outside layers, an empty name."""
-        return self.placed.layer_of.get(node, "")
+        return self.split.layer_of.get(node, "")
 
     def _call(self, method: str, *arguments: Any) -> fx.Node:
         return self.graph.call_method(method, (self.group, *arguments))
@@ -151,21 +151,21 @@ class LocalStep:
 
     def _read(self, reader: fx.Node, value: fx.Node) -> fx.Node:
         """Return a value in the form in which an operation reads it."""
-        form, held = self.placed.read(reader, value), self.placed.held(value)
-        if form == "sum" or value in self.placed.shares:
+        form, held = self.split.read(reader, value), self.split.held(value)
+        if form == "sum" or value in self.split.shares:
             return self._local[value]
         ready, key = self._held(value), (value, form, self.layer(reader))
         if key not in self._once and isinstance(held, Share) and form != held:
             method = "gather" if form == "whole" else "gather_partial"
             self._once[key] = self._communicate(method, value, key[2], ready, *held.place(value))
-        has_gradient = value in self.placed.gradients
+        has_gradient = value in self.split.gradients
         if key not in self._once and has_gradient and (held, form) == ("whole", "copied"):
             self._once[key] = self._communicate("copy", value, key[2], ready)
         return self._once.get(key, ready)
 
     def _held(self, value: fx.Node) -> fx.Node:
         """Return a value between regions: sums reduced, shares of positions where so placed."""
-        form, made = self.placed.held(value), self.placed.made(value)
+        form, made = self.split.held(value), self.split.made(value)
         if form == made:
             return self._local[value]
         if value not in self._once:
@@ -178,9 +178,9 @@ class LocalStep:
         return self._once[value]
 
     def _add_bias(self, value: fx.Node) -> None:
-        products = [product for product, end in self.placed.ends.items() if end is value]
+        products = [product for product, end in self.split.ends.items() if end is value]
         product = products[0] if products else value
-        for bias in added_after(product) if product in self.placed.region_of else ():
+        for bias in added_after(product) if product in self.split.region_of else ():
             terms = self._once[value], self._read(product, bias)
             self._once[value] = self.function(value, _aten.add.Tensor, *terms)
 
@@ -188,7 +188,7 @@ class LocalStep:
 
     def _share_of(self, node: fx.Node) -> fx.Node:
         """Add a rank's share of an operation."""
-        region, layer = self.placed.region_of.get(node), self.layer(node)
+        region, layer = self.split.region_of.get(node), self.layer(node)
         has_experts = region is not None and region.kind == "experts"
         if region is not None and has_experts and operator_name(node) in ROUTING:
             return self._routed(node, layer, region.sizes[0])
@@ -214,10 +214,10 @@ class LocalStep:
         """Return operands that depend on no parameter and are split with the operation's."""
         found = {}
         for axis in axes_of(node) or ():
-            shares = [(self.placed.share_in(node, n), own) for n, own in axis.members]
+            shares = [(self.split.share_in(node, n), own) for n, own in axis.members]
             parts = [share.parts for share, own in shares if share and share.dimension == own]
             for value, own in axis.inputs if parts else ():
-                if value not in self._split.dimensions.data:
+                if value not in self.split.dimensions.data:
                     found[value] = Share(own, parts[0])
         return found
 
@@ -229,7 +229,7 @@ class LocalStep:
             self.communicated.append((name, values[0], self.layer(node)))
             settings = given["reduction"], given["ignore_index"]
             return self._call("cross_entropy", *map(operand, values), *settings)
-        if node not in self.placed.sums or not (bias or name == "embedding"):
+        if node not in self.split.sums or not (bias or name == "embedding"):
             return None
         if name == "embedding":
             return self._call("embedding", *map(operand, values), given["padding_idx"])
@@ -239,7 +239,7 @@ class LocalStep:
         """Add an operation that sends tokens to this rank's experts or brings rows back."""
         name, given = operator_name(node), arguments_of(node)
         values = [self._read(node, value) for value in operands_of(node)]
-        if node not in self.placed.exchanged:
+        if node not in self.split.exchanged:
             own = {DISPATCH: "own_rows", OFFSETS: "own_offsets", COMBINE: "own_sums"}
             return self._call(own[name], *values, experts)
         chosen, key = given["chosen"], ("counts", given["chosen"], layer)
@@ -256,18 +256,18 @@ class LocalStep:
     ) -> fx.Node:
         """Copy an operation, and give one that names its result's shape the local one."""
         made, name = self.graph.node_copy(node, operand), operator_name(node)
-        share, shape = self.placed.share_in(node, node), [*shape_of(node)]
+        share, shape = self.split.share_in(node, node), [*shape_of(node)]
         if share is not None:
             # How many rows the experts of a rank have, only the step will say.
-            size = shape[share.dimension] // self._degree
+            size = shape[share.dimension] // self.split.degree
             shape[share.dimension] = -1 if has_experts else size
         if name in ("view", "reshape", "_unsafe_view", "expand", "unflatten"):
             made.target = _aten.view.default if name == "unflatten" else node.target
             made.args = made.args[0], shape
         elif name in ("split", "split_with_sizes"):
             source, own = operands_of(node)[0], arguments_of(node)["dim"]
-            share, own = self.placed.share_in(node, source), own % len(shape_of(source))
-            divisor = self._degree if share is not None and share.dimension == own else 1
+            share, own = self.split.share_in(node, source), own % len(shape_of(source))
+            divisor = self.split.degree if share is not None and share.dimension == own else 1
             sizes = [tensor.shape[own] // divisor for tensor in node.meta["val"]]
             made.target, made.kwargs = _aten.split_with_sizes.default, {}
             made.args = made.args[0], sizes, own

@@ -12,13 +12,15 @@ dropout and residuals are computed once in a group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import networkx as nx
 from torch import fx
 
+from planner.model.split_record import SplitParameter
 from planner.tracing.export import ExportedStep
 from planner.tracing.sharding.dimensions import DimensionClass, Dimensions, Parts
 from planner.tracing.sharding.notation import (
@@ -59,13 +61,14 @@ the gradient, whose sum over ranks is the whole one; ``sum``: a part of the valu
 
 
 @dataclass(frozen=True)
-class Placements:
-    """How a group holds and reads the values of a step.
+class Split:
+    """A step's split: what is split, and how a group holds and reads every value.
 
     Attributes:
+        degree: number of ranks.
+        dimensions: the classes of dimensions behind it.
+        regions: what is split, in executable order.
         layer_of, gradients: layer of each operation; values that the backward reaches.
-        region_of: region of each operation that does a share of the work.
-        shares: values and parameters of which each rank has a share inside a region.
         sums: values that are partial sums, made by a region or computed from such.
         reduced: those among them that are also needed whole: reduced in the forward.
         ends: the view behind a product whose bias is added there, once the sum is reduced.
@@ -75,21 +78,63 @@ class Placements:
         positioned: operations that each compute a share of such a value.
         exchanged: operations that send tokens to experts, or bring their rows back, where each rank
             has a share of the tokens: rows go between ranks (all-to-all), and nothing is summed.
-        summed: nodes of whole parameters whose gradients are summed over the group once a step.
     """
 
+    degree: int
+    dimensions: Dimensions
+    regions: Sequence[DimensionClass]
     layer_of: Mapping[fx.Node, str]
     gradients: frozenset[fx.Node]
-    region_of: Mapping[fx.Node, DimensionClass]
-    shares: Mapping[fx.Node, Share]
-    sums: frozenset[fx.Node] = frozenset()
-    reduced: frozenset[fx.Node] = frozenset()
+    sums: Set[fx.Node] = frozenset()
+    reduced: Set[fx.Node] = frozenset()
     ends: Mapping[fx.Node, fx.Node] = field(default_factory=dict)
-    views: frozenset[fx.Node] = frozenset()
+    views: Set[fx.Node] = frozenset()
     positions: Mapping[fx.Node, Share] = field(default_factory=dict)
-    positioned: frozenset[fx.Node] = frozenset()
-    exchanged: frozenset[fx.Node] = frozenset()
-    summed: frozenset[fx.Node] = frozenset()
+    positioned: Set[fx.Node] = frozenset()
+    exchanged: Set[fx.Node] = frozenset()
+
+    @cached_property
+    def region_of(self) -> dict[fx.Node, DimensionClass]:
+        """The region of each operation that does a share of the work."""
+        return {node: region for region in self.regions for node in region.nodes}
+
+    @cached_property
+    def shares(self) -> dict[fx.Node, Share]:
+        """Values and parameters of which each rank has a share inside a region."""
+        rows = (row for region in self.regions for row in region.parts.items())
+        return {node: Share(own, parts) for (node, own), parts in rows}
+
+    @cached_property
+    def parameters(self) -> dict[str, SplitParameter]:
+        """The split parameters, by name."""
+        found = {}
+        for name, (node, *_) in self.dimensions.tied.items():
+            if node in self.shares:
+                dimension, parts = self.shares[node].place(node)
+                found[name] = SplitParameter(name=name, dimension=dimension, parts=parts)
+        return found
+
+    @cached_property
+    def summed(self) -> frozenset[str]:
+        """Names of whole parameters whose gradients are summed over the group once a step."""
+        rows = self.dimensions.tied.items()
+        return frozenset(name for name, (node, *_) in rows if node in self._summed)
+
+    @cached_property
+    def _summed(self) -> set[fx.Node]:
+        """Nodes of parameters whose gradients are partial wherever they are read."""
+        found = set[fx.Node]()
+        for nodes in self.dimensions.tied.values():
+            readers = [(user, node) for node in nodes for user in _users(node)]
+            is_partial = readers and all(
+                node in self.gradients
+                and user not in self.exchanged
+                and self.read(user, node) == "copied"
+                for user, node in readers
+            )
+            if is_partial and self.positions.keys().isdisjoint(nodes):
+                found.update(nodes)
+        return found
 
     def is_shared(self, node: fx.Node) -> bool:
         """Return whether each rank does a share of an operation's work."""
@@ -107,7 +152,7 @@ class Placements:
             return self.positions[value]
         if value in self.sums:
             return "sum"
-        return "copied" if value in self.views or value in self.summed else "whole"
+        return "copied" if value in self.views or value in self._summed else "whole"
 
     def held(self, value: fx.Node) -> Form:
         """Return the form of a value between regions: sums reduced, positions shared."""
@@ -139,16 +184,16 @@ def _users(node: fx.Node) -> list[fx.Node]:
 # --- sums and whole values ------------------------------------------------------------------------
 
 
-def place(dimensions: Dimensions, found: Placements, made: Mapping[fx.Node, bool]) -> Placements:
-    """Place every value between regions whole, with the fewest bytes reduced.
+def with_sums(found: Split, *, sequence: bool) -> Split:
+    """Return a split with every value between regions whole, and the fewest bytes reduced.
 
     Args:
-        dimensions: of the step.
-        found: the placements that follow from its regions alone.
-        made: the regions' sums, and whether each is reduced at once.
+        found: what its regions alone say.
+        sequence: whether values between regions are to be shared by positions afterwards.
     """
-    able = _may_stay_sums(dimensions, found, made)
-    sums = made.keys() | _kept_by_cut(found, able, made)
+    made = {node for region in found.regions for node in region.sums}
+    able = _may_stay_sums(found, made, sequence=sequence)
+    sums = made | _kept_by_cut(found, able, made)
     reduced = {
         node
         for node in sums
@@ -156,26 +201,28 @@ def place(dimensions: Dimensions, found: Placements, made: Mapping[fx.Node, bool
     }
     ends = {node: end for node in reduced if (end := _end(node, found.layer_of))}
     sums, reduced = sums | {*ends.values()}, reduced - ends.keys() | {*ends.values()}
-    found = replace(found, sums=frozenset(sums), reduced=frozenset(reduced), ends=ends)
+    found = replace(found, sums=sums, reduced=reduced, ends=ends)
     views: set[fx.Node] = set()
-    for source in reversed([*dimensions.data]):
+    for source in reversed([*found.dimensions.data]):
         read = {user for user in source.users if _is_handed_on(source, user, found, views)}
         views |= read if bytes_of(source) <= sum(map(bytes_of, read)) else set()
-    return replace(found, views=frozenset(views))
+    return replace(found, views=views)
 
 
 def _may_stay_sums(
-    dimensions: Dimensions, found: Placements, made: Mapping[fx.Node, bool]
+    found: Split, made: Set[fx.Node], *, sequence: bool
 ) -> dict[fx.Node, Sequence[fx.Node]]:
     """Return values that can be partial sums, with the whole operands that they are made of.
 
     They stay within a layer: what crosses a boundary between layers is never a partial sum.
     """
     able: dict[fx.Node, Sequence[fx.Node]] = {}
-    for node in dimensions.data:
+    for node in found.dimensions.data:
         partial = [n for n in node.all_input_nodes if n in able]
         if node in made:
-            if not made[node] and not added_after(node):
+            # Rows of experts that go back to shares of tokens are no sums of ranks there.
+            goes_back = sequence and operator_name(node) == COMBINE
+            if not goes_back and not added_after(node):
                 able[node] = ()
         elif partial and node not in found.region_of and _is_sum(node, partial):
             layers = {found.layer_of.get(n) for n in (*partial, node)}
@@ -198,7 +245,7 @@ def _is_sum(node: fx.Node, partial: Sequence[fx.Node]) -> bool:
 
 
 def _kept_by_cut(
-    found: Placements, able: Mapping[fx.Node, Sequence[fx.Node]], made: Mapping[fx.Node, bool]
+    found: Split, able: Mapping[fx.Node, Sequence[fx.Node]], made: Set[fx.Node]
 ) -> set[fx.Node]:
     """Return the values that stay partial sums, by a minimum cut.
 
@@ -229,7 +276,7 @@ def _end(node: fx.Node, layer_of: Mapping[fx.Node, str]) -> fx.Node | None:
     return users[0] if operator_name(users[0]) in _RESHAPES and is_same else None
 
 
-def _is_handed_on(source: fx.Node, node: fx.Node, found: Placements, views: set[fx.Node]) -> bool:
+def _is_handed_on(source: fx.Node, node: fx.Node, found: Split, views: set[fx.Node]) -> bool:
     """Return whether an operation is a view that is only read partially."""
     users, layer = _users(node), found.layer_of.get(node)
     is_view = operator_name(node) in _VIEWS | {"select", "slice"} and node.args[0] is source
@@ -243,25 +290,11 @@ def _is_handed_on(source: fx.Node, node: fx.Node, found: Placements, views: set[
     )
 
 
-def with_summed(found: Placements, tied: Iterable[Sequence[fx.Node]]) -> Placements:
-    """Return placements with parameters whose gradients are partial wherever they are read."""
-    summed = set[fx.Node]()
-    for nodes in tied:
-        forms = {
-            found.read(user, node) if node in found.gradients else "whole"
-            for node in nodes
-            for user in _users(node)
-        }
-        if forms == {"copied"} and found.positions.keys().isdisjoint(nodes):
-            summed.update(nodes)
-    return replace(found, summed=frozenset(summed))
-
-
 # --- shares of positions --------------------------------------------------------------------------
 
 
-def with_positions(exported: ExportedStep, found: Placements, degree: int) -> Placements:
-    """Return placements with shares of positions between regions.
+def with_positions(exported: ExportedStep, found: Split) -> Split:
+    """Return a split with shares of positions between regions.
 
     The positions are the last dimension but one of what regions reduce, if it is not the first.
     """
@@ -272,7 +305,7 @@ def with_positions(exported: ExportedStep, found: Placements, degree: int) -> Pl
         own = len(shape_of(node)) - 2
         members = outside.class_of.get((node, own)) if own > 0 else None
         is_once = members and len({value for value, _ in members.parts}) == len(members.parts)
-        if members and is_once and members.fits(degree):
+        if members and is_once and members.fits(found.degree):
             chosen.update(members.parts)
     positions = {
         value: Share(own, parts)
@@ -282,10 +315,10 @@ def with_positions(exported: ExportedStep, found: Placements, degree: int) -> Pl
     found = replace(found, positions=positions)
     nodes = {n for n in outside.axes if n not in split and _computes_its_share(n, outside, found)}
     nodes |= {part for node in nodes for part in results_of(node).values()}
-    return replace(found, positioned=frozenset(nodes), exchanged=frozenset(_exchanged(found)))
+    return replace(found, positioned=nodes, exchanged=_exchanged(found))
 
 
-def _computes_its_share(node: fx.Node, outside: Dimensions, found: Placements) -> bool:
+def _computes_its_share(node: fx.Node, outside: Dimensions, found: Split) -> bool:
     """Return whether an operation makes its share from shares alone."""
     values = (*node.all_input_nodes, *results_of(node).values())
     shared = {(n, found.positions[n].dimension) for n in values if n in found.positions}
@@ -293,7 +326,7 @@ def _computes_its_share(node: fx.Node, outside: Dimensions, found: Placements) -
     return len(axes) == 1 and bool(axes[0].outputs) and shared <= {*axes[0].members}
 
 
-def _exchanged(found: Placements) -> set[fx.Node]:
+def _exchanged(found: Split) -> set[fx.Node]:
     """Return the operations of experts all of whose tokens are shared by positions."""
     exchanged: set[fx.Node] = set()
     for region in dict.fromkeys(found.region_of.values()):

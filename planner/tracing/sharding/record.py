@@ -11,12 +11,19 @@ from torch import Tensor, fx
 
 from planner.model.figures import PHASES, Collective, CollectiveKind, Product, Work
 from planner.model.graph_record import GraphRecord, Layer
-from planner.model.split_record import BoundarySplit, LayerSplit, SplitRecord, SplitRegion
+from planner.model.split_record import (
+    BoundarySplit,
+    LayerSplit,
+    SplitRecord,
+    SplitRegion,
+    most_loaded,
+)
 from planner.tracing.measure import is_batched, products_of
+from planner.tracing.sharding.dimensions import DimensionClass
 from planner.tracing.sharding.local import LocalStep
 from planner.tracing.sharding.notation import OFFSETS
-from planner.tracing.sharding.routing import ExpertRouting
-from planner.tracing.sharding.split import Split, split_step
+from planner.tracing.sharding.routing import Loads, load_of, require_whole_experts
+from planner.tracing.sharding.split import Split, split_step, unsplit_parameters
 from planner.tracing.sharing import bytes_of, operator_name, shape_of
 from planner.tracing.trace import TracedStep, figures_of, gradient_sum, work_of
 
@@ -37,11 +44,7 @@ _KINDS: Mapping[str, tuple[CollectiveKind | None, ...]] = {
 
 
 def record_of(
-    step: TracedStep,
-    degree: int,
-    *,
-    sequence: bool = False,
-    experts: ExpertRouting | None = None,
+    step: TracedStep, degree: int, *, sequence: bool = False, experts: Loads | None = None
 ) -> SplitRecord:
     """Find how a traced step splits, and add it up layer by layer.
 
@@ -49,8 +52,8 @@ def record_of(
         step: the step.
         degree: number of members.
         sequence: whether values between regions are shared by positions.
-        experts: how tokens are routed to experts, of which members have whole ones; None: they
-            have a share of each.
+        experts: how many tokens experts get, of which members have whole ones; None: they have a
+            share of each.
 
     Raises:
         PipeplanError: if whole experts cannot be given out.
@@ -58,26 +61,22 @@ def record_of(
     is_whole = experts is not None
     split = split_step(step.exported, step.layers, degree, sequence=sequence, experts=is_whole)
     if experts is not None:
-        experts.require_whole(split.dimensions.classes, step.layers, degree)
-    shares = _Shares(step, split, experts or ExpertRouting())
+        require_whole_experts(split.dimensions.classes, step.layers, degree, experts)
+    shares = _Shares(step, split, experts or ())
     return SplitRecord(
         degree=degree,
         sequence=sequence,
-        regions=tuple(shares.regions()),
+        regions=tuple(map(shares.region, split.regions)),
         layers=tuple(shares.layers()),
         boundaries=tuple(shares.boundaries()),
         summed_parameters=tuple(sorted(split.summed)),
         experts=is_whole,
-        expert_load=() if experts is None else experts.loads,
+        expert_load=experts or (),
     )
 
 
 def with_splits(
-    step: TracedStep,
-    degrees: Iterable[int],
-    *,
-    sequence: bool,
-    experts: ExpertRouting | None = None,
+    step: TracedStep, degrees: Iterable[int], *, sequence: bool, experts: Loads | None = None
 ) -> GraphRecord:
     """Return the layer graph of a step with its splits over groups; see :func:`record_of`."""
     found = (record_of(step, degree, sequence=sequence, experts=experts) for degree in degrees)
@@ -92,74 +91,73 @@ class _Shares:
     s + t (w - s) if s = w (t - most) / (t - 1) is shared.
     """
 
-    def __init__(self, step: TracedStep, split: Split, routing: ExpertRouting) -> None:
+    def __init__(self, step: TracedStep, split: Split, loads: Loads) -> None:
         self.step, self.split, self.degree = step, split, split.degree
-        self.placed, self.assigned = split.placements, step.layers
-        self.shared = {**self.placed.positions, **self.placed.shares}
+        self.layer_of = step.layers.layer_of
+        self.shared = {**split.positions, **split.shares}
         regions = [region for region in split.regions if region.kind == "experts"]
         self.most = {
-            node: routing.most_loaded(place, self.degree)
+            node: most_loaded(load_of(loads, place), self.degree) if loads else Fraction(1)
             for place, region in enumerate(regions)
             for node in region.nodes.union(value for value, _ in region.parts)
             if operator_name(node) != OFFSETS
         }
 
-    def regions(self) -> Iterator[SplitRegion]:
-        """Yield the regions with their layers and parameters."""
-        exported, parameters = self.step.exported, self.split.parameters
-        for region in self.split.regions:
-            layers = {self.assigned.layer_of[node] for node in region.nodes}
-            held = dict.fromkeys(exported.name_of(node) for node, _ in region.parts)
-            yield SplitRegion(
-                kind=region.kind,
-                layers=tuple(name for name in self.assigned.names if name in layers),
-                sizes=region.sizes,
-                parameters=tuple(parameters[name] for name in held if name in parameters),
-            )
+    def region(self, region: DimensionClass) -> SplitRegion:
+        """Return a region with its layers and parameters."""
+        layers = {self.layer_of[node] for node in region.nodes}
+        held = dict.fromkeys(self.step.exported.name_of(node) for node, _ in region.parts)
+        return SplitRegion(
+            kind=region.kind,
+            layers=tuple(name for name in self.step.layers.names if name in layers),
+            sizes=region.sizes,
+            parameters=tuple(self.split.parameters[n] for n in held if n in self.split.parameters),
+        )
 
     def boundaries(self) -> Iterator[BoundarySplit]:
         """Yield the placement of each tensor between layers."""
-        for node, _, _ in self.assigned.crossing_tensors():
+        for node, _, _ in self.step.layers.crossing_tensors():
+            if not isinstance(node.meta["val"], Tensor):
+                continue
             share = self.shared.get(node)
-            if share is not None:
-                yield BoundarySplit(
-                    name=node.name,
-                    placement="region" if node in self.placed.shares else "positions",
-                    dimension=share.dimension,
-                )
-            elif isinstance(node.meta["val"], Tensor):
-                yield BoundarySplit(name=node.name, placement="whole")
+            yield BoundarySplit(
+                name=node.name,
+                placement="region"
+                if node in self.split.shares
+                else "positions"
+                if share
+                else "whole",
+                dimension=share.dimension if share else None,
+            )
 
     def layers(self) -> Iterator[LayerSplit]:
         """Yield what members have a share of, layer by layer."""
-        measured, regions, collectives = self.step.measured, self.split.regions, self._collectives()
+        measured, collectives = self.step.measured, self._collectives()
         stash, again = (
             self._held((row.nodes[0], key, row.bytes) for key, row in rows.items())
             for rows in (measured.saved, measured.again)
         )
         late = self._held(measured.weight_stash)
-        sizes, nodes_of = (
-            {row.name: row.bytes for row in self.step.graph.parameters},
-            self.assigned.nodes_of,
-        )
+        sizes = {row.name: row.bytes for row in self.step.graph.parameters}
+        unsplit, nodes_of = unsplit_parameters(self.split), self.step.layers.nodes_of
         for layer in self.step.graph.layers:
-            nodes = nodes_of[layer.name]
+            nodes, own = nodes_of[layer.name], layer.parameters
             of_one, of_all = self._work(layer, nodes)
-            held = [own for own in layer.parameters if own in self.split.parameters]
-            reasons = {own: self.split.unsplit.get(own) for own in layer.parameters}
             yield LayerSplit(
                 name=layer.name,
                 regions=tuple(
-                    i for i, region in enumerate(regions) if not region.nodes.isdisjoint(nodes)
+                    place
+                    for place, region in enumerate(self.split.regions)
+                    if not region.nodes.isdisjoint(nodes)
                 ),
                 **figures_of(of_one),
                 stash_bytes=stash[layer.name],
                 weight_stash_bytes=late[layer.name],
                 work=work_of(of_all),
-                parameter_bytes=sum(sizes[own] for own in held),
+                parameter_bytes=sum(sizes[name] for name in own if name in self.split.parameters),
                 collectives=tuple(collectives[layer.name]),
                 products=tuple(self._product(*row) for row in products_of(nodes)),
-                unsplit={own: reason for own, reason in reasons.items() if reason},
+                unsplit={name: unsplit[name] for name in own if name in unsplit},
                 again_bytes=again[layer.name],
             )
 
@@ -173,30 +171,30 @@ class _Shares:
 
     def _work(self, layer: Layer, nodes: Iterable[fx.Node]) -> tuple[list[Work], list[Work]]:
         """Return the work of a layer that is shared, and that of all members together."""
-        of_one, of_all = [], []
+        of_one, of_all, others = list[Work](), list[Work](), self.degree - 1
+        for row, flops, bytes_ in self._shared_rows(layer, nodes):
+            of_one.append(row.model_copy(update={"flops": flops, "traffic_bytes": bytes_}))
+            flops = self.degree * row.flops - others * flops
+            bytes_ = self.degree * row.traffic_bytes - others * bytes_
+            of_all.append(row.model_copy(update={"flops": flops, "traffic_bytes": bytes_}))
+        return of_one, of_all
 
-        def add(row: Work, flops: int, bytes_: int) -> None:
-            shared = {"flops": flops, "traffic_bytes": bytes_}
-            count = self.degree
-            total = {n: count * getattr(row, n) - (count - 1) * part for n, part in shared.items()}
-            of_one.append(row.model_copy(update=shared))
-            of_all.append(row.model_copy(update=total))
-
+    def _shared_rows(
+        self, layer: Layer, nodes: Iterable[fx.Node]
+    ) -> Iterator[tuple[Work, int, int]]:
+        """Yield the rows of a layer's work with the FLOPs and the traffic that are shared."""
         for node in nodes:
             # Matrices of experts are moved whatever the rows.
             operands = node.all_input_nodes if operator_name(node) == "grouped_product" else ()
             matrices = sum(bytes_of(n) for n in operands if len(shape_of(n)) > 2)
             for row in self.step.measured.work[node]:
-                if self.placed.is_shared(node):
-                    bytes_ = self._of(node, row.traffic_bytes, matrices)
-                    add(row, self._of(node, row.flops), bytes_)
-                else:
-                    add(row, 0, 0)
+                moved = self._of(node, row.traffic_bytes, matrices)
+                is_shared = self.split.is_shared(node)
+                yield row, is_shared * self._of(node, row.flops), is_shared * moved
         for parameter in self.step.graph.parameters:
             if parameter.trainable and parameter.bytes and parameter.name in layer.parameters:
                 row = gradient_sum(parameter.bytes)
-                add(row, 0, row.traffic_bytes * (parameter.name in self.split.parameters))
-        return of_one, of_all
+                yield row, 0, row.traffic_bytes * (parameter.name in self.split.parameters)
 
     def _product(self, node: fx.Node, product: Product) -> Product:
         """Return a product with what is split of it, and the rows of the most loaded member."""
@@ -204,13 +202,13 @@ class _Shares:
         return product.model_copy(update={"split": self._split_size(node), "rows": rows})
 
     def _split_size(self, node: fx.Node) -> str | None:
-        if not self.placed.is_shared(node):
+        if not self.split.is_shared(node):
             return None
-        if node in self.placed.positioned:
+        if node in self.split.positioned:
             return "rows"
-        if node in self.placed.sums:
+        if node in self.split.sums:
             return "inner"
-        behind = len(shape_of(node)) - self.placed.shares[node].dimension
+        behind = len(shape_of(node)) - self.split.shares[node].dimension
         return "columns" if behind == 1 else "batch" if is_batched(node) and behind > 2 else "rows"
 
     def _held(self, rows: Iterable[tuple[fx.Node, int | None, int]]) -> dict[str, int]:
@@ -227,10 +225,10 @@ class _Shares:
             if key in known:
                 owner = owners.get(key)
             else:
-                has_share = node in self.shared if key is None else self.placed.is_shared(node)
+                has_share = node in self.shared if key is None else self.split.is_shared(node)
                 owner = node if has_share else None
             if owner is not None:
-                held[self.assigned.layer_of[node]] += self._of(owner, bytes_)
+                held[self.layer_of[node]] += self._of(owner, bytes_)
         return held
 
     def _collectives(self) -> dict[str, list[Collective]]:
@@ -239,7 +237,7 @@ class _Shares:
         for method, value, layer in LocalStep(self.step.exported, self.split).communicated:
             size = self._communicated_bytes(method, value)
             for phase, kind in zip(PHASES, _KINDS[method], strict=False):
-                if kind and (phase == "forward" or value in self.placed.gradients):
+                if kind and (phase == "forward" or value in self.split.gradients):
                     row = Collective(kind=kind, phase=phase, tensor=value.name, bytes=size)
                     # The highest logits, their sums, and the logits of the targets.
                     found[layer] += [row] * (3 if method == "cross_entropy_loss" else 1)

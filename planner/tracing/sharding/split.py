@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from math import prod
 
 from torch import fx
 
 from planner.errors import PipeplanError
-from planner.model.split_record import INDIVISIBLE, SplitParameter
+from planner.model.split_record import INDIVISIBLE
 from planner.tracing.export import ExportedStep
 from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.measure import MATRIX_PRODUCTS
 from planner.tracing.sharding.dimensions import DimensionClass, Dimensions
-from planner.tracing.sharding.notation import COMBINE, Axis
-from planner.tracing.sharding.placements import (
-    Placements,
-    Share,
-    place,
-    with_positions,
-    with_summed,
-)
+from planner.tracing.sharding.notation import Axis
+from planner.tracing.sharding.placements import Split as Split
+from planner.tracing.sharding.placements import with_positions, with_sums
 from planner.tracing.sharing import operator_name, shape_of, written_by
-
-
-@dataclass(frozen=True)
-class Split:
-    """A step's split.
-
-    Attributes:
-        degree: number of ranks.
-        dimensions: the classes of dimensions behind it.
-        regions: what is split, in executable order.
-        placements: forms of every value.
-        unsplit: why a parameter with two dimensions or more is not split, by its name.
-        parameters: the split parameters, by name.
-        summed: names of whole parameters whose gradients are summed over the group once a step.
-    """
-
-    degree: int
-    dimensions: Dimensions
-    regions: Sequence[DimensionClass]
-    placements: Placements
-    unsplit: Mapping[str, str]
-    parameters: Mapping[str, SplitParameter]
-    summed: frozenset[str]
 
 
 def split_step(
@@ -72,27 +43,10 @@ def split_step(
     dimensions = Dimensions(exported)
     _refuse_values_written_again(dimensions)
     regions = _chosen((row for row in dimensions.classes if experts or not row.experts), degree)
-    known = Placements(
-        layers.layer_of,
-        nodes_with_gradient(exported),
-        {node: region for region in regions for node in region.nodes},
-        {n: Share(own, parts) for r in regions for (n, own), parts in r.parts.items()},
-    )
-    # Rows of experts that go back to shares of tokens are no sums of ranks there.
-    made = {n: sequence and operator_name(n) == COMBINE for r in regions for n in r.sums}
-    found = place(dimensions, known, made)
-    found = with_positions(exported, found, degree) if sequence else found
-    found = with_summed(found, dimensions.tied.values())
-    parameters, unsplit, summed = {}, {}, set()
-    for name, (node, *_) in dimensions.tied.items():
-        if node in found.shares:
-            dimension, parts = found.shares[node].place(node)
-            parameters[name] = SplitParameter(name=name, dimension=dimension, parts=parts)
-        elif len(shape_of(node)) > 1 and (reasons := _reasons(node, dimensions, degree)):
-            unsplit[name] = reasons
-        if node in found.summed:
-            summed.add(name)
-    return Split(degree, dimensions, regions, found, unsplit, parameters, frozenset(summed))
+    gradients = nodes_with_gradient(exported)
+    found = Split(degree, dimensions, regions, layers.layer_of, gradients)
+    found = with_sums(found, sequence=sequence)
+    return with_positions(exported, found) if sequence else found
 
 
 def _refuse_values_written_again(dimensions: Dimensions) -> None:
@@ -107,20 +61,28 @@ def _refuse_values_written_again(dimensions: Dimensions) -> None:
                 )
 
 
-def _reasons(parameter: fx.Node, dimensions: Dimensions, degree: int) -> str:
-    """Return why a parameter is not split, dimension by dimension."""
-    found = []
+def unsplit_parameters(split: Split) -> dict[str, str]:
+    """Return why a parameter with two dimensions or more is not split, by its name."""
+    whole = {
+        name: "; ".join(_reasons(node, split))
+        for name, (node, *_) in split.dimensions.tied.items()
+        if node not in split.shares and len(shape_of(node)) > 1
+    }
+    return {name: reasons for name, reasons in whole.items() if reasons}
+
+
+def _reasons(parameter: fx.Node, split: Split) -> Iterator[str]:
+    """Yield why a parameter is not split, dimension by dimension."""
     for own in range(len(shape_of(parameter))):
-        if (row := dimensions.class_of.get((parameter, own))) is None:
+        if (row := split.dimensions.class_of.get((parameter, own))) is None:
             continue
         reason = "no matrix product would be split, or those that would are split better"
         if row.obstacles:
             reason = row.obstacles[0]
-        elif not row.fits(degree):
-            sizes = [str(size) for size in row.sizes if size % degree]
-            reason = f"size {', '.join(sizes)} {INDIVISIBLE} {degree}"
-        found.append(f"dimension {own}: {reason}")
-    return "; ".join(found)
+        elif not row.fits(split.degree):
+            sizes = [str(size) for size in row.sizes if size % split.degree]
+            reason = f"size {', '.join(sizes)} {INDIVISIBLE} {split.degree}"
+        yield f"dimension {own}: {reason}"
 
 
 # --- choice of regions ----------------------------------------------------------------------------
