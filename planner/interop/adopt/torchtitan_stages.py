@@ -5,8 +5,8 @@ Where no stages are named, ``torchtitan/distributed/pipeline_parallel.py`` makes
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from planner.errors import PipeplanError, shorten
 from planner.interop.adopt.division import Division, divide
 from planner.interop.adopt.layout import Divide
 from planner.interop.adopt.orders import Schedule
+from planner.interop.adopt.torchtitan_fields import TorchtitanFields
 from planner.interop.importing.megatron_layout import render_layout
 from planner.interop.importing.schedule_csv import ScheduleTable, read_schedule_csv
 from planner.model.blocks import block_stack
@@ -33,61 +34,8 @@ SCHEDULES = {
 }
 """Our names of torch's schedules, compared without regard to case; the orders of two are torch's
 own, :meth:`TorchSchedule.table`."""
-RENAMED = {
-    "training.batch_size": "training.local_batch_size",
-    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
-    "training.data_parallel_type": "parallelism.data_parallel_shard_degree",
-    "parallelism.pipeline_parallel_microbatches": "parallelism.pipeline_parallel_microbatch_size",
-    "parallelism.pipeline_parallel_split_points": "parallelism.module_fqns_per_model_part",
-    "parallelism.num_pp_microbatches": "parallelism.pipeline_parallel_microbatch_size",
-    "training.num_tokens_per_microbatch_per_dp_rank": "training.local_batch_size",
-    "training.num_tokens_per_train_step": "training.global_batch_size",
-}
-"""Fields of other versions that 0.3.0 has by another name."""
 _ONE_STAGE = ("1f1b", "gpipe", "pipelineschedulesingle")
 _V = ("zbvzerobubble", "dualpipev")
-
-
-@dataclass
-class TorchtitanFields:
-    """The fields of a file, by their dotted names.
-
-    Attributes:
-        source: the file.
-        data: its contents.
-        problems: what is wrong with them.
-    """
-
-    source: str
-    data: Mapping[str, Any]
-    problems: list[str] = field(default_factory=list)
-
-    def value(self, name: str) -> Any:
-        """Return the value of a field; None if it is not there."""
-        section, _, key = name.partition(".")
-        return self.table(section).get(key)
-
-    def table(self, section: str) -> Mapping[str, Any]:
-        """Return a table of the file; an empty one if it has none."""
-        table = self.data.get(section) or {}
-        if isinstance(table, Mapping):
-            return table
-        self.wrong(section, f"{shorten(table)}: expected a table")
-        return {}
-
-    def number(self, name: str, default: int, least: int = 1) -> int:
-        """Return the value of a field as a whole number."""
-        value = self.value(name)
-        if value is None:
-            return default
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**31:
-            return value
-        self.wrong(name, f"{shorten(value)}: expected a whole number of at least {least}")
-        return max(default, 1)
-
-    def wrong(self, name: str, problem: str) -> None:
-        """Note a problem of a field."""
-        self.problems.append(f"{self.source}: {name}: {problem}")
 
 
 @dataclass(frozen=True)
@@ -105,6 +53,12 @@ class TorchSchedule:
     name: str
     is_table: bool
     size: int
+
+    @classmethod
+    def of(cls, found: TorchtitanFields, size: int) -> TorchSchedule:
+        """Return the schedule by torch's name of it."""
+        is_table = bool(found.value("parallelism.pipeline_parallel_schedule_csv"))
+        return cls(found.source, _schedule_name(found), is_table, size)
 
     def table(self, stages: int, share: int) -> ScheduleTable | None:
         """Return the order where it is not that of the schedule's name here.
@@ -197,12 +151,6 @@ def schedule_of(found: TorchtitanFields) -> Schedule:
     return SCHEDULES.get(name)
 
 
-def torch_schedule(found: TorchtitanFields, size: int) -> TorchSchedule:
-    """Return the schedule by torch's name of it."""
-    is_table = bool(found.value("parallelism.pipeline_parallel_schedule_csv"))
-    return TorchSchedule(found.source, _schedule_name(found), is_table, size)
-
-
 def _schedule_name(found: TorchtitanFields) -> str:
     return str(found.value("parallelism.pipeline_parallel_schedule") or "1F1B").lower()
 
@@ -215,7 +163,7 @@ def division_of(found: TorchtitanFields, size: int) -> Divide:
     if named:
         rows = _names_of(found, named)
         return partial(divide, stages=rows, source=f"{found.source}: module_fqns_per_model_part")
-    return _Equal.of(found, size).divide
+    return _equal(found, size)
 
 
 def _names_of(found: TorchtitanFields, named: Any) -> list[list[str]]:
@@ -229,64 +177,33 @@ def _names_of(found: TorchtitanFields, named: Any) -> list[list[str]]:
     return []
 
 
-@dataclass(frozen=True)
-class _Equal:
-    """Equal stages, where the embedding and the head count as some blocks.
+def _equal(found: TorchtitanFields, size: int) -> Divide:
+    """Return equal stages, where the embedding and the head count as some blocks."""
+    prefix = "parallelism.pipeline_parallel"
+    each = found.number(f"{prefix}_layers_per_stage", 0)
+    first = found.number(f"{prefix}_first_stage_less_layers", 1, 0)
+    last = found.number(f"{prefix}_last_stage_less_layers", 1, 0)
+    is_single = _schedule_name(found) in _ONE_STAGE
 
-    Attributes:
-        source: the file, for messages.
-        size: pipeline ranks.
-        each: blocks of a stage; None: one stage a rank, or two for schedules of several.
-        is_single: whether the schedule has one stage a rank.
-        first: blocks that the embedding counts as.
-        last: blocks that the head counts as.
-    """
-
-    source: str
-    size: int
-    each: int | None
-    is_single: bool
-    first: int
-    last: int
-
-    @classmethod
-    def of(cls, found: TorchtitanFields, size: int) -> _Equal:
-        """Return what a file says of stages."""
-        prefix = "parallelism.pipeline_parallel"
-        each = found.number(f"{prefix}_layers_per_stage", 0)
-        return cls(
-            found.source,
-            size,
-            each or None,
-            _schedule_name(found) in _ONE_STAGE,
-            found.number(f"{prefix}_first_stage_less_layers", 1, 0),
-            found.number(f"{prefix}_last_stage_less_layers", 1, 0),
-        )
-
-    def divide(self, graph: LayerGraph) -> Division:
-        """Return the layers of every stage of a model.
-
-        Raises:
-            PipeplanError: if torchtitan would not divide its blocks so.
-        """
+    def division(graph: LayerGraph) -> Division:
         blocks = len(block_stack(graph).blocks)
-        weight = blocks + self.first + self.last
-        count = self.size * (1 if self.is_single else 2)
-        if self.each is not None:
-            count = -(-weight // self.each)
+        weight = blocks + first + last
+        count = -(-weight // each) if each else size * (1 if is_single else 2)
         least, more = divmod(weight, count)
-        is_held = count == self.size if self.is_single else count > self.size
-        if count % self.size or not is_held or least < max(self.first, self.last, 1):
+        is_held = count == size if is_single else count > size
+        if count % size or not is_held or least < max(first, last, 1):
             raise PipeplanError(
-                f"{self.source}: {blocks} blocks, with {self.first} for the embedding and "
-                f"{self.last} for the head, cannot be {plural(count, 'stage')} on {self.size} "
-                "pipeline ranks; change parallelism.pipeline_parallel_layers_per_stage, or name "
-                "the stages in module_fqns_per_model_part"
+                f"{found.source}: {blocks} blocks, with {first} for the embedding and {last} for "
+                f"the head, cannot be {plural(count, 'stage')} on {size} pipeline ranks; change "
+                "parallelism.pipeline_parallel_layers_per_stage, or name the stages in "
+                "module_fqns_per_model_part"
             )
         numbers = [least + (stage < more) for stage in range(count)]
-        numbers[0] -= self.first
-        numbers[-1] -= self.last
+        numbers[0] -= first
+        numbers[-1] -= last
         rows = ["t" * number for number in numbers]
         rows[0] = "E" + rows[0]
         rows[-1] += "L"
-        return divide(graph, render_layout(rows), self.source)
+        return divide(graph, render_layout(rows), found.source)
+
+    return division
