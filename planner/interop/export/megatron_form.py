@@ -29,25 +29,18 @@ class MegatronForm:
         stack: embedding, blocks and head.
         stages: symbols of each stage, such as ``Ett``.
         pipelines: the device of each pipeline rank, for each pipeline.
-        share: microbatches that each pipeline runs.
         members: the devices of each group that pipelines name; of single devices themselves.
     """
 
     stack: BlockStack
     stages: tuple[str, ...]
     pipelines: tuple[tuple[str, ...], ...]
-    share: int
     members: Mapping[str, tuple[str, ...]]
 
     @property
     def pipeline_size(self) -> int:
         """Ranks of a pipeline."""
         return len(self.pipelines[0])
-
-    @property
-    def is_interleaved(self) -> bool:
-        """Whether a rank holds several stages."""
-        return len(self.stages) > self.pipeline_size
 
     @property
     def ranks(self) -> tuple[str, ...]:
@@ -64,12 +57,8 @@ class MegatronForm:
         return tuple(pipeline[stage % self.pipeline_size] for pipeline in self.pipelines)
 
 
-def megatron_form(plan: Plan, target: str = "megatron") -> MegatronForm:
-    """Return blocks, stages and ranks of a plan.
-
-    Args:
-        plan: verified.
-        target: the export that asks, for messages.
+def megatron_form(plan: Plan) -> MegatronForm:
+    """Return blocks, stages and ranks of a verified plan.
 
     Raises:
         PipeplanError: with every reason why Megatron-LM cannot run such stages.
@@ -85,34 +74,27 @@ def megatron_form(plan: Plan, target: str = "megatron") -> MegatronForm:
     problems += _rank_problems(plan)
     problems += split_problems(plan, "Megatron-LM")
     if stack is None or problems:
-        raise PipeplanError(f"{target}: {problem}" for problem in problems)
+        raise PipeplanError(f"megatron: {problem}" for problem in problems)
     pipelines = _pipelines(plan)
     symbols = _symbols(stack, stage_of_layer(plan), len(plan.stages))
     if "m" in "".join(symbols[: -len(pipelines[0])]):
         raise PipeplanError(
-            f"{target}: multi-token prediction is not in the last stage of its rank, where "
+            "megatron: multi-token prediction is not in the last stage of its rank, where "
             f"Megatron-LM has it; {MOVE}"
         )
-    share = share_of(plan.microbatches, len(pipelines))
     members = {name: plan.members(name) for row in pipelines for name in row}
-    return MegatronForm(stack, symbols, pipelines, share, members)
+    return MegatronForm(stack, symbols, pipelines, members)
 
 
 def _symbols(stack: BlockStack, stage_of: Mapping[str, int], count: int) -> tuple[str, ...]:
     """Return the stages' symbols, with each block where its first layer is."""
-    rows = ["t" * row for row in _block_counts(stack, stage_of, count)]
-    rows[0] = "E" + rows[0]
-    for block in stack.prediction:
-        rows[stage_of[block.layers[0]]] += "m"
+    rows = [""] * count
+    rows[0] = "E"
+    for symbol, blocks in (("t", stack.blocks), ("m", stack.prediction)):
+        for block in blocks:
+            rows[stage_of[block.layers[0]]] += symbol
     rows[-1] += "L"
     return tuple(rows)
-
-
-def _block_counts(stack: BlockStack, stage_of: Mapping[str, int], count: int) -> list[int]:
-    rows = [0] * count
-    for block in stack.blocks:
-        rows[stage_of[block.layers[0]]] += 1
-    return rows
 
 
 def _layout_problems(plan: Plan, stack: BlockStack) -> list[str]:
