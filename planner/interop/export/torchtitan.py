@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import (
@@ -45,126 +43,11 @@ from planner.simulation.simulator import simulate
 from planner.sync.pipeline_replicas import PipelineReplica, pipeline_replicas_of
 from planner.units import listed
 
-
-def modules_of_stages(plan: Plan, tool: str) -> tuple[list[list[str]], list[str]]:
-    """Return the modules of each stage, and the modules that the plan's cuts divide.
-
-    Args:
-        plan: whose layers are named as its model's modules.
-        tool: as the lines name it.
-    """
-    stages: dict[str, list[int]] = {}
-    inside: dict[str, list[str]] = {}
-    for stage in plan.stages:
-        for layer in stage.layers:
-            if layer != LOSS:
-                stages.setdefault(module_of(layer), []).append(stage.index)
-                inside.setdefault(module_of(layer), []).append(layer)
-    problems = [
-        _cut_inside(module, inside[module], found, tool)
-        for module, found in stages.items()
-        if len(set(found)) > 1
-    ]
-    modules = [
-        list(dict.fromkeys(module_of(layer) for layer in stage.layers if layer != LOSS))
-        for stage in plan.stages
-    ]
-    return modules, problems
-
-
-def lists_of(modules: list[list[str]]) -> list[str]:
-    """Return top-level modules that are cut entry by entry."""
-    found = (name.partition(".") for stage in modules for name in stage)
-    return list(dict.fromkeys(first for first, dot, _ in found if dot))
-
-
-def _cut_inside(module: str, layers: list[str], stages: list[int], tool: str) -> str:
-    found = sorted(set(stages))
-    shown = ", ".join(map(repr, layers[:4])) + (", …" if len(layers) > 4 else "")
-    which = listed(found) if len(found) < 3 else f"{found[0]} to {found[-1]}"
-    return (
-        f"stages: the module {module!r} (layers {shown}) lies in stages {which}, but {tool} cuts "
-        "only at top-level modules and at the entries of a top-level ModuleList or ModuleDict; "
-        f"move the layers of {module!r} to one stage"
-    )
-
-
+TOOL = "torchtitan"
+Rows = Sequence[Sequence[Operation]]
+"""Operations of each place of a pipeline."""
 MOST_TRIED = 16
 """Pipelines whose order is tried for all."""
-
-
-@dataclass(frozen=True)
-class OneOrder:
-    """The order that all pipelines run.
-
-    Attributes:
-        orders: by device of every pipeline, microbatches numbered from 0 in each.
-        name: the order as a message names it.
-        notes: its predicted cost, if it is not that of every pipeline.
-        overfull: devices that need more memory than they have with it.
-    """
-
-    orders: Orders
-    name: str
-    notes: tuple[str, ...]
-    overfull: tuple[str, ...]
-
-
-def one_order(plan: Plan, replicas: Sequence[PipelineReplica]) -> OneOrder:
-    """Return the order of the pipeline that is fastest if all pipelines run it.
-
-    Args:
-        plan: whose pipelines these are.
-        replicas: with as many microbatches each.
-    """
-    numbered = [_numbered(plan, replica) for replica in replicas]
-    first = numbered[0]
-    if all(orders == first for orders in numbered):
-        return OneOrder(_on_all(first, replicas), "the plan's order", (), ())
-    return min(_tried(plan, replicas, numbered), key=lambda found: found[0])[1]
-
-
-def _tried(
-    plan: Plan, replicas: Sequence[PipelineReplica], numbered: Sequence[list[list[Operation]]]
-) -> Iterator[tuple[tuple[bool, float], OneOrder]]:
-    pipeline = place_plan(plan)
-    for replica, orders in list(zip(replicas, numbered, strict=True))[:MOST_TRIED]:
-        timeline = simulate(pipeline, _on_plan(pipeline, orders, replicas))
-        seconds = timeline.iteration_time_s
-        name = f"the order of pipeline {replica.index} in all pipelines"
-        note = f"{name}: {against(seconds, plan.predicted.iteration_time_s)}"
-        full = tuple(overfull(timeline))
-        yield (bool(full), seconds), OneOrder(_on_all(orders, replicas), name, (note,), full)
-
-
-def _numbered(plan: Plan, replica: PipelineReplica) -> list[list[Operation]]:
-    """Return the orders of a pipeline's devices, with its microbatches numbered from 0."""
-    number = {microbatch: index for index, microbatch in enumerate(replica.microbatches)}
-    orders = plan.parsed_orders()
-    return [[Operation(s, k, number[m]) for s, k, m in orders[place]] for place in replica.devices]
-
-
-def _on_all(orders: list[list[Operation]], replicas: Sequence[PipelineReplica]) -> Orders:
-    return {
-        device: order
-        for replica in replicas
-        for device, order in zip(replica.devices, orders, strict=True)
-    }
-
-
-def _on_plan(
-    pipeline: PlacedPipeline, orders: list[list[Operation]], replicas: Sequence[PipelineReplica]
-) -> Orders:
-    """Return the same orders with the plan's own microbatch numbers."""
-    found = {
-        device: [Operation(s, k, replica.microbatches[m]) for s, k, m in order]
-        for replica in replicas
-        for device, order in zip(replica.devices, orders, strict=True)
-    }
-    return {device: found[device] for device in pipeline.devices}
-
-
-TOOL = "torchtitan"
 PLACEMENTS = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
 """Names of schedules that stand for a placement of stages."""
 DTYPES = ("float32", "bfloat16")
@@ -190,35 +73,35 @@ def export(plan: Plan) -> Exported:
     """
     if reason := inside_another(plan.problem.graph.layers):
         raise PipeplanError(f"torchtitan cannot cut {plan.model.name!r}: {reason}")
-    modules, problems = modules_of_stages(plan, TOOL)
-    problems += [*loss_problems(plan, TOOL), *_cut_problems(plan), *_job_problems(plan)]
-    problems += [*_one_stage_problems(plan), *split_problems(plan, TOOL)]
+    problems = [*_module_problems(plan), *loss_problems(plan, TOOL), *_cut_problems(plan)]
+    problems += [*_job_problems(plan), *_one_stage_problems(plan), *split_problems(plan, TOOL)]
     try:
         replicas = pipeline_replicas_of(plan, otherwise="set replication = false in the job")
     except PipeplanError as error:
         raise PipeplanError([*error.problems, *problems]) from None
-    by_pipeline, order = stage_devices_of(plan, replicas), one_order(plan, replicas)
-    problems += [*_placement_problems(by_pipeline), *_order_problems(plan, by_pipeline[0], order)]
+    by_pipeline, order = stage_devices_of(plan, replicas), _one_order(plan, replicas)
+    places = list(dict.fromkeys(by_pipeline[0]))
+    mine = dict(zip(replicas[0].devices, order.rows, strict=True))
+    problems += _placement_problems(by_pipeline)
+    problems += last_forward_problems(mine, len(plan.stages) - 1, TOOL)
+    problems += [f"orders: with {order.name}, {full}" for full in order.overfull]
     if problems:
         raise PipeplanError(problems)
-    ranks = [device for name in _ranks(by_pipeline) for device in plan.members(name)]
-    table = stage_table(plan, ranks, module_fqns_per_model_part=modules)
-    keys = _keys(plan, by_pipeline, modules)
+    modules = _modules(plan)
+    # The place in the pipeline counts first, the pipeline's number next.
+    rows = [list(dict.fromkeys(devices)) for devices in by_pipeline]
+    names = [name for row in zip(*rows, strict=True) for name in row]
+    ranks = [device for name in names for device in plan.members(name)]
     files = {
-        "torchtitan.json": json.dumps(keys, indent=1) + "\n",
-        "stages.json": table,
+        "torchtitan.json": json.dumps(_keys(plan, by_pipeline, modules), indent=1) + "\n",
+        "stages.json": stage_table(plan, ranks, module_fqns_per_model_part=modules),
     }
     lines = USE.format(ranks=len(ranks)).splitlines()
     if _is_fsdp_alone(plan):
         lines = [line for line in lines if "schedule.csv" not in line]
     else:
-        places = dict.fromkeys(by_pipeline[0])
-        files["schedule.csv"] = schedule_csv(order.orders[place] for place in places)
-    return Exported(
-        files=files,
-        use=tuple(lines),
-        notes=tuple(_notes(plan, by_pipeline, modules, order)),
-    )
+        files["schedule.csv"] = schedule_csv(mine[place] for place in places)
+    return Exported(files, tuple(lines), tuple(_notes(plan, by_pipeline, modules, order)))
 
 
 def _cut_problems(plan: Plan) -> Iterator[str]:
@@ -307,20 +190,6 @@ def _shown(devices: Sequence[str]) -> str:
     return ", ".join(devices[:12]) + (", …" if len(devices) > 12 else "")
 
 
-def _order_problems(plan: Plan, by_stage: StageDevices, order: OneOrder) -> list[str]:
-    mine = {place: order.orders[place] for place in dict.fromkeys(by_stage)}
-    return [
-        *last_forward_problems(mine, len(plan.stages) - 1, TOOL),
-        *(f"orders: with {order.name}, {full}" for full in order.overfull),
-    ]
-
-
-def _ranks(by_pipeline: tuple[StageDevices, ...]) -> list[str]:
-    """The device, or group, of each rank: the pipeline's place counts first, its number next."""
-    places = [list(dict.fromkeys(by_stage)) for by_stage in by_pipeline]
-    return [device for row in zip(*places, strict=True) for device in row]
-
-
 def _keys(
     plan: Plan, by_pipeline: tuple[StageDevices, ...], modules: list[list[str]]
 ) -> dict[str, Any]:
@@ -376,10 +245,11 @@ def _data_parallel(plan: Plan, pipelines: int) -> dict[str, Any]:
 
 
 def _notes(
-    plan: Plan, by_pipeline: tuple[StageDevices, ...], modules: list[list[str]], order: OneOrder
+    plan: Plan, by_pipeline: tuple[StageDevices, ...], modules: list[list[str]], order: _OneOrder
 ) -> Iterator[str]:
     yield from order.notes
-    for name in lists_of(modules):
+    cut_by_entry = (name.partition(".") for stage in modules for name in stage)
+    for name in dict.fromkeys(first for first, dot, _ in cut_by_entry if dot):
         yield (
             f"{name!r} is assumed to be a ModuleList or ModuleDict; {TOOL} would drop the contents "
             f"of other containers, such as Sequential"
@@ -398,3 +268,76 @@ def _notes(
             f"share of both, 1/{len(by_pipeline)}, which the plan does not count"
         )
     yield from receive_buffer_notes(plan, plan.microbatches // len(by_pipeline))
+
+
+def _modules(plan: Plan) -> list[list[str]]:
+    """Return the modules of each stage."""
+    return [
+        list(dict.fromkeys(module_of(layer) for layer in stage.layers if layer != LOSS))
+        for stage in plan.stages
+    ]
+
+
+def _module_problems(plan: Plan) -> Iterator[str]:
+    """Yield the modules that the plan's cuts divide."""
+    held: dict[str, list[tuple[int, str]]] = {}
+    for stage in plan.stages:
+        for layer in stage.layers:
+            if layer != LOSS:
+                held.setdefault(module_of(layer), []).append((stage.index, layer))
+    for module, rows in held.items():
+        stages = sorted({stage for stage, _ in rows})
+        if len(stages) > 1:
+            shown = ", ".join(repr(layer) for _, layer in rows[:4])
+            which = listed(stages) if len(stages) < 3 else f"{stages[0]} to {stages[-1]}"
+            yield (
+                f"stages: the module {module!r} (layers {shown}{', …' if len(rows) > 4 else ''}) "
+                f"lies in stages {which}, but {TOOL} cuts only at top-level modules and at the "
+                f"entries of a top-level ModuleList or ModuleDict; move the layers of {module!r} "
+                "to one stage"
+            )
+
+
+class _OneOrder(NamedTuple):
+    """The order that all pipelines run.
+
+    Attributes:
+        rows: operations of each place of a pipeline, microbatches numbered from 0.
+        name: the order as a message names it.
+        notes: its predicted cost, if it is not that of every pipeline.
+        overfull: devices that need more memory than they have with it.
+    """
+
+    rows: Rows
+    name: str = "the plan's order"
+    notes: tuple[str, ...] = ()
+    overfull: tuple[str, ...] = ()
+
+
+def _one_order(plan: Plan, replicas: Sequence[PipelineReplica]) -> _OneOrder:
+    """Return the order of the pipeline that is fastest if all pipelines run it."""
+    orders, numbered = plan.parsed_orders(), list[Rows]()
+    for replica in replicas:
+        number = {microbatch: index for index, microbatch in enumerate(replica.microbatches)}
+        mine = [orders[place] for place in replica.devices]
+        numbered.append([[Operation(s, k, number[m]) for s, k, m in row] for row in mine])
+    if all(rows == numbered[0] for rows in numbered):
+        return _OneOrder(numbered[0])
+    found = []
+    for replica, rows in list(zip(replicas, numbered, strict=True))[:MOST_TRIED]:
+        timeline = simulate(place_plan(plan), _on_all(plan, rows, replicas))
+        seconds, full = timeline.iteration_time_s, tuple(overfull(timeline))
+        name = f"the order of pipeline {replica.index} in all pipelines"
+        note = f"{name}: {against(seconds, plan.predicted.iteration_time_s)}"
+        found.append(((bool(full), seconds), _OneOrder(rows, name, (note,), full)))
+    return min(found, key=lambda row: row[0])[1]
+
+
+def _on_all(plan: Plan, rows: Rows, replicas: Sequence[PipelineReplica]) -> Orders:
+    """Return the same orders of all pipelines, with the plan's own microbatch numbers."""
+    found = {
+        device: [Operation(s, k, replica.microbatches[m]) for s, k, m in row]
+        for replica in replicas
+        for device, row in zip(replica.devices, rows, strict=True)
+    }
+    return {device: found[device] for device in plan.orders}
