@@ -25,7 +25,7 @@ from executor.launch.console import print_error, show_log
 from planner.errors import PipeplanError
 from planner.plan.plan import Sync
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Scheduler
+from planner.sync.groups.scheduler import Scheduler
 from planner.sync.ledger import WorkUnitLedger
 from planner.sync.strategies import (
     AdPsgdOptions,

@@ -14,9 +14,9 @@ from planner.sync.groups.events import (
     GroupRequest,
     Joined,
     Left,
-    Scheduler,
     Tick,
 )
+from planner.sync.groups.scheduler import Scheduler
 
 
 class GroupRequests:

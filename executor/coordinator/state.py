@@ -9,13 +9,12 @@ aside between two steps, the same two at all its places.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from typing import Any
 
 from executor.coordinator.groups import GroupRequests
 from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take
 from executor.coordinator.pipelines import PipelineRecord, Pipelines
-from planner.sync.groups.events import Scheduler
+from planner.sync.groups.scheduler import Scheduler
 from planner.sync.ledger import WorkUnitLedger
 
 Rank = Hello | Take | Ask
@@ -256,7 +255,7 @@ class Coordinator:
     def report(self) -> dict[str, Any]:
         """Return what became of every work unit, and of every pipeline."""
         return {
-            **asdict(self.ledger.report()),
+            **self.ledger.report(),
             "failed": [self._groups.failed[number] for number in range(len(self._pipelines))],
             "incarnations": [pipeline.incarnation for pipeline in self._pipelines],
             "last": self._last,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Sync
 from planner.sync.simulation.comparison import (
@@ -80,11 +81,6 @@ class StrategyChoice:
     reason: str
     spread: Spread
     comparison: SyncComparison
-
-    @property
-    def alternatives(self) -> tuple[SyncResult, ...]:
-        """The other candidates."""
-        return tuple(row for row in self.comparison.results if row.sync != self.sync)
 
 
 class InterruptedChoice(KeyboardInterrupt):
@@ -170,8 +166,7 @@ def _fastest(rows: Sequence[SyncResult]) -> SyncResult:
 
 def spread_of(scenario: Scenario) -> Spread:
     """Return the differences between the scenario's iterations, for any strategy."""
-    slowdowns = Slowdowns(scenario.world, scenario.trace, scenario.learning.seed)
-    rows = np.stack([slowdowns.of_all(i) for i in range(1, HORIZON + 1)])
+    rows = _slowdowns(scenario)
     usual = np.median(rows, axis=0)
     middle = np.quantile(usual, 0.5, method="lower")
     return Spread(
@@ -242,6 +237,11 @@ def _diagnosis(spread: Spread) -> str:
 
 def _alone_per_s(scenario: Scenario) -> float:
     """Return the iterations per second of all workers if nobody ever waited."""
+    usual = _slowdowns(scenario).mean(axis=0)
+    return float((1 / usual).sum() / scenario.world.iteration_s)
+
+
+def _slowdowns(scenario: Scenario) -> FloatArray:
+    """Return the factors of iterations, by iteration and worker."""
     slowdowns = Slowdowns(scenario.world, scenario.trace, scenario.learning.seed)
-    rows = np.stack([slowdowns.of_all(i) for i in range(1, HORIZON + 1)])
-    return float((1 / rows.mean(axis=0)).sum() / scenario.world.iteration_s)
+    return np.stack([slowdowns.of_all(i) for i in range(1, HORIZON + 1)])

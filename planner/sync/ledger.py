@@ -1,47 +1,18 @@
 """The ledger of work units: which worker does each unit while pipelines join, leave and fail.
 
 A work unit is what a pipeline does in one iteration: a fixed number of samples, always the same
-ones for the same number. Every unit is committed exactly once or listed as dropped; units lost with
-a worker are done again by another.
+ones for the same number. Every unit is committed exactly once; units lost with a worker are done
+again by another.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
+from typing import Any
 
 from planner.errors import PipeplanError
 
-
-@dataclass(frozen=True)
-class WorkerUnits:
-    """A worker's units: taken, committed, taken again after another lost them, and lost."""
-
-    taken: int = 0
-    committed: int = 0
-    repeated: int = 0
-    lost: int = 0
-
-
-@dataclass(frozen=True)
-class LedgerReport:
-    """The state of a run's work units.
-
-    Attributes:
-        total: all units: ``committed`` + ``remaining`` + the number of ``dropped``.
-        committed: number of units done.
-        remaining: number of units still to be committed, taken or not.
-        repeated: number of times a unit was taken again after it had been given back.
-        dropped: units that nobody will do, ascending.
-        workers: counts of each worker that has taken a unit.
-    """
-
-    total: int
-    committed: int
-    remaining: int
-    repeated: int
-    dropped: tuple[int, ...]
-    workers: dict[int, WorkerUnits]
+_COUNTS = ("taken", "committed", "repeated", "lost")
 
 
 class WorkUnitLedger:
@@ -56,15 +27,15 @@ class WorkUnitLedger:
             raise PipeplanError(f"total: {total} work units; expected 0 or more")
         self.total = total
         self._fresh = 0
+        """Units from this one on have never been taken."""
         self._returned: deque[int] = deque()
         self._holder: dict[int, int] = {}
         """The worker of each unit that is taken and not committed."""
         self._by: dict[int, int] = {}
         """The worker that committed each unit."""
-        self._dropped: set[int] = set()
-        self._steps: dict[int, dict[int, int]] = {}
+        self._steps: defaultdict[int, dict[int, int]] = defaultdict(dict)
         """The unit of each worker and step; removed when the worker leaves."""
-        self._counts: dict[int, dict[str, int]] = {}
+        self._counts: defaultdict[int, Counter[str]] = defaultdict(Counter)
 
     def take(self, worker: int, step: int) -> int | None:
         """Return the unit for a worker's step, the same one if the request is repeated.
@@ -74,30 +45,28 @@ class WorkUnitLedger:
         Returns:
             None if no unit is left to take; one may come back later.
         """
-        known = self._steps.get(worker, {}).get(step)
+        known = self._steps[worker].get(step)
         if known is not None:
             return known
-        unit = self._next()
-        if unit is None:
+        if self._returned:
+            unit = self._returned.popleft()
+            self._counts[worker]["repeated"] += 1
+        elif self._fresh < self.total:
+            unit = self._fresh
+            self._fresh += 1
+        else:
             return None
-        counts = self._counts.setdefault(
-            worker, {"taken": 0, "committed": 0, "repeated": 0, "lost": 0}
-        )
-        counts["taken"] += 1
-        if unit < self._fresh:
-            counts["repeated"] += 1
-            self._returned.popleft()
-        self._fresh = max(self._fresh, unit + 1)
+        self._counts[worker]["taken"] += 1
         self._holder[unit] = worker
-        self._steps.setdefault(worker, {})[step] = unit
+        self._steps[worker][step] = unit
         return unit
 
     def commit(self, worker: int, unit: int) -> bool:
         """Note that a worker's unit is done.
 
         Returns:
-            Whether the worker committed the unit, now or before. If not, the unit was given back or
-            dropped meanwhile because the worker was considered dead.
+            Whether the worker committed the unit, now or before. If not, the unit was given back
+            meanwhile because the worker was considered dead.
         """
         if self._holder.get(unit) != worker:
             return self._by.get(unit) == worker
@@ -114,21 +83,10 @@ class WorkUnitLedger:
         taken = self._steps.pop(worker, {}).values()
         units = tuple(unit for unit in taken if self._holder.get(unit) == worker)
         for unit in units:
-            self._lose(unit)
-            self._returned.append(unit)
+            del self._holder[unit]
+            self._counts[worker]["lost"] += 1
+        self._returned.extend(units)
         return units
-
-    def drop(self, unit: int) -> bool:
-        """Mark a unit as one that nobody will do; return False if it is already committed."""
-        if not 0 <= unit < self.total:
-            raise PipeplanError(f"unit: {unit} is not one of 0 to {self.total - 1}")
-        if unit in self._by:
-            return False
-        self._dropped.add(unit)
-        self._lose(unit)
-        if unit in self._returned:
-            self._returned.remove(unit)
-        return True
 
     @property
     def committed(self) -> int:
@@ -138,31 +96,23 @@ class WorkUnitLedger:
     @property
     def remaining(self) -> int:
         """Number of units still to be committed, taken or not."""
-        return self.total - len(self._by) - len(self._dropped)
+        return self.total - len(self._by)
 
-    def report(self) -> LedgerReport:
-        """Return the state of all units."""
-        return LedgerReport(
-            total=self.total,
-            committed=self.committed,
-            remaining=self.remaining,
-            repeated=sum(counts["repeated"] for counts in self._counts.values()),
-            dropped=tuple(sorted(self._dropped)),
-            workers={
-                worker: WorkerUnits(**counts) for worker, counts in sorted(self._counts.items())
-            },
-        )
+    def report(self) -> dict[str, Any]:
+        """Return the state of all units, for JSON.
 
-    def _lose(self, unit: int) -> None:
-        holder = self._holder.pop(unit, None)
-        if holder is not None:
-            self._counts[holder]["lost"] += 1
-
-    def _next(self) -> int | None:
-        """Return the unit that would be taken now."""
-        if self._returned:
-            return self._returned[0]
-        fresh = self._fresh
-        while fresh in self._dropped:
-            fresh += 1
-        return fresh if fresh < self.total else None
+        ``total`` units are ``committed`` or ``remaining``; ``repeated`` counts how often one was
+        taken again after it had been given back; ``workers`` has the counts of each worker that has
+        taken a unit: units taken, committed, taken again after another lost them, and lost.
+        """
+        counts = {
+            worker: {name: counts[name] for name in _COUNTS}
+            for worker, counts in sorted(self._counts.items())
+        }
+        return {
+            "total": self.total,
+            "committed": self.committed,
+            "remaining": self.remaining,
+            "repeated": sum(row["repeated"] for row in counts.values()),
+            "workers": counts,
+        }

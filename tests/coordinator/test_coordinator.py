@@ -57,7 +57,6 @@ def test_every_share_is_committed_once_and_all_ranks_end(
         return
     assert not world.coordinator.is_stranded
     assert report["committed"] == shares
-    assert not report["dropped"]
     trained = Counter(share for share, _, place in world.trained if place == 0)
     assert set(trained) == set(range(shares))
     if not deaths:

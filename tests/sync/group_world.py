@@ -20,9 +20,9 @@ from planner.sync.groups.events import (
     GroupRequest,
     Joined,
     Left,
-    Scheduler,
     Tick,
 )
+from planner.sync.groups.scheduler import Scheduler
 from planner.sync.strategies import (
     AdPsgdOptions,
     Options,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from planner.sync.groups import scheduler_of
 from planner.sync.groups.events import Finished, GroupRequest
 from planner.sync.groups.generator import (
-    GroupDivision,
-    InterIntra,
+    Division,
     RandomGroups,
-    SlowdownFilter,
+    equal_groups,
+    inter_intra,
 )
 from planner.sync.groups.levels import Levels, nodes_of
 from planner.sync.groups.matching import bipartition, passive_partner
@@ -35,16 +35,21 @@ def levels_of(iterations: dict[int, int]) -> Levels:
 
 @given(
     reached,
-    st.builds(SlowdownFilter, thresholds, st.booleans()),
+    thresholds,
+    st.booleans(),
     st.integers(1, 14),
     st.integers(2, 5),
     st.integers(0, 99),
 )
 def test_a_division_draws_all_who_are_near_at_most_once(
-    others: dict[int, int], left_out: SlowdownFilter, iteration: int, size: int, seed: int
+    others: dict[int, int],
+    threshold: int | None,
+    one_band: bool,
+    iteration: int,
+    size: int,
+    seed: int,
 ) -> None:
-    threshold = left_out.behind
-    division = GroupDivision(size, left_out, Random(seed))
+    division = Division(equal_groups(size), threshold, one_band, Random(seed))
     groups = list(division.draw(INITIATOR, iteration, levels_of(others)))
     drawn = Counter(worker for group in groups for worker in group)
     assert max(drawn.values()) == 1
@@ -52,7 +57,7 @@ def test_a_division_draws_all_who_are_near_at_most_once(
     assert all(2 <= len(group) <= size for group in groups if group != [INITIATOR])
     near = [w for w, last in others.items() if threshold is None or iteration - last < threshold]
     assert set(drawn) <= {INITIATOR, *near}
-    if threshold is None or left_out.one_band:
+    if threshold is None or one_band:
         # Ripples' own filter divides all that the initiator does not leave out.
         left = len(near) + 1 - len(drawn)
         assert left == 0 or (left == 1 and (len(near) + 1) % size == 1)
@@ -63,8 +68,8 @@ def test_nobody_is_drawn_by_or_beside_someone_far_ahead(
     others: dict[int, int], threshold: int, iteration: int, seed: int
 ) -> None:
     drawers = [
-        GroupDivision(3, SlowdownFilter(threshold), Random(seed)),
-        InterIntra(nodes_of(31, 4), SlowdownFilter(threshold), Random(seed)),
+        Division(equal_groups(3), threshold, False, Random(seed)),
+        Division(inter_intra(nodes_of(31, 4)), threshold, False, Random(seed)),
     ]
     for drawer in drawers:
         for group in drawer.draw(INITIATOR, iteration, levels_of(others)):
@@ -83,7 +88,7 @@ def test_inter_intra_takes_one_of_each_node_across_and_then_whole_nodes(
 ) -> None:
     assume(others)
     nodes = nodes_of(31, per_node)
-    drawer = InterIntra(nodes, SlowdownFilter(None), Random(seed))
+    drawer = Division(inter_intra(nodes), None, False, Random(seed))
     heads, *rest = drawer.draw(INITIATOR, 1, levels_of(others))
     everyone = {INITIATOR, *others}
     of_node = [everyone & set(node) for node in nodes if everyone & set(node)]

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Finished, GroupRequest, Joined, Left, Scheduler, Tick
+from planner.sync.groups.events import Finished, GroupRequest, Joined, Left, Tick
 from planner.sync.groups.readiness import SyncGraph
+from planner.sync.groups.scheduler import Scheduler
 from planner.sync.strategies import SemiDecentralizedOptions
 
 PLAIN = SemiDecentralizedOptions(

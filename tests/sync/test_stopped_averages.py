@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import Finished, Group, GroupRequest, Scheduler
+from planner.sync.groups.events import Finished, Group, GroupRequest
+from planner.sync.groups.scheduler import Scheduler
 from planner.sync.strategies import options_of, parse_sync
 
 SYNCS = ("partial_all_reduce:group_size=2", "ad_psgd:pairs=matching", "partial_all_reduce")

@@ -34,7 +34,6 @@ def test_steady_pipelines_on_a_quick_network_stay_exact() -> None:
     assert choice.sync in EXACT
     assert "pipelines are steady" in choice.reason
     assert "best approximate one" in choice.reason
-    assert choice.sync not in [row.sync for row in choice.alternatives]
     assert choice.reason.endswith(
         ". Candidates were all_reduce, fused, decoupled, cross_iteration, "
         "partial_all_reduce:schedule=static, partial_all_reduce, "

@@ -8,18 +8,17 @@ from __future__ import annotations
 from random import Random
 
 from planner.errors import PipeplanError
-from planner.sync.groups.events import Scheduler
 from planner.sync.groups.generator import (
-    GroupDivision,
-    InterIntra,
+    Division,
+    Drawer,
     RandomGroups,
-    SlowdownFilter,
+    equal_groups,
+    inter_intra,
 )
 from planner.sync.groups.levels import nodes_of
-from planner.sync.groups.matching import random_pairs
 from planner.sync.groups.readiness import ReadyGroups
-from planner.sync.groups.ripples import Drawer, Draws, StaticSchedule
-from planner.sync.groups.scheduler import GroupRules, RuleBasedScheduler, WaitingRoom
+from planner.sync.groups.ripples import Draws, StaticSchedule
+from planner.sync.groups.scheduler import GroupRules, Scheduler, WaitingRoom
 from planner.sync.groups.waves import Waves
 from planner.sync.strategies import (
     AdPsgdOptions,
@@ -61,7 +60,7 @@ def scheduler_of(
     if problems:
         raise PipeplanError(problems)
     room = WaitingRoom(workers, keys)
-    return RuleBasedScheduler(room, _rules(options, room, pipelines_per_node))
+    return Scheduler(room, _rules(options, room, pipelines_per_node))
 
 
 def _rules(options: Options, room: WaitingRoom, pipelines_per_node: int | None) -> GroupRules:
@@ -71,7 +70,9 @@ def _rules(options: Options, room: WaitingRoom, pipelines_per_node: int | None) 
         case SemiDecentralizedOptions():
             return ReadyGroups(room, options)
         case AdPsgdOptions(pairs="matching"):
-            return Draws(room, random_pairs(Random(0)))
+            # Two workers that have no group; a worker that finds nobody continues alone. Every two
+            # can meet, so any two are connected before long, though there is no bound.
+            return Draws(room, RandomGroups(2, None, takes_promised=False, random=Random(0)))
         case WaveSynchronousOptions():
             return Waves(room, options.distance)
     raise PipeplanError(
@@ -87,13 +88,11 @@ def _partial(
     if options.schedule == "static":
         return StaticSchedule(room, nodes)
     random, behind = Random(options.seed), options.slowdown_filter
-    division = SlowdownFilter(behind, one_band=options.filter_between == "initiator")
     size = group_size_of(options, room.workers)
-    drawer: Drawer
-    if options.inter_intra:
-        drawer = InterIntra(nodes, division, random)
-    elif options.group_division:
-        drawer = GroupDivision(size, division, random)
+    if options.group_division:
+        split = inter_intra(nodes) if options.inter_intra else equal_groups(size)
+        one_band = options.filter_between == "initiator"
+        drawer: Drawer = Division(split, behind, one_band, random)
     else:
         drawer = RandomGroups(size, behind, options.group_buffer, random)
     return Draws(room, drawer)

@@ -9,7 +9,6 @@ that hold the same stages form groups of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Tick:
-    """The time :attr:`Scheduler.deadline_s` has come."""
+    """The time :attr:`~planner.sync.groups.scheduler.Scheduler.deadline_s` has come."""
 
 
 Event = GroupRequest | Finished | Left | Joined | Tick
@@ -83,30 +82,3 @@ class Group:
     key: int
     members: tuple[int, ...]
     iterations: tuple[int, ...]
-
-
-class Scheduler(Protocol):
-    """Decides which workers average with each other.
-
-    All workers are present at the beginning, with iteration 1 next, until they leave.
-    """
-
-    @property
-    def deadline_s(self) -> float | None:
-        """Time of the next :class:`Tick`, if nothing else happens before."""
-
-    def handle(self, event: Event, now_s: float) -> list[Group]:
-        """Handle an event.
-
-        Args:
-            event: the event; events come in order of time.
-            now_s: its time, on any clock that never goes back.
-
-        Returns:
-            The groups that begin now, in their global order. All members of a group wait for it,
-            and none is in another group of the same key whose end it has not reported.
-
-        Raises:
-            PipeplanError: if a worker or key does not exist, or a request comes too early; the
-                scheduler is unchanged.
-        """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from random import Random
 
 
@@ -90,8 +90,3 @@ def nodes_of(workers: int, pipelines_per_node: int | None) -> Nodes:
     return tuple(
         tuple(range(first, min(first + size, workers))) for first in range(0, workers, size)
     )
-
-
-def node_by_worker(nodes: Sequence[Sequence[int]]) -> dict[int, int]:
-    """Return the number of each worker's node."""
-    return {worker: number for number, node in enumerate(nodes) for worker in node}

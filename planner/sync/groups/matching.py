@@ -9,17 +9,6 @@ from __future__ import annotations
 
 from random import Random
 
-from planner.sync.groups.generator import RandomGroups
-
-
-def random_pairs(random: Random) -> RandomGroups:
-    """Return a drawer of pairs: a worker without a group draws one among those without.
-
-    If all others are already drawn, it continues alone. Every two workers can meet, so any two are
-    connected before long, though there is no bound.
-    """
-    return RandomGroups(2, slowdown_filter=None, takes_promised=False, random=random)
-
 
 def bipartition(workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the workers that ask (even numbers) and those that answer (odd numbers)."""

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from planner.sync.groups.events import Group
-from planner.sync.groups.scheduler import WaitingRoom
+from planner.sync.groups.scheduler import GroupRules, WaitingRoom
 from planner.sync.strategies import SemiDecentralizedOptions
 
 
@@ -101,7 +101,7 @@ class _KeyState:
     wait_s: dict[int, float] = field(default_factory=dict)
 
 
-class ReadyGroups:
+class ReadyGroups(GroupRules):
     """Rules under which a group consists of the workers that wait when it closes.
 
     If no guarantee is due, nobody waits longer than its group's deadline. With one key and N
@@ -144,9 +144,6 @@ class ReadyGroups:
         if key == self._held:
             self._reached.add(state.graph.component(worker))
         return self._close_from(key) if self._is_complete(key) else []
-
-    def finish(self, worker: int) -> None:
-        """Do nothing: groups do not depend on it."""
 
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Close the groups that only waited for the worker."""

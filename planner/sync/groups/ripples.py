@@ -1,16 +1,15 @@
-"""Ripples' static schedule: the groups of every iteration are fixed beforehand.
+"""Ripples: groups of a static schedule, and groups that are drawn before their members wait.
 
-Luo et al. 2019, "Heterogeneity-Aware Asynchronous Decentralized Training", its schedule of period 4
-for nodes of 4 workers, here for nodes of any size: in every second iteration all workers of a node
-form a group; in between, one worker of each node form a group across nodes, the worker after it is
-alone, and the rest of the node forms a group. Within a period the groups connect all workers.
+The static schedule (Luo et al. 2019, "Heterogeneity-Aware Asynchronous Decentralized Training") has
+a period of 4 for nodes of 4 workers, here for nodes of any size: in every second iteration all
+workers of a node form a group; in between, one worker of each node form a group across nodes, the
+worker after it is alone, and the rest of the node forms a group. Within a period the groups connect
+all workers.
 
-Groups that are drawn before their members wait, in one order for all keys.
-
-Ripples' Group Generator (Luo et al. 2019; Prague, ASPLOS 2020), without its clocks and sockets. The
-first request of a worker for an iteration, at any key, decides: the worker gets a group that was
-drawn for it before, else groups are drawn now. Every worker takes part in its groups in the order
-in which they were drawn, one per iteration, and the same at all keys. Of the groups that have not
+The Group Generator (Luo et al. 2019; Prague, ASPLOS 2020) has no clocks and sockets here. The first
+request of a worker for an iteration, at any key, decides: the worker gets a group that was drawn
+for it before, else groups are drawn now. Every worker takes part in its groups in the order in
+which they were drawn, one per iteration, and the same at all keys. Of the groups that have not
 begun everywhere, the members of the first drawn wait for nothing else, so there is no deadlock.
 AD-PSGD's pairs, each decided independently, can deadlock: A waits for B, B for C, C for A.
 
@@ -22,13 +21,13 @@ group.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from planner.sync.groups.events import Group
+from planner.sync.groups.generator import Drawer
 from planner.sync.groups.levels import Levels, Nodes
-from planner.sync.groups.scheduler import WaitingRoom
+from planner.sync.groups.scheduler import GroupRules, WaitingRoom
 
 PERIOD = 4
 
@@ -58,7 +57,7 @@ def _rests(node: Sequence[int], head: int) -> list[tuple[int, ...]]:
     return [tuple(sorted(group)) for group in (rest[:alone], rest[alone:]) if group]
 
 
-class StaticSchedule:
+class StaticSchedule(GroupRules):
     """A group begins when all its members that can still come wait with its iteration.
 
     These are the active members that have not passed it. A worker that has left is left out. A
@@ -68,8 +67,6 @@ class StaticSchedule:
     among all waiting workers, those with the lowest iteration wait only for workers that wait
     nowhere.
     """
-
-    deadline_s: float | None = None
 
     def __init__(self, room: WaitingRoom, nodes: Nodes) -> None:
         self._room = room
@@ -88,9 +85,6 @@ class StaticSchedule:
         self._missing[meeting] = missing
         return [] if missing else [self._begin(meeting)]
 
-    def finish(self, worker: int) -> None:
-        """Do nothing: the schedule does not depend on it."""
-
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Begin the groups that only waited for the one who has left."""
         return [
@@ -100,10 +94,6 @@ class StaticSchedule:
     def join(self, worker: int, iteration: int) -> None:
         """Wait for the worker wherever it will come."""
         self._recount(worker)
-
-    def tick(self, now_s: float) -> list[Group]:
-        """Do nothing: the schedule has no deadlines."""
-        return []
 
     def _group(self, worker: int, iteration: int) -> tuple[int, ...]:
         return self._groups[(iteration - 1) % PERIOD][worker]
@@ -141,26 +131,6 @@ class StaticSchedule:
 _BEGUN = -1
 
 
-class Drawer(Protocol):
-    """Draws groups when a worker needs one.
-
-    Attributes:
-        takes_promised: whether it draws workers whose lock bit is set; the group then queues behind
-            the one they are locked for.
-    """
-
-    takes_promised: bool
-
-    def draw(self, initiator: int, iteration: int, eligible: Levels) -> Iterable[Sequence[int]]:
-        """Return groups in their order; the initiator is in one or more of them.
-
-        Args:
-            initiator: the worker that asked and has no group.
-            iteration: its requested iteration.
-            eligible: other workers that may be drawn, by their last requested iteration.
-        """
-
-
 @dataclass(slots=True)
 class _Draw:
     """A group that has not begun at all keys.
@@ -176,10 +146,8 @@ class _Draw:
     keys_left: int
 
 
-class Draws:
+class Draws(GroupRules):
     """Rules under which a drawn group begins at a key as soon as all its members wait there."""
-
-    deadline_s: float | None = None
 
     def __init__(self, room: WaitingRoom, drawer: Drawer) -> None:
         self._room = room
@@ -223,10 +191,6 @@ class Draws:
         """Remove the worker from everything drawn before."""
         self._asked[worker] = self._promised[worker] = iteration - 1
         self._eligible.put(worker, iteration - 1)
-
-    def tick(self, now_s: float) -> list[Group]:
-        """Do nothing: drawn groups have no deadlines."""
-        return []
 
     def _advance(self, worker: int, iteration: int) -> None:
         """Note the iteration of a worker, and draw if it has no group."""

@@ -1,16 +1,15 @@
 """The common part of all group schedulers: which workers are active, waiting or in a group.
 
-A scheduler is a :class:`RuleBasedScheduler` with its own :class:`GroupRules`. Its decisions are a
+A :class:`Scheduler` has the :class:`GroupRules` of its strategy. Its decisions are a
 function of the events so far and nothing else, so handling a log of them again restores it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
 from planner.errors import PipeplanError
-from planner.sync.groups.events import Event, Finished, Group, GroupRequest, Joined, Left
+from planner.sync.groups.events import Event, Finished, Group, GroupRequest, Joined, Left, Tick
 
 
 class WaitingRoom:
@@ -122,64 +121,89 @@ class WaitingRoom:
         self.upcoming[key][worker] = iteration + 1
 
 
-class GroupRules(Protocol):
-    """The rules of one scheduler; its :class:`WaitingRoom` is updated before each call."""
+class GroupRules:
+    """The rules of one scheduler; its :class:`WaitingRoom` is updated before each call.
+
+    A rule that does not depend on an event inherits the method, which does nothing then.
+    """
 
     @property
     def deadline_s(self) -> float | None:
-        """Deadline, as :attr:`planner.sync.groups.events.Scheduler.deadline_s`."""
+        """Deadline, as :attr:`Scheduler.deadline_s`."""
+        return None
 
     def wait(self, worker: int, key: int, iteration: int, now_s: float) -> list[Group]:
         """Handle a worker that begins to wait at a key."""
+        raise NotImplementedError
 
     def finish(self, worker: int) -> None:
         """Handle a worker that is done with a group."""
 
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Handle a worker that has left; ``waited`` has the iteration it waited for, by key."""
+        raise NotImplementedError
 
     def join(self, worker: int, iteration: int) -> None:
         """Handle a worker that has joined."""
+        raise NotImplementedError
 
     def tick(self, now_s: float) -> list[Group]:
         """Handle the deadline."""
+        return []
 
 
-class RuleBasedScheduler:
-    """A scheduler: see :class:`planner.sync.groups.events.Scheduler`."""
+class Scheduler:
+    """Decides which workers average with each other.
+
+    All workers are present at the beginning, with iteration 1 next, until they leave.
+    """
 
     def __init__(self, room: WaitingRoom, rules: GroupRules) -> None:
-        self.room = room
-        self.rules = rules
+        self._room = room
+        self._rules = rules
 
     @property
     def deadline_s(self) -> float | None:
-        """Time of the next tick, if nothing else happens before."""
-        return self.rules.deadline_s
+        """Time of the next :class:`~planner.sync.groups.events.Tick`, if nothing happens before."""
+        return self._rules.deadline_s
 
     def handle(self, event: Event, now_s: float) -> list[Group]:
-        """Handle an event; return the groups that begin now."""
-        room = self.room
-        if isinstance(event, GroupRequest):
-            if not room.enter(event):
-                return []
-            return self.rules.wait(event.worker, event.key, event.iteration, now_s)
-        if isinstance(event, Finished):
-            early = room.end(event)
-            self.rules.finish(event.worker)
-            if early is None:
-                return []
-            return self.rules.wait(early.worker, early.key, early.iteration, now_s)
-        if isinstance(event, Left):
-            return self._leave(event.worker)
-        if isinstance(event, Joined):
-            groups = self._leave(event.worker)
-            room.join(event.worker, event.iteration)
-            self.rules.join(event.worker, event.iteration)
-            return groups
-        return self.rules.tick(now_s)
+        """Handle an event.
+
+        Args:
+            event: the event; events come in order of time.
+            now_s: its time, on any clock that never goes back.
+
+        Returns:
+            The groups that begin now, in their global order. All members of a group wait for it,
+            and none is in another group of the same key whose end it has not reported.
+
+        Raises:
+            PipeplanError: if a worker or key does not exist, or a request comes too early; the
+                scheduler is unchanged.
+        """
+        room, rules = self._room, self._rules
+        match event:
+            case GroupRequest():
+                if room.enter(event):
+                    return rules.wait(event.worker, event.key, event.iteration, now_s)
+            case Finished():
+                early = room.end(event)
+                rules.finish(event.worker)
+                if early is not None:
+                    return rules.wait(early.worker, early.key, early.iteration, now_s)
+            case Left():
+                return self._leave(event.worker)
+            case Joined():
+                groups = self._leave(event.worker)
+                room.join(event.worker, event.iteration)
+                rules.join(event.worker, event.iteration)
+                return groups
+            case Tick():
+                return rules.tick(now_s)
+        return []
 
     def _leave(self, worker: int) -> list[Group]:
-        if worker not in self.room.active:
+        if worker not in self._room.active:
             return []
-        return self.rules.leave(worker, self.room.leave(worker))
+        return self._rules.leave(worker, self._room.leave(worker))

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from planner.sync.groups.events import Group
 from planner.sync.groups.levels import Levels
-from planner.sync.groups.scheduler import WaitingRoom
+from planner.sync.groups.scheduler import GroupRules, WaitingRoom
 
 Change = TypeVar("Change")
 
@@ -58,7 +58,7 @@ class WaveChanges(Generic[Change]):
         return [change for _, _, change in ready]
 
 
-class Waves:
+class Waves(GroupRules):
     """Rules under which nobody computes more than a distance of waves ahead of the slowest worker.
 
     A request for iteration c says that the worker's wave c is with the servers. It is answered, by
@@ -70,8 +70,6 @@ class Waves:
         room: the workers.
         distance: of waves, from 0.
     """
-
-    deadline_s: float | None = None
 
     def __init__(self, room: WaitingRoom, distance: int) -> None:
         self._room = room
@@ -88,9 +86,6 @@ class Waves:
         asked.put(worker, iteration)
         return self._near_enough(key, None if asked.lowest > before else worker)
 
-    def finish(self, worker: int) -> None:
-        """Do nothing: groups of one do not end."""
-
     def leave(self, worker: int, waited: Mapping[int, int]) -> list[Group]:
         """Let everybody go on who waited only for the worker that has left."""
         for asked in self._asked:
@@ -101,10 +96,6 @@ class Waves:
         """Have others wait for the worker."""
         for asked in self._asked:
             asked.put(worker, iteration - 1)
-
-    def tick(self, now_s: float) -> list[Group]:
-        """Do nothing: waves have no deadlines."""
-        return []
 
     def _near_enough(self, key: int, only: int | None = None) -> list[Group]:
         """Let workers go on that the slowest is near enough to; ``only`` one of them, or all."""

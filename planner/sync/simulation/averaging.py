@@ -10,29 +10,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
+from math import inf
 
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.sync.groups.events import (
-    Event,
-    Finished,
-    Group,
-    GroupRequest,
-    Joined,
-    Left,
-    Scheduler,
-    Tick,
-)
+from planner.sync.groups.events import Event, Finished, Group, GroupRequest, Joined, Left, Tick
 from planner.sync.groups.matching import passive_partner
-from planner.sync.simulation.engine import EventLoop
-from planner.sync.simulation.world import StageReduction
+from planner.sync.groups.scheduler import Scheduler
+from planner.sync.simulation.engine import Behaviour, EventLoop
 
 MOST_KEPT = 10_000
 """Groups whose reductions are kept at a time."""
 
 
-class GroupAveraging:
+class GroupAveraging(Behaviour):
     """Every worker does its optimizer step, then averages its weights with its group.
 
     The optimizer's state is not averaged. A member that has left in the meantime is left out; the
@@ -44,16 +36,12 @@ class GroupAveraging:
     """
 
     def __init__(self, engine: EventLoop, scheduler: Scheduler) -> None:
-        self._engine, self._scheduler = engine, scheduler
-        self._half_s = engine.world.scheduler_round_trip_s / 2
-        self.delay_s = self._half_s
-        self.staleness = 0
-        self._groups: list[list[tuple[int, ...]]] = [[] for _ in engine.keys]
-        self._all_reduce = lru_cache(MOST_KEPT)(engine.world.group_all_reduce)
-        self._armed_s = float("inf")
-
-    def begun(self, worker: int, now_s: float) -> None:
-        """Do nothing."""
+        super().__init__(engine)
+        self._scheduler = scheduler
+        self._half_s = self.delay_s = engine.world.scheduler_round_trip_s / 2
+        self.groups = [[] for _ in engine.keys]
+        self._reduction = lru_cache(MOST_KEPT)(engine.world.group_all_reduce)
+        self._armed_s = inf
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
         """Pass the request to the scheduler."""
@@ -69,76 +57,63 @@ class GroupAveraging:
         """Inform the scheduler before the worker's first request."""
         self._handle(Joined(worker, iteration), now_s)
 
-    def models(self) -> FloatArray:
-        """Return the weights of active workers."""
-        return self._engine.living()
-
-    def memberships(self) -> list[list[tuple[int, ...]]]:
-        """Return the groups that averaged."""
-        return self._groups
-
     def _handle(self, event: Event, now_s: float) -> None:
         for group in self._scheduler.handle(event, now_s):
-            self._start(group, now_s)
+            # The decision is sent to the members, who begin at once.
+            found = self._reduction(group.members, group.key)
+            then = (self._moved, group, count())
+            self._engine.transfer(now_s + self._half_s, found.flows, found.sent_bytes, then)
+        self._arm(now_s)
+
+    def _arm(self, now_s: float) -> None:
         deadline_s = self._scheduler.deadline_s
         if deadline_s is not None and deadline_s < self._armed_s:
             self._armed_s = deadline_s
             self._engine.at(max(deadline_s, now_s), self._tick, None, None)
 
     def _tick(self, now_s: float, _: None, __: None) -> None:
-        self._armed_s = float("inf")
+        self._armed_s = inf
         deadline_s = self._scheduler.deadline_s
-        if deadline_s is None:
-            return
-        if deadline_s <= now_s:
+        if deadline_s is not None and deadline_s <= now_s:
             self._handle(Tick(), now_s)
         else:
-            self._armed_s = deadline_s
-            self._engine.at(deadline_s, self._tick, None, None)
-
-    def _start(self, group: Group, now_s: float) -> None:
-        """Send the decision to the members, who begin at once."""
-        reduction = self._reduction(group)
-        self._engine.sent_bytes += reduction.sent_bytes
-        then = (self._moved, group, count())
-        self._engine.transfer(now_s + self._half_s, reduction.flows, then)
-
-    def _reduction(self, group: Group) -> StageReduction:
-        return self._all_reduce(group.members, group.key)
+            self._arm(now_s)
 
     def _moved(self, now_s: float, group: Group, marks: Iterator[int]) -> None:
-        """Let members go on that are done at the next mark of a ring, or at its end."""
+        """Let members go on that are done at the next mark of a ring, or at its end.
+
+        They average as soon as the first has the mean.
+        """
         mark = next(marks)
         if not mark:
-            self._average(group)
-        done = self._reduction(group).done[mark]
-        self._end(now_s, group, [group.members[place] for place in done])
+            rows = self._present(group)
+            if len(rows) > 1:
+                self._average(group.key, rows)
+                self.groups[group.key].append(tuple(rows))
+                behind = max(group.iterations) - min(group.iterations)
+                self.staleness = max(self.staleness, behind)
+        places = self._reduction(group.members, group.key).done[mark]
+        done = {group.members[place] for place in places}
+        self._end(now_s, group, [worker for worker in self._present(group) if worker in done])
 
-    def _average(self, group: Group) -> None:
-        """Average the weights of members that still wait, as soon as the first has the mean."""
-        engine, rows = self._engine, self._present(group)
-        if len(rows) > 1:
-            part = engine.parts[group.key]
-            held = engine.training.weights[rows, part]
-            engine.training.weights[rows, part] = np.add.reduce(held, 0) / len(rows)
-            self._note(group, rows)
+    def _present(self, group: Group) -> list[int]:
+        """Return members that still take part."""
+        pairs = zip(group.members, group.iterations, strict=True)
+        return [worker for worker, asked in pairs if self._waits(worker, group.key, asked)]
 
-    def _note(self, group: Group, rows: list[int]) -> None:
-        self._groups[group.key].append(tuple(rows))
-        self.staleness = max(self.staleness, max(group.iterations) - min(group.iterations))
+    def _waits(self, worker: int, key: int, iteration: int) -> bool:
+        """Return whether a worker has not left since its request."""
+        return self._engine.iteration[worker] == iteration
 
-    def _end(self, now_s: float, group: Group, done: list[int]) -> None:
+    def _average(self, key: int, rows: list[int]) -> None:
+        weights, part = self._engine.training.weights, self._engine.parts[key]
+        weights[rows, part] = np.add.reduce(weights[rows, part], 0) / len(rows)
+
+    def _end(self, now_s: float, group: Group, rows: list[int]) -> None:
         """Let members go on that have the mean."""
-        rows = [worker for worker in self._present(group) if worker in done]
         self._engine.at(now_s + self._half_s, self._finished, group, rows)
         for worker in rows:
             self._engine.free_late(worker, group.key, now_s, group.members)
-
-    def _present(self, group: Group) -> list[int]:
-        """Return members that have not left since their request."""
-        now = self._engine.iteration
-        pairs = zip(group.members, group.iterations, strict=True)
-        return [worker for worker, iteration in pairs if now[worker] == iteration]
 
     def _finished(self, now_s: float, group: Group, rows: list[int]) -> None:
         for worker in rows:
@@ -168,10 +143,6 @@ class OverlappedGroupAveraging(GroupAveraging):
 
     The change of the average against the copies is added when it arrives. A pipeline rank is in one
     group at a time: if its next iteration ends before that, it waits.
-
-    Args:
-        engine: the event loop.
-        scheduler: the scheduler of groups.
     """
 
     def __init__(self, engine: EventLoop, scheduler: Scheduler) -> None:
@@ -209,26 +180,23 @@ class OverlappedGroupAveraging(GroupAveraging):
 
     def _asks(self, now_s: float, worker: int, what: tuple[int, int]) -> None:
         """Pass the request to the scheduler."""
-        given = self._given.get((worker, what[0]))
-        if given is not None and given.iteration == what[1]:
+        if self._waits(worker, *what):
             self._handle(GroupRequest(worker, *what), now_s)
 
-    def _average(self, group: Group) -> None:
-        """Work out the changes of members that still take part; they sum to zero."""
-        asked = dict(zip(group.members, group.iterations, strict=True))
-        rows = [worker for worker in group.members if self._is_of(worker, group.key, asked[worker])]
-        copies = [self._given[worker, group.key].weights for worker in rows]
-        if len(rows) > 1:
-            mean = np.stack(copies).mean(axis=0)
-            for worker, copy in zip(rows, copies, strict=True):
-                self._given[worker, group.key].change = mean - copy
-            self._note(group, rows)
+    def _waits(self, worker: int, key: int, iteration: int) -> bool:
+        given = self._given.get((worker, key))
+        return given is not None and given.iteration == iteration
 
-    def _end(self, now_s: float, group: Group, done: list[int]) -> None:
+    def _average(self, key: int, rows: list[int]) -> None:
+        """Work out the changes of members; they sum to zero."""
+        given = [self._given[worker, key] for worker in rows]
+        mean = np.stack([each.weights for each in given]).mean(axis=0)
+        for each in given:
+            each.change = mean - each.weights
+
+    def _end(self, now_s: float, group: Group, rows: list[int]) -> None:
         """Add the changes of members whose average has come."""
         engine, key = self._engine, group.key
-        asked = dict(zip(group.members, group.iterations, strict=True))
-        rows = [worker for worker in done if self._is_of(worker, key, asked[worker])]
         given = [self._given.pop((worker, key)) for worker in rows]
         engine.at(now_s + self._half_s, self._finished, group, rows)
         for worker, each in zip(rows, given, strict=True):
@@ -238,12 +206,8 @@ class OverlappedGroupAveraging(GroupAveraging):
                 later_s = now_s + engine.lateness_s()
                 engine.at(later_s, self._give_late, (worker, key), engine.iteration[worker])
 
-    def _is_of(self, worker: int, key: int, iteration: int) -> bool:
-        given = self._given.get((worker, key))
-        return given is not None and given.iteration == iteration
 
-
-class BipartitePairs:
+class BipartitePairs(Behaviour):
     """Asynchronous decentralised SGD (Lian et al. 2018, section 4).
 
     As an iteration begins, workers of even number ask a random one of odd number, and average with
@@ -256,68 +220,56 @@ class BipartitePairs:
         seed: seed of the partners.
     """
 
-    delay_s = 0.0
-
     def __init__(self, engine: EventLoop, seed: int = 0) -> None:
-        self._engine, self._seed = engine, seed
-        self.staleness = 0
-        self._pairs: list[list[tuple[int, ...]]] = [[] for _ in engine.keys]
-        self._is_asking = [[False] * len(engine.keys) for _ in range(engine.world.workers)]
-        self._has_stepped = [[False] * len(engine.keys) for _ in range(engine.world.workers)]
+        super().__init__(engine)
+        self._seed = seed
+        self.groups = [[] for _ in engine.keys]
+        self._asking: set[tuple[int, int]] = set()
+        self._stepped: set[tuple[int, int]] = set()
         self._met: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def begun(self, worker: int, now_s: float) -> None:
         """Let half of the workers ask."""
         engine = self._engine
-        self._has_stepped[worker] = [False] * len(engine.keys)
-        partner = self._partner(worker) if worker % 2 == 0 else None
+        self._stepped -= {(worker, key) for key in engine.keys}
+        if worker % 2:
+            return
+        iteration, workers = engine.iteration[worker], engine.world.workers
+        partner = passive_partner(worker, iteration, workers, self._seed)
         if partner is None or not engine.alive[partner]:
             return
         for key in engine.keys:
-            self._is_asking[worker][key] = True
-            then = (self._end, (worker, partner, key), engine.iteration[worker])
-            engine.reduce(now_s, engine.world.exchange((worker, partner), key), then)
+            self._asking.add((worker, key))
+            found = engine.world.exchange((worker, partner), key)
+            then = (self._end, (worker, partner, key), iteration)
+            engine.transfer(now_s, found.flows, found.sent_bytes, then)
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
         """Do the worker's optimizer step, and continue once its average is done."""
         self._engine.training.step(worker, self._engine.parts[key])
-        self._has_stepped[worker][key] = True
-        if not self._is_asking[worker][key]:
-            self._engine.free(worker, key, now_s, self._met.pop((worker, key), ()))
+        self._stepped.add((worker, key))
+        self._go_on(now_s, worker, key)
 
-    def _partner(self, worker: int) -> int | None:
-        iteration, workers = self._engine.iteration[worker], self._engine.world.workers
-        return passive_partner(worker, iteration, workers, self._seed)
+    def _go_on(self, now_s: float, worker: int, key: int) -> None:
+        who = (worker, key)
+        if who in self._stepped and who not in self._asking:
+            self._engine.free(worker, key, now_s, self._met.pop(who, ()))
 
     def _end(self, now_s: float, who: tuple[int, int, int], iteration: int) -> None:
         engine, (worker, partner, key) = self._engine, who
         if engine.iteration[worker] != iteration:
             return
-        pair = (min(worker, partner), max(worker, partner))
         if engine.alive[partner]:
             weights, part = engine.training.weights, engine.parts[key]
             mean = (weights[worker, part] + weights[partner, part]) / 2
-            weights[worker, part] = mean
-            weights[partner, part] = mean
-            self._pairs[key].append(pair)
-            self._met[worker, key] = pair
+            weights[worker, part] = weights[partner, part] = mean
+            self._met[worker, key] = pair = (min(worker, partner), max(worker, partner))
+            self.groups[key].append(pair)
             apart = abs(engine.iteration[worker] - engine.iteration[partner])
             self.staleness = max(self.staleness, apart)
-        self._is_asking[worker][key] = False
-        if self._has_stepped[worker][key]:
-            engine.free(worker, key, now_s, self._met.pop((worker, key), ()))
+        self._asking.discard((worker, key))
+        self._go_on(now_s, worker, key)
 
     def left(self, worker: int, now_s: float) -> None:
-        """Stop asking the worker, and cancel its wait."""
-        self._is_asking[worker] = [False] * len(self._engine.keys)
-
-    def joined(self, worker: int, iteration: int, now_s: float) -> None:
-        """Let others ask the worker again."""
-
-    def models(self) -> FloatArray:
-        """Return the weights of active workers."""
-        return self._engine.living()
-
-    def memberships(self) -> list[list[tuple[int, ...]]]:
-        """Return the pairs that averaged."""
-        return self._pairs
+        """Cancel what the worker waits for."""
+        self._asking -= {(worker, key) for key in self._engine.keys}

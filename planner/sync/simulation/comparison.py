@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isnan
 from statistics import fmean, geometric_mean
@@ -154,102 +155,95 @@ def compare_syncs(
     for sync in syncs:
         require_fit(sync, scenario.world.workers)
     wanted = list({_name(sync): sync for sync in (PLAIN, OVERLAPPED, *syncs)}.values())
-    shares = _of_all(scenario, target_shares)
-    found: dict[int, list[SimulatedRun]] = {}
+    found: dict[str, list[SimulatedRun]] = defaultdict(list)
     tuned: dict[str, Scenario] = {}
+    total = scenario.iterations * scenario.world.workers
+    shares = [share * total for share in target_shares]
     interrupted = False
     try:
         with runner(min(jobs, max(len(rates), 1) * seeds * len(wanted))) as run_all:
-            tuning = _Tuning(scenario, rates, seeds, shares, run_all, progress)
-            tuned = tuning.tuned(wanted)
+            tuned = _tuned(scenario, wanted, rates, seeds, shares, run_all, progress)
             tasks = [
-                (tuned[_name(sync)].with_seed(scenario.learning.seed + seed), sync, index)
-                for index, sync in enumerate(wanted)
+                (tuned[_name(sync)].with_seed(scenario.learning.seed + seed), sync)
+                for sync in wanted
                 for seed in range(seeds)
             ]
-            for index, run in run_all(tasks):
-                found.setdefault(index, []).append(run)
+            for run in run_all(tasks):
+                found[_name(run.sync)].append(run)
                 if progress is not None:
-                    progress(run.sync, len(found[index]))
+                    progress(run.sync, len(found[_name(run.sync)]))
     except KeyboardInterrupt:
         interrupted = True
-    whole = {_name(wanted[index]): runs for index, runs in found.items() if len(runs) == seeds}
+    whole = {name: runs for name, runs in found.items() if len(runs) == seeds}
     if _name(PLAIN) not in whole or _name(OVERLAPPED) not in whole:
         raise KeyboardInterrupt
     targets = _losses(whole[_name(OVERLAPPED)], shares)
-    results = _results(tuned, syncs, whole, targets)
+    names = [_name(sync) for sync in syncs if _name(sync) in whole]
+    results = tuple(_result(tuned[name], whole[name], whole, targets) for name in names)
     means = tuple(fmean(losses) for losses in zip(*targets, strict=True))
     return SyncComparison(scenario, seeds, means, results, interrupted)
 
 
-def _of_all(scenario: Scenario, shares: Sequence[float]) -> list[float]:
-    """Return how many iterations of all workers together these fractions are."""
-    return [share * scenario.iterations * scenario.world.workers for share in shares]
-
-
 def _losses(runs: Sequence[SimulatedRun], shares: Sequence[float]) -> list[list[float]]:
-    """Return the losses after so many iterations, by seed."""
+    """Return the losses after so many iterations of all workers together, by seed."""
     return [[run.loss_after(share) for share in shares] for run in runs]
 
 
-@dataclass(frozen=True)
-class _Tuning:
-    """Each strategy's best learning rate.
+def _tuned(
+    scenario: Scenario,
+    syncs: Sequence[Sync],
+    rates: Sequence[float],
+    seeds: int,
+    shares: Sequence[float],
+    run_all: RunAll,
+    progress: Progress | None,
+) -> dict[str, Scenario]:
+    """Return the scenario with the best learning rate of each strategy, by its name.
 
-    Attributes:
+    Args:
         scenario: of all strategies.
+        syncs: the strategies.
         rates: to choose from; none: the scenario's is kept.
         seeds: how many are compared; half as many follow them here.
         shares: iterations of all workers after which all-reduce's losses are the targets.
         run_all: runs tasks, in order.
         progress: called after every run.
     """
+    if not rates:
+        return {_name(sync): scenario for sync in syncs}
+    learnings = [replace(scenario.learning, learning_rate=rate) for rate in rates]
+    scenarios = [replace(scenario, learning=learning) for learning in learnings]
+    count = (seeds + 1) // 2
 
-    scenario: Scenario
-    rates: Sequence[float]
-    seeds: int
-    shares: Sequence[float]
-    run_all: RunAll
-    progress: Progress | None
-
-    def tuned(self, syncs: Sequence[Sync]) -> dict[str, Scenario]:
-        """Return the scenario with the best learning rate of each strategy, by its name."""
-        if not self.rates:
-            return {_name(sync): self.scenario for sync in syncs}
-        all_reduce = self._tried([OVERLAPPED])[_name(OVERLAPPED)]
-        losses = [_losses(runs, self.shares) for runs in all_reduce]
-        means = [_mean_loss(rows) for rows in losses]
-        best = {_name(OVERLAPPED): means.index(min(means))}
-        targets = losses[best[_name(OVERLAPPED)]]
-        rivals = all_reduce[best[_name(OVERLAPPED)]]
-        learners = {_name(learner_of(sync)): learner_of(sync) for sync in syncs}
-        others = [sync for name, sync in learners.items() if name not in best]
-        for name, rows in self._tried(others).items():
-            scores = [_target_s(runs, rivals, targets) for runs in rows]
-            best[name] = scores.index(min(scores))
-        return {_name(sync): self._at(best[_name(learner_of(sync))]) for sync in syncs}
-
-    def _at(self, number: int) -> Scenario:
-        learning = replace(self.scenario.learning, learning_rate=self.rates[number])
-        return replace(self.scenario, learning=learning)
-
-    def _tried(self, syncs: Sequence[Sync]) -> dict[str, list[list[SimulatedRun]]]:
+    def tried(syncs: Iterable[Sync]) -> dict[str, list[list[SimulatedRun]]]:
         """Return the runs by strategy and learning rate."""
-        first = self.scenario.learning.seed + self.seeds
+        first = scenario.learning.seed + seeds
         tasks = [
-            (self._at(number).with_seed(seed), sync, number)
+            (at_rate.with_seed(first + n), sync)
             for sync in syncs
-            for number in range(len(self.rates))
-            for seed in range(first, first + (self.seeds + 1) // 2)
+            for at_rate in scenarios
+            for n in range(count)
         ]
-        found: dict[str, list[list[SimulatedRun]]] = {
-            _name(sync): [[] for _ in self.rates] for sync in syncs
+        runs: dict[str, list[SimulatedRun]] = defaultdict(list)
+        for run in run_all(tasks):
+            runs[_name(run.sync)].append(run)
+            if progress is not None:
+                progress(run.sync, 0)
+        return {
+            name: [row[n : n + count] for n in range(0, len(row), count)]
+            for name, row in runs.items()
         }
-        for number, run in self.run_all(tasks):
-            found[_name(run.sync)][number].append(run)
-            if self.progress is not None:
-                self.progress(run.sync, 0)
-        return found
+
+    all_reduce = tried([OVERLAPPED])[_name(OVERLAPPED)]
+    means = [_mean_loss(_losses(runs, shares)) for runs in all_reduce]
+    best = {_name(OVERLAPPED): means.index(min(means))}
+    rivals = all_reduce[best[_name(OVERLAPPED)]]
+    targets = _losses(rivals, shares)
+    learners = {_name(learner_of(sync)): learner_of(sync) for sync in syncs}
+    for name, rows in tried(sync for name, sync in learners.items() if name not in best).items():
+        scores = [_target_s(runs, rivals, targets) for runs in rows]
+        best[name] = scores.index(min(scores))
+    return {_name(sync): scenarios[best[_name(learner_of(sync))]] for sync in syncs}
 
 
 def learner_of(sync: Sync) -> Sync:
@@ -284,53 +278,36 @@ def _name(sync: Sync) -> str:
     return sync.model_dump_json()
 
 
-def _results(
-    scenarios: dict[str, Scenario],
-    syncs: Sequence[Sync],
-    runs: dict[str, list[SimulatedRun]],
-    targets: Sequence[Sequence[float]],
-) -> tuple[SyncResult, ...]:
-    plain, overlapped = runs[_name(PLAIN)], runs[_name(OVERLAPPED)]
-    overlapped_s = _target_s(overlapped, overlapped, targets)
-    return tuple(
-        _result(scenarios[name], runs[name], plain, overlapped, targets, overlapped_s)
-        for name in map(_name, syncs)
-        if name in runs
-    )
-
-
 def _result(
     scenario: Scenario,
     runs: Sequence[SimulatedRun],
-    plain: Sequence[SimulatedRun],
-    overlapped: Sequence[SimulatedRun],
+    all_runs: Mapping[str, Sequence[SimulatedRun]],
     targets: Sequence[Sequence[float]],
-    overlapped_s: float,
 ) -> SyncResult:
-    total = scenario.iterations * scenario.world.workers
+    plain, overlapped = all_runs[_name(PLAIN)], all_runs[_name(OVERLAPPED)]
 
     def ratio(others: Sequence[SimulatedRun]) -> float:
         pairs = zip(runs, others, strict=True)
         return fmean(run.iterations_per_s / other.iterations_per_s for run, other in pairs)
 
-    gaps = [run.spectral_gap for run in runs]
+    gaps = [run.spectral_gap for run in runs if run.spectral_gap is not None]
     target_s = _target_s(runs, overlapped, targets)
-    missed = sum(
-        run.time_to_s(loss) is None
-        for run, losses in zip(runs, targets, strict=True)
-        for loss in losses
-    )
+    reached_s = [
+        run.time_to_s(loss) for run, row in zip(runs, targets, strict=True) for loss in row
+    ]
     return SyncResult(
         sync=runs[0].sync,
         iterations_per_s=fmean(run.iterations_per_s for run in runs),
         throughput_ratio=ratio(plain),
         overlapped_ratio=ratio(overlapped),
         target_s=target_s,
-        missed_targets=missed,
-        target_speedup=overlapped_s / target_s,
-        final_loss=fmean(run.loss_after(total) for run in runs),
+        missed_targets=reached_s.count(None),
+        target_speedup=_target_s(overlapped, overlapped, targets) / target_s,
+        final_loss=fmean(
+            run.loss_after(scenario.iterations * scenario.world.workers) for run in runs
+        ),
         consensus_distance=fmean(run.consensus_distance for run in runs),
-        spectral_gap=_mean(gaps),
+        spectral_gap=fmean(gaps) if gaps else None,
         sent_bytes=fmean(run.sent_bytes for run in runs),
         idle_share=fmean(run.idle_share for run in runs),
         staleness=max(run.staleness for run in runs),
@@ -367,8 +344,3 @@ def _mean_loss(rows: Sequence[Sequence[float]]) -> float:
     """Return the mean over seeds and shares; what diverged comes last."""
     losses = [loss for row in rows for loss in row]
     return inf if any(map(isnan, losses)) else fmean(losses)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return fmean(known) if len(known) == len(values) else None

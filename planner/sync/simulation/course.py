@@ -13,6 +13,10 @@ from planner.sync.simulation.slowness import SimulatedFault, Slowdowns
 from planner.sync.simulation.training import LearningProblem, Training
 from planner.sync.simulation.world import World
 
+OBSERVATIONS = 100
+"""Number of observations in the time that the iterations take without waiting."""
+MOST_OBSERVATIONS = 4 * OBSERVATIONS
+
 
 class TraceRecorder:
     """Records the iterations of every worker."""
@@ -38,11 +42,6 @@ class TraceRecorder:
                 members=members or (worker,),
             )
         )
-
-
-OBSERVATIONS = 100
-"""Number of observations in the time that the iterations take without waiting."""
-MOST_OBSERVATIONS = 4 * OBSERVATIONS
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Observer:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Course:
     """One run of one strategy.
 
@@ -104,22 +103,27 @@ class Course:
         slowdowns: slowdowns of iterations.
         training: the problem and the weights.
         observer: observes the weights.
-        iterations: total number of iterations of all workers, after which the run ends.
+        limit: iterations of all workers together after which the run ends.
         faults: workers that leave.
         recorder: records a trace, if wanted.
+        done: iterations done, by worker.
+        busy_s: seconds in which workers computed, all together.
+        sent_bytes: bytes sent by all workers and servers.
     """
 
     world: World
     slowdowns: Slowdowns
     training: Training
     observer: Observer
-    iterations: int
-    faults: tuple[SimulatedFault, ...] = ()
-    recorder: TraceRecorder | None = None
+    limit: int
+    faults: tuple[SimulatedFault, ...]
+    recorder: TraceRecorder | None
+    done: list[int] = field(init=False)
+    busy_s: float = 0.0
+    sent_bytes: float = 0.0
 
-
-LARGE = 64
-"""Members from which a group's square of pairs is added separately."""
+    def __post_init__(self) -> None:
+        self.done = [0] * self.world.workers
 
 
 def mixing_matrix(groups: Sequence[tuple[int, ...]], workers: int) -> FloatArray:
@@ -134,32 +138,13 @@ def mixing_matrix(groups: Sequence[tuple[int, ...]], workers: int) -> FloatArray
         A matrix whose rows and columns sum to 1; diagonal entries may be negative if some workers
         meet far more often than others.
     """
-    members = sum(map(len, groups))
-    if not members:
-        return np.eye(workers)
-    pairs = np.zeros(workers * workers)
-    by_size: dict[int, list[tuple[int, ...]]] = {}
+    met = np.zeros((workers, workers))
     for group in groups:
-        by_size.setdefault(len(group), []).append(group)
-    for size, rows in by_size.items():
-        step = max(1, 2**22 // size**2)
-        for begin in range(0, len(rows), step):
-            pairs += _pairs(np.array(rows[begin : begin + step]), workers) / size
-    met = pairs.reshape(workers, workers)
+        rows = np.array(group)
+        met[rows[:, None], rows] += 1 / len(group)
     away = np.diag(met.sum(axis=1)) - met
-    matrix: FloatArray = np.eye(workers) - away * (workers / members)
+    matrix: FloatArray = np.eye(workers) - away * (workers / max(sum(map(len, groups)), 1))
     return matrix
-
-
-def _pairs(rows: np.ndarray[tuple[int, int], np.dtype[np.int64]], workers: int) -> FloatArray:
-    """Return how often each two workers are together, including each with itself."""
-    if len(rows) == 1 or rows.shape[1] >= LARGE:
-        found = np.zeros((workers, workers))
-        for row in rows:
-            found[np.ix_(row, row)] += 1
-        return found.ravel()
-    numbers = rows[:, :, None] * workers + rows[:, None, :]
-    return np.bincount(numbers.ravel(), minlength=workers * workers).astype(float)
 
 
 def spectral_gap(groups: Sequence[tuple[int, ...]], workers: int) -> float:

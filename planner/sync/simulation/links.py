@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cluster.cluster import Cluster, node_of
+from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
-from planner.simulation.fair_rates import Link
+
+Route = tuple[tuple[int, ...], float]
+"""The links of a route by their numbers, and the bandwidth of its narrowest one."""
+Hops = tuple[Route, ...]
+"""The route of a message, or of a ring: from each member to the next, and the last to the first."""
+
+
+class WorkerRoutes(Protocol):
+    """The links between workers."""
+
+    @property
+    def capacity_gb_per_s(self) -> FloatArray:
+        """Bandwidths of links, by their numbers."""
+
+    def route(self, key: int, source: int, target: int) -> Route:
+        """Return the route between two workers' devices of a pipeline rank."""
 
 
 @dataclass(frozen=True)
@@ -28,77 +46,43 @@ class WorkerFlow:
         marks: bytes after which somebody waits for it, ascending, besides all of them.
     """
 
-    links: tuple[Link, ...]
+    links: NDArray[np.int32]
     most_gb_per_s: float
     bytes: float
     fixed_s: float
     marks: tuple[float, ...] = ()
 
-    @cached_property
-    def crossed(self) -> Mapping[Link, int]:
-        """How often it crosses each of its links."""
-        return Counter(self.links)
 
-
-Route = tuple[tuple[Link, ...], float]
-"""The links of a route and the bandwidth of its narrowest one."""
-
-
-class WorkerRoutes(Protocol):
-    """The links between workers."""
-
-    @property
-    def capacity_gb_per_s(self) -> Mapping[Link, float]:
-        """Bandwidths of links."""
-
-    def route(self, key: int, source: int, target: int) -> Route:
-        """Return the route between two workers' devices of a pipeline rank."""
-
-
-def message(
-    routes: WorkerRoutes, source: int, target: int, key: int, bytes_: float, fixed_s: float
+def flow_over(
+    hops: Hops, bytes_: float, fixed_s: float, marks: tuple[float, ...] = ()
 ) -> WorkerFlow:
-    """Return the flow of a message between two workers' devices of a pipeline rank."""
-    links, most = routes.route(key, source, target)
-    return WorkerFlow(links, most, bytes_, fixed_s)
+    """Return the flow of a message over one hop, or of a ring whose members each send the bytes."""
+    links = np.array([link for row, _ in hops for link in row], np.int32)
+    return WorkerFlow(links, min(most for _, most in hops), bytes_, fixed_s, marks)
 
 
-@dataclass(frozen=True)
-class WorkerRing:
-    """Members that each send to the next one, and the last to the first.
+def ring(routes: WorkerRoutes, members: Sequence[int], key: int) -> Hops:
+    """Return the ring of workers' devices of a pipeline rank, in this order."""
+    pairs = zip(members, (*members[1:], members[0]), strict=True)
+    return tuple(routes.route(key, *pair) for pair in pairs)
 
-    Attributes:
-        hops: the route from each member to the next.
+
+def ring_ends(
+    hops: Hops, capacity_gb_per_s: FloatArray, steps: int
+) -> tuple[tuple[float, tuple[int, ...]], ...]:
+    """Return when members are done, as fractions of the last one's time, and their places.
+
+    Args:
+        hops: of the ring.
+        capacity_gb_per_s: of links, which carry nothing else.
+        steps: 2 (n - 1) of an all-reduce of n members.
     """
-
-    hops: tuple[Route, ...]
-
-    @classmethod
-    def of(cls, routes: WorkerRoutes, members: Sequence[int], key: int) -> WorkerRing:
-        """Return the ring of workers' devices of a pipeline rank, in this order."""
-        pairs = zip(members, (*members[1:], members[0]), strict=True)
-        return cls(tuple(routes.route(key, *pair) for pair in pairs))
-
-    def flow(self, bytes_: float, fixed_s: float, marks: tuple[float, ...] = ()) -> WorkerFlow:
-        """Return the flow of a ring in which each member sends these bytes."""
-        links = tuple([link for row, _ in self.hops for link in row])
-        return WorkerFlow(links, min([most for _, most in self.hops]), bytes_, fixed_s, marks)
-
-    def ends(
-        self, capacity_gb_per_s: Mapping[Link, float], steps: int
-    ) -> tuple[tuple[float, tuple[int, ...]], ...]:
-        """Return when members are done, as fractions of the last one's time, and their places.
-
-        Args:
-            capacity_gb_per_s: of links, which carry nothing else.
-            steps: 2 (n - 1) of an all-reduce of n members.
-        """
-        crossed = Counter([link for links, _ in self.hops for link in links])
-        rates = [
-            min([most, *[capacity_gb_per_s[link] / crossed[link] for link in links]])
-            for links, most in self.hops
-        ]
-        return _ring_ends(tuple(rates), steps)
+    crossed = Counter(link for links, _ in hops for link in links)
+    rates = [
+        min([most, *(float(capacity_gb_per_s[link]) / crossed[link] for link in links)])
+        for links, most in hops
+    ]
+    return _ring_ends(tuple(rates), steps)
 
 
 @lru_cache(10_000)
@@ -137,7 +121,8 @@ class NodeLinks:
     """Nodes whose workers share network cards, on a network that is never full.
 
     A device has a link to its node, and each of a node's cards a link to the others; every link has
-    its bandwidth in each direction. Where a node has one worker, its card is all there is.
+    its bandwidth in each direction. Where a node has one worker, its card is all there is. A link's
+    number is even towards the device or node, and the odd one after it away from it.
 
     Attributes:
         workers: number of workers.
@@ -153,46 +138,33 @@ class NodeLinks:
     between_gb_per_s: float
 
     @cached_property
-    def capacity_gb_per_s(self) -> dict[Link, float]:
+    def capacity_gb_per_s(self) -> FloatArray:
         """Bandwidths of devices' links, then of cards'."""
-        devices = self.workers * len(self.cards)
         nodes = -(-self.workers // self.pipelines_per_node)
-        number = devices + nodes * self._cards_of_node
-        return {
-            (index, direction): self.within_gb_per_s if index < devices else self.between_gb_per_s
-            for index in range(number)
-            for direction in (-1, 1)
-        }
+        counts = [self.workers * len(self.cards), nodes * (max(self.cards) + 1)]
+        return np.repeat([self.within_gb_per_s, self.between_gb_per_s], np.multiply(2, counts))
 
     def route(self, key: int, source: int, target: int) -> Route:
         """Return the route between two workers' devices of a pipeline rank."""
         if source == target:
             return (), math.inf
-        leaving, arriving = self._device(key, source), self._device(key, target)
-        nodes = source // self.pipelines_per_node, target // self.pipelines_per_node
-        if nodes[0] == nodes[1]:
-            return ((leaving, 1), (arriving, -1)), self.within_gb_per_s
-        cards = ((self._card(key, nodes[0]), 1), (self._card(key, nodes[1]), -1))
+        leaving, arriving = (2 * (end * len(self.cards) + key) for end in (source, target))
+        here, there = source // self.pipelines_per_node, target // self.pipelines_per_node
+        if here == there:
+            return (leaving + 1, arriving), self.within_gb_per_s
+        devices, cards = self.workers * len(self.cards), max(self.cards) + 1
+        out, back = (2 * (devices + node * cards + self.cards[key]) for node in (here, there))
         if self.pipelines_per_node == 1:
-            return cards, self.between_gb_per_s
+            return (out + 1, back), self.between_gb_per_s
         most = min(self.within_gb_per_s, self.between_gb_per_s)
-        return ((leaving, 1), *cards, (arriving, -1)), most
-
-    def _device(self, key: int, worker: int) -> int:
-        return worker * len(self.cards) + key
-
-    def _card(self, key: int, node: int) -> int:
-        devices = self.workers * len(self.cards)
-        return devices + node * self._cards_of_node + self.cards[key]
-
-    @cached_property
-    def _cards_of_node(self) -> int:
-        return max(self.cards) + 1
+        return (leaving + 1, out + 1, back, arriving), most
 
 
 @dataclass(frozen=True)
 class WorkerLinks:
     """The routes between the workers' devices.
+
+    A link of the cluster has three numbers: of one direction, of both together, of the other.
 
     Attributes:
         cluster: devices and links.
@@ -215,16 +187,23 @@ class WorkerLinks:
         )
 
     @cached_property
-    def capacity_gb_per_s(self) -> dict[Link, float]:
-        """Bandwidths of the cluster's links, in each direction or in both together (0)."""
-        return {
-            (index, direction): link.bandwidth_gb_per_s * self._factor((index, direction))
-            for index, link in enumerate(self.cluster.links)
-            for direction in (-1, 0, 1)
-        }
+    def capacity_gb_per_s(self) -> FloatArray:
+        """Bandwidths of the cluster's links, in each direction or in both together."""
+        found = np.repeat([link.bandwidth_gb_per_s for link in self.cluster.links], 3)
+        factors = np.full(len(found), self.between_factor)
+        factors[self._within] = self.within_factor
+        return np.asarray(found * factors)
 
-    def _factor(self, link: Link) -> float:
-        return self.within_factor if link in self._within else self.between_factor
+    @cached_property
+    def _within(self) -> list[int]:
+        """Links on a route within a node."""
+        found: set[int] = set()
+        for row in self.devices:
+            for source, target in product(row, row):
+                route = self.cluster.route(source, target)
+                if node_of(source) == node_of(target) and route is not None:
+                    found.update(_numbers(route.links))
+        return sorted(found)
 
     def route(self, key: int, source: int, target: int) -> Route:
         """Return the route between two workers' devices of a pipeline rank.
@@ -239,7 +218,7 @@ class WorkerLinks:
 
     @cached_property
     def _routes(self) -> dict[tuple[int, int, int], Route]:
-        """Return the routes that have been found."""
+        """The routes that have been found."""
         return {}
 
     def _found_route(self, key: int, source: int, target: int) -> Route:
@@ -248,23 +227,12 @@ class WorkerLinks:
         if route is None:
             raise PipeplanError(
                 f"cluster: no links join {devices[source]!r} and {devices[target]!r}, which "
-                "synchronise; add links, or simulate copies of the first pipeline with --workers"
+                "synchronise; add links, or simulate copies of the first pipeline with --pipelines"
             )
         is_within = node_of(devices[source]) == node_of(devices[target])
         factor = self.within_factor if is_within else self.between_factor
-        return route.links, route.bandwidth_gb_per_s * factor
+        return _numbers(route.links), route.bandwidth_gb_per_s * factor
 
-    @cached_property
-    def _within(self) -> frozenset[Link]:
-        """Links on a route within a node."""
-        found: set[Link] = set()
-        for row in self.devices:
-            nodes: dict[str, list[str]] = defaultdict(list)
-            for device in row:
-                nodes[node_of(device)].append(device)
-            for names in nodes.values():
-                for source in names:
-                    for target in names:
-                        route = self.cluster.route(source, target)
-                        found.update(route.links if route is not None else ())
-        return frozenset(found)
+
+def _numbers(links: Sequence[tuple[int, int]]) -> tuple[int, ...]:
+    return tuple(3 * index + direction + 1 for index, direction in links)

@@ -51,7 +51,7 @@ def require_several(world: World) -> None:
     """
     if world.workers < 2:
         raise PipeplanError(
-            "workers: one pipeline has nobody to synchronise with; give --workers 2 or more to "
+            "workers: one pipeline has nobody to synchronise with; give --pipelines 2 or more to "
             "simulate copies of it, or plan several: pipeplan plan ... --sync semi_decentralized"
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,19 +24,20 @@ from planner.sync.simulation.course import (
     spectral_gap,
 )
 from planner.sync.simulation.engine import Behaviour, EventLoop
-from planner.sync.simulation.rounds import Rounds, RoundTiming, Update
-from planner.sync.simulation.servers import AsynchronousServer, EagerServer
+from planner.sync.simulation.servers import AsynchronousServer, EagerServer, WaveServer
 from planner.sync.simulation.slowness import SimulatedFault, Slowdowns, Steady, Trace
-from planner.sync.simulation.timings import (
-    AllReduceTiming,
-    CrossIterationTiming,
+from planner.sync.simulation.synchronous import (
     CrossIterationUpdate,
-    DecoupledTiming,
     ExactUpdate,
-    SynchronousServerTiming,
+    Rounds,
+    Timing,
+    Update,
+    all_reduce_timing,
+    cross_iteration_timing,
+    decoupled_timing,
+    server_timing,
 )
 from planner.sync.simulation.training import Learning, Training
-from planner.sync.simulation.waves import WaveServer
 from planner.sync.simulation.world import World
 from planner.sync.strategies import (
     AdPsgdOptions,
@@ -189,96 +189,76 @@ def trace_sync(scenario: Scenario, sync: Sync) -> tuple[SimulatedRun, SyncTrace]
 
 
 def _simulate(scenario: Scenario, sync: Sync, recorder: TraceRecorder | None) -> SimulatedRun:
-    require_fit(sync, scenario.world.workers)
+    world, learning = scenario.world, scenario.learning
+    require_fit(sync, world.workers)
     options = options_of(sync)
-    course = _course(scenario, recorder)
-    together = _synchronous(options, scenario.world, course.training)
-    if together is not None:
-        return _run_rounds(course, sync, together)
-    return _run_events(course, sync, _behaviour(options, scenario))
-
-
-def _course(scenario: Scenario, recorder: TraceRecorder | None) -> Course:
-    world = scenario.world
-    training = Training(world.workers, scenario.learning)
-    length_s = world.iteration_s * scenario.iterations
-    return Course(
+    training = Training(world.workers, learning)
+    interval_s = world.iteration_s * scenario.iterations / min(OBSERVATIONS, scenario.iterations)
+    course = Course(
         world,
-        Slowdowns(world, scenario.trace, scenario.learning.seed),
+        Slowdowns(world, scenario.trace, learning.seed),
         training,
-        Observer(training.problem, length_s / min(OBSERVATIONS, scenario.iterations)),
+        Observer(training.problem, interval_s),
         scenario.iterations * world.workers,
         scenario.faults,
         recorder,
     )
-
-
-def _run_rounds(course: Course, sync: Sync, together: tuple[RoundTiming, Update]) -> SimulatedRun:
-    run = Rounds(course).run(*together)
-    observations, staleness = tuple(course.observer.observations), together[1].staleness
-    return SimulatedRun(
-        sync, run.time_s, tuple(run.done), run.busy_s, run.sent_bytes, staleness, 1.0, observations
-    )
-
-
-def _run_events(
-    course: Course, sync: Sync, behaviour_of: Callable[[EventLoop], Behaviour]
-) -> SimulatedRun:
-    engine = EventLoop(course)
-    behaviour = behaviour_of(engine)
-    time_s = engine.run(behaviour)
-    gaps = [spectral_gap(groups, course.world.workers) for groups in behaviour.memberships()]
+    together = _synchronous(options, world, training)
+    gap: float | None = 1.0
+    if together is not None:
+        time_s, staleness = Rounds(course).run(*together), together[1].staleness
+    else:
+        engine = EventLoop(course)
+        behaviour = _behaviour(options, engine, learning.seed)
+        time_s = engine.run(behaviour)
+        staleness = behaviour.staleness
+        gap = min((spectral_gap(row, world.workers) for row in behaviour.groups), default=None)
     return SimulatedRun(
         sync,
         time_s,
-        tuple(engine.done),
-        engine.busy_s,
-        engine.sent_bytes,
-        behaviour.staleness,
-        min(gaps, default=None),
+        tuple(course.done),
+        course.busy_s,
+        course.sent_bytes,
+        staleness,
+        gap,
         tuple(course.observer.observations),
     )
 
 
 def _synchronous(
     options: Options, world: World, training: Training
-) -> tuple[RoundTiming, Update] | None:
+) -> tuple[Timing, Update] | None:
     """Return timing and update of a synchronous strategy; None for any other."""
     match options:
         case AllReduceOptions():
-            timing: RoundTiming = AllReduceTiming(
-                world, options.bucket_mib, overlap=options.overlap
-            )
+            timing = all_reduce_timing(world, options.bucket_mib, overlap=options.overlap)
         case FusedOptions():
-            timing = AllReduceTiming(world, options.fusion_mib)
+            timing = all_reduce_timing(world, options.fusion_mib)
         case DecoupledOptions():
-            timing = DecoupledTiming(world, options.bucket_mib)
+            timing = decoupled_timing(world, options.bucket_mib)
         case ParameterServerOptions(mode="sync"):
-            timing = SynchronousServerTiming(world, options.servers or 1)
+            timing = server_timing(world, options.servers or 1)
         case CrossIterationOptions():
             update = CrossIterationUpdate(training, options)
-            return CrossIterationTiming(world, options.fusion_mib), update
+            return cross_iteration_timing(world, options.fusion_mib), update
         case _:
             return None
     return timing, ExactUpdate(training)
 
 
-def _behaviour(options: Options, scenario: Scenario) -> Callable[[EventLoop], Behaviour]:
+def _behaviour(options: Options, engine: EventLoop, seed: int) -> Behaviour:
     """Return the behaviour of a decentralized strategy."""
-    world, seed = scenario.world, scenario.learning.seed
+    world = engine.world
     match options:
         case ParameterServerOptions():
-            servers = options.servers or 1
-            return lambda engine: AsynchronousServer(engine, servers)
+            return AsynchronousServer(engine, options.servers)
         case EagerParameterServerOptions():
-            eager = options
-            return lambda engine: EagerServer(engine, eager)
+            return EagerServer(engine, options)
         case AdPsgdOptions(pairs="bipartite"):
-            return lambda engine: BipartitePairs(engine, seed)
+            return BipartitePairs(engine, seed)
     scheduler = scheduler_of(options, world.workers, len(world.ranks), world.pipelines_per_node)
     if isinstance(options, WaveSynchronousOptions):
-        distance, servers = options.distance, options.servers or 1
-        return lambda engine: WaveServer(engine, scheduler, distance, servers)
+        return WaveServer(engine, scheduler, options.distance, options.servers)
     if overlaps_averages(options):
-        return lambda engine: OverlappedGroupAveraging(engine, scheduler)
-    return lambda engine: GroupAveraging(engine, scheduler)
+        return OverlappedGroupAveraging(engine, scheduler)
+    return GroupAveraging(engine, scheduler)

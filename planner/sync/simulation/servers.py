@@ -1,4 +1,4 @@
-"""Asynchronous parameter servers, whose workers do not wait for each other.
+"""Parameter servers whose workers do not wait for each other, or only for those far behind.
 
 The first workers are servers too, and each has an even part of the parameters: messages go over the
 world's links, but for those of a server to itself.
@@ -6,113 +6,125 @@ world's links, but for those of a server to itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.sync.simulation.engine import EventLoop, Then
+from planner.sync.groups.events import Event, GroupRequest, Joined, Left
+from planner.sync.groups.scheduler import Scheduler
+from planner.sync.groups.waves import WaveChanges
+from planner.sync.simulation.engine import Behaviour, EventLoop, Then
 from planner.sync.strategies import EagerParameterServerOptions
 
 MOST_KEPT = 10_000
 """Calls whose messages are kept at a time."""
+Who = tuple[int, int]
+"""A worker and one of its pipeline ranks."""
 
 
-class Server:
-    """The parameters and their momentum.
+class Server(Behaviour):
+    """The parameters and their momentum, and what workers ask of them.
 
     A gradient changes the parameters by the learning rate over the number of workers, so that as
-    many gradients move them as far as one step on their mean.
+    many gradients move them as far as one step on their mean. At most one push of a worker's rank
+    is under way.
+
+    Args:
+        engine: the event loop.
+        servers: number of servers; None: one.
     """
 
-    def __init__(self, engine: EventLoop, servers: int) -> None:
-        self._engine, self._servers = engine, servers
+    def __init__(self, engine: EventLoop, servers: int | None) -> None:
+        super().__init__(engine)
+        self._servers = servers or 1
         self._messages = lru_cache(MOST_KEPT)(engine.world.server_messages)
         learning = engine.training.learning
         self._rate = learning.learning_rate / engine.world.workers
         self._momentum = learning.momentum
-        self.weights: FloatArray = engine.training.weights[0].copy()
-        self._velocity = np.zeros_like(self.weights)
-        self.updates = 0
+        self._weights: FloatArray = engine.training.weights[0].copy()
+        self._velocity = np.zeros_like(self._weights)
+        self._updates = 0
+        self._pushing: set[Who] = set()
+        self._waiting: dict[Who, int] = {}
+        """Iterations whose push waits for the one before."""
 
-    def push(self, now_s: float, worker: int, key: int, then: Then) -> None:
-        """Send a gradient to the servers."""
-        self._call(now_s, worker, key, then, is_push=True)
+    def ready(self, now_s: float, worker: int, key: int) -> None:
+        """Push once the last push is over."""
+        if (worker, key) in self._pushing:
+            self._waiting[worker, key] = self._engine.iteration[worker]
+        else:
+            self._pushing.add((worker, key))
+            self._push(now_s, worker, key)
 
-    def pull(self, now_s: float, worker: int, key: int, then: Then) -> None:
-        """Request the parameters from the servers."""
-        self._call(now_s, worker, key, then, is_push=False)
+    def _push(self, now_s: float, worker: int, key: int) -> None:
+        raise NotImplementedError
+
+    def _has_pushed(self, now_s: float, worker: int, key: int) -> None:
+        """Note the end of a push; begin the one that waits for it."""
+        self._pushing.discard((worker, key))
+        if self._waiting.pop((worker, key), None) == self._engine.iteration[worker]:
+            self.ready(now_s, worker, key)
 
     def _call(self, now_s: float, worker: int, key: int, then: Then, *, is_push: bool) -> None:
         """Move the parts between the worker and the servers, one after the other."""
-        world = self._engine.world
-        self._engine.sent_bytes += world.ranks[key].parameter_bytes
         flows = self._messages(worker, self._servers, key, is_push=is_push)
-        self._engine.transfer(now_s, flows, then)
+        sent_bytes = self._engine.world.ranks[key].parameter_bytes
+        self._engine.transfer(now_s, flows, sent_bytes, then)
 
-    def apply(self, gradient: FloatArray, key: int, modulation: float = 1.0) -> None:
+    def _apply(self, gradient: FloatArray, key: int, factor: float = 1.0) -> None:
         """Update the parameters of a pipeline rank by a worker's gradient."""
         part = self._engine.parts[key]
         velocity = self._velocity[part]
         velocity *= self._momentum
-        velocity += modulation * gradient[part]
-        self.weights[part] -= self._rate * velocity
-        self.updates += key == 0
+        velocity += factor * gradient[part]
+        self._weights[part] -= self._rate * velocity
+        self._updates += key == 0
+
+    def joined(self, worker: int, iteration: int, now_s: float) -> None:
+        """Start the worker with the server's parameters."""
+        self._engine.training.weights[worker] = self._weights
+
+    def models(self) -> FloatArray:
+        """Return the server's parameters."""
+        return self._weights[None]
 
 
-class AsynchronousServer:
+class AsynchronousServer(Server):
     """A worker pushes its gradient, which is applied as it arrives, pulls, and continues."""
 
-    delay_s = 0.0
-
-    def __init__(self, engine: EventLoop, servers: int) -> None:
-        self._engine, self._server = engine, Server(engine, servers)
+    def __init__(self, engine: EventLoop, servers: int | None) -> None:
+        super().__init__(engine, servers)
         self._read = [0] * engine.world.workers
-        self.staleness = 0
-
-    def begun(self, worker: int, now_s: float) -> None:
-        """Do nothing."""
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
         """Send the gradient."""
         then = (self._come, (worker, key), self._engine.iteration[worker])
-        self._server.push(now_s, worker, key, then)
+        self._call(now_s, worker, key, then, is_push=True)
 
-    def _come(self, now_s: float, who: tuple[int, int], iteration: int) -> None:
+    def _come(self, now_s: float, who: Who, iteration: int) -> None:
         worker, key = who
-        if self._engine.iteration[worker] != iteration:
-            return
-        self.staleness = max(self.staleness, self._server.updates - self._read[worker])
-        self._server.apply(self._engine.training.gradient(worker), key)
-        self._server.pull(now_s, worker, key, (self._pulled, who, iteration))
+        if self._engine.iteration[worker] == iteration:
+            self.staleness = max(self.staleness, self._updates - self._read[worker])
+            self._apply(self._engine.training.gradient(worker), key)
+            self._call(now_s, worker, key, (self._pulled, who, iteration), is_push=False)
 
-    def _pulled(self, now_s: float, who: tuple[int, int], iteration: int) -> None:
+    def _pulled(self, now_s: float, who: Who, iteration: int) -> None:
         engine, (worker, key) = self._engine, who
-        if engine.iteration[worker] != iteration:
-            return
-        part = engine.parts[key]
-        engine.training.weights[worker, part] = self._server.weights[part]
-        self._read[worker] = self._server.updates
-        engine.free(worker, key, now_s)
-
-    def left(self, worker: int, now_s: float) -> None:
-        """Do nothing: the server does not depend on the worker."""
+        if engine.iteration[worker] == iteration:
+            part = engine.parts[key]
+            engine.training.weights[worker, part] = self._weights[part]
+            self._read[worker] = self._updates
+            engine.free(worker, key, now_s)
 
     def joined(self, worker: int, iteration: int, now_s: float) -> None:
         """Start the worker with the server's parameters."""
-        self._engine.training.weights[worker] = self._server.weights
-        self._read[worker] = self._server.updates
-
-    def models(self) -> FloatArray:
-        """Return the server's parameters."""
-        return self._server.weights[None]
-
-    def memberships(self) -> list[list[tuple[int, ...]]]:
-        """Return no groups, since workers do not average."""
-        return []
+        super().joined(worker, iteration, now_s)
+        self._read[worker] = self._updates
 
 
-class EagerServer:
+class EagerServer(Server):
     """PS+ of Jin's thesis (HKU 2023), as reconstructed here.
 
     When it begins to compute, a worker pulls the parameters for the next iteration; when its
@@ -123,19 +135,14 @@ class EagerServer:
     its network waits for the push before, and continues with the parameters it has.
     """
 
-    delay_s = 0.0
-
     def __init__(self, engine: EventLoop, options: EagerParameterServerOptions) -> None:
-        self._engine, self._options = engine, options
-        self._server = Server(engine, options.servers or 1)
+        super().__init__(engine, options.servers)
+        self._options = options
         workers = engine.world.workers
         self._copies = engine.training.weights.copy()
-        self._copied, self._used = [0] * workers, [0] * workers
-        self._newest = [0] * workers
+        self._copied, self._used, self._newest = ([0] * workers for _ in range(3))
+        """Updates in the last copy, in the weights of the iteration, and that are known of."""
         self._pulling = [0] * workers
-        self._is_pushing = [[False] * len(engine.keys) for _ in range(workers)]
-        self._waits = [[0] * len(engine.keys) for _ in range(workers)]
-        self.staleness = 0
 
     def begun(self, worker: int, now_s: float) -> None:
         """Send the pull for the next iteration."""
@@ -143,64 +150,141 @@ class EagerServer:
         if not self._pulling[worker]:
             self._pulling[worker] = len(self._engine.keys)
             for key in self._engine.keys:
-                self._server.pull(now_s, worker, key, (self._pulled, worker, None))
+                self._call(now_s, worker, key, (self._pulled, worker, None), is_push=False)
 
     def _pulled(self, now_s: float, worker: int, _: None) -> None:
         self._pulling[worker] -= 1
         if not self._pulling[worker]:
-            self._copies[worker] = self._server.weights
-            self._copied[worker] = self._server.updates
-            self._see(worker)
+            self._copy(worker)
 
-    def _see(self, worker: int) -> None:
-        self._newest[worker] = max(self._newest[worker], self._server.updates)
-
-    def ready(self, now_s: float, worker: int, key: int) -> None:
-        """Send the gradient, once the last one has arrived."""
-        if self._is_pushing[worker][key]:
-            self._waits[worker][key] = self._engine.iteration[worker]
-        else:
-            self._push(now_s, worker, key)
+    def _copy(self, worker: int) -> None:
+        self._copies[worker] = self._weights
+        self._copied[worker] = self._newest[worker] = self._updates
 
     def _push(self, now_s: float, worker: int, key: int) -> None:
         """Send the gradient, and continue with the copy that has arrived."""
         engine, used = self._engine, self._used[worker]
-        newer = self._newest[worker] - used
-        factor = self._options.factor(newer, engine.world.workers)
+        factor = self._options.factor(self._newest[worker] - used, engine.world.workers)
         gradient = engine.training.gradient(worker).copy()
-        self._is_pushing[worker][key] = True
         then = (self._come, (worker, key), (gradient, used, factor))
-        self._server.push(now_s, worker, key, then)
+        self._call(now_s, worker, key, then, is_push=True)
         part = engine.parts[key]
         engine.training.weights[worker, part] = self._copies[worker, part]
         engine.free(worker, key, now_s)
 
-    def _come(
-        self, now_s: float, who: tuple[int, int], what: tuple[FloatArray, int, float]
-    ) -> None:
+    def _come(self, now_s: float, who: Who, what: tuple[FloatArray, int, float]) -> None:
         (worker, key), (gradient, used, factor) = who, what
-        self.staleness = max(self.staleness, self._server.updates - used)
-        self._server.apply(gradient, key, factor)
-        self._see(worker)
-        self._is_pushing[worker][key] = False
-        iteration, self._waits[worker][key] = self._waits[worker][key], 0
-        if iteration and iteration == self._engine.iteration[worker]:
-            self._push(now_s, worker, key)
-
-    def left(self, worker: int, now_s: float) -> None:
-        """Do nothing: the server does not depend on the worker."""
+        self.staleness = max(self.staleness, self._updates - used)
+        self._apply(gradient, key, factor)
+        self._newest[worker] = self._updates
+        self._has_pushed(now_s, worker, key)
 
     def joined(self, worker: int, iteration: int, now_s: float) -> None:
         """Start the worker with the server's parameters."""
-        self._engine.training.weights[worker] = self._server.weights
-        self._copies[worker] = self._server.weights
-        self._copied[worker] = self._server.updates
-        self._see(worker)
+        super().joined(worker, iteration, now_s)
+        self._copy(worker)
 
-    def models(self) -> FloatArray:
-        """Return the server's parameters."""
-        return self._server.weights[None]
 
-    def memberships(self) -> list[list[tuple[int, ...]]]:
-        """Return no groups, since workers do not average."""
-        return []
+class WaveServer(Server):
+    """HetPipe's server (Park et al., ATC 2020): a worker waits if others are too far behind.
+
+    A worker pushes what its wave changed, and waits and pulls if others are too far behind. The
+    scheduler, and what a server holds back, are those of real pipelines. A push goes on behind the
+    next wave if the worker's weights include enough waves of all others.
+
+    Args:
+        engine: the event loop.
+        scheduler: lets workers go on.
+        distance: of waves, from 0.
+        servers: number of servers; None: one.
+    """
+
+    def __init__(
+        self, engine: EventLoop, scheduler: Scheduler, distance: int, servers: int | None
+    ) -> None:
+        super().__init__(engine, servers)
+        self._scheduler, self._distance = scheduler, distance
+        self._half_s = engine.world.scheduler_round_trip_s / 2
+        self._changes = [WaveChanges[FloatArray](distance) for _ in engine.keys]
+        self._includes: dict[Who, int] = {}
+        """The last wave of all that a worker's weights include."""
+        self._lacking: set[Who] = set()
+        """Those that pull once the slowest worker is near enough."""
+        self._slowest = 0
+        """The slowest worker's wave when it was last looked for."""
+
+    def _push(self, now_s: float, worker: int, key: int) -> None:
+        """Step, and push."""
+        engine, who = self._engine, (worker, key)
+        row, wave = engine.training.weights[worker, engine.parts[key]], engine.iteration[worker]
+        before = row.copy()
+        engine.training.step(worker, engine.parts[key])
+        change = (row - before) / engine.world.workers
+        row[:] = before + change
+        self._call(now_s, worker, key, (self._come, who, (wave, change)), is_push=True)
+        if self._includes.get(who, 0) < wave - self._distance:
+            self._lacking.add(who)
+        else:
+            engine.free(worker, key, now_s)
+
+    def _come(self, now_s: float, who: Who, what: tuple[int, FloatArray]) -> None:
+        (worker, key), (wave, change) = who, what
+        self._add(key, self._changes[key].push(wave, worker, change))
+        self._engine.at(now_s + self._half_s, self._asks, who, wave)
+
+    def _add(self, key: int, changes: Sequence[FloatArray]) -> None:
+        """Add changes to the server's weights."""
+        for change in changes:
+            self._weights[self._engine.parts[key]] += change
+
+    def _asks(self, now_s: float, who: Who, wave: int) -> None:
+        if self._engine.alive[who[0]]:
+            self._handle(GroupRequest(*who, wave), now_s)
+
+    def _handle(self, event: Event, now_s: float) -> None:
+        for group in self._scheduler.handle(event, now_s):
+            who = (group.members[0], group.key)
+            self._engine.at(now_s + self._half_s, self._goes_on, who, group.iterations[0])
+
+    def _goes_on(self, now_s: float, who: Who, wave: int) -> None:
+        """The slowest worker is near enough: pull what is lacking, or end the push."""
+        engine, (worker, key) = self._engine, who
+        if not engine.alive[worker]:
+            return
+        if wave - self._slowest > self.staleness:
+            self._slowest = min(engine.iteration[w] for w in self._alive())
+            self.staleness = max(self.staleness, wave - self._slowest)
+        if who in self._lacking and engine.iteration[worker] == wave:
+            self._call(now_s, worker, key, (self._pulled, who, wave), is_push=False)
+        else:
+            self._has_pushed(now_s, worker, key)
+
+    def _pulled(self, now_s: float, who: Who, wave: int) -> None:
+        engine, (worker, key) = self._engine, who
+        if engine.iteration[worker] != wave:
+            return
+        self._add(key, self._changes[key].pull(wave))
+        part, included = engine.parts[key], self._changes[key].included
+        engine.training.weights[worker, part] = self._weights[part]
+        self._includes[who] = min(included.get(w, 0) for w in self._alive())
+        self._lacking.discard(who)
+        self._pushing.discard(who)
+        engine.free(worker, key, now_s)
+
+    def _alive(self) -> list[int]:
+        return [worker for worker, alive in enumerate(self._engine.alive) if alive]
+
+    def left(self, worker: int, now_s: float) -> None:
+        """Let others go on without the worker."""
+        for key in self._engine.keys:
+            for known in (self._pushing, self._lacking):
+                known.discard((worker, key))
+            self._waiting.pop((worker, key), None)
+        self._handle(Left(worker), now_s)
+
+    def joined(self, worker: int, iteration: int, now_s: float) -> None:
+        """Start the worker with the server's parameters."""
+        super().joined(worker, iteration, now_s)
+        for key in self._engine.keys:
+            self._includes.pop((worker, key), None)
+        self._handle(Joined(worker, iteration), now_s)

@@ -12,7 +12,6 @@ steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -120,11 +119,6 @@ class LearningProblem:
         np.tanh(inputs @ first, out=hidden[..., :HIDDEN])
         return hidden, hidden @ second
 
-    @cached_property
-    def dimension(self) -> int:
-        """Number of parameters."""
-        return DIMENSION
-
 
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
@@ -187,8 +181,7 @@ class Training:
         """Return the gradient of the worker's last iteration."""
         if self._is_pending[worker]:
             self._compute()
-        row: FloatArray = self._gradients[worker]
-        return row
+        return np.asarray(self._gradients[worker])
 
     def step(self, worker: int, part: slice) -> None:
         """Apply the worker's own optimizer step to a part of its weights."""
@@ -210,17 +203,6 @@ class Training:
             self._is_pending[worker] = False
         self._pending.clear()
 
-    def mean_gradient(self, weights: FloatArray, workers: IntArray, iteration: int) -> FloatArray:
-        """Return the gradient of one model over the samples of several workers' iterations.
-
-        Args:
-            weights: the model.
-            workers: numbers of the workers.
-            iteration: iteration of all of them.
-        """
-        every = np.broadcast_to(weights, (len(workers), len(weights)))
-        return np.asarray(self.own_gradients(every, workers, iteration).mean(axis=0))
-
     def own_gradients(self, weights: FloatArray, workers: IntArray, iteration: int) -> FloatArray:
         """Return the gradients of several workers, each with its own model."""
         iterations = np.full(len(workers), iteration)
@@ -234,7 +216,7 @@ class Training:
         self._velocity[worker] = 0.0
 
 
-def parts_of(bytes_by_place: tuple[int, ...], dimension: int) -> tuple[slice, ...]:
+def parts_of(bytes_by_place: tuple[int, ...], dimension: int = DIMENSION) -> tuple[slice, ...]:
     """Divide the problem's parameters among ranks in proportion to the model's bytes."""
     total = sum(bytes_by_place) or 1
     ends = np.cumsum(bytes_by_place) / total * dimension

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+import numpy as np
+
+from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.sync.simulation.links import (
     NodeLinks,
     WorkerFlow,
     WorkerLinks,
-    WorkerRing,
     WorkerRoutes,
-    message,
+    flow_over,
+    ring,
+    ring_ends,
 )
-from planner.sync.simulation.transfers import WorkerTransfers
 
 MOST_WORKERS = 4096
 
@@ -35,10 +39,6 @@ class LinkCost:
     def moving_s(self, bytes_: float) -> float:
         """Return the seconds of the bytes alone."""
         return bytes_ / (self.bandwidth_gb_per_s * 1e9)
-
-    def seconds(self, bytes_: float) -> float:
-        """Return the seconds of a message."""
-        return self.latency_s + self.moving_s(bytes_)
 
 
 @dataclass(frozen=True)
@@ -83,18 +83,13 @@ class PipelineRank:
 
     def at_speed(self, factor: float) -> PipelineRank:
         """Return the rank with all its times multiplied by a factor."""
-        return replace(
-            self,
-            first_forward_s=self.first_forward_s * factor,
-            last_backward_s=self.last_backward_s * factor,
-            forward_s=self.forward_s * factor,
-            backward_s=self.backward_s * factor,
-            optimizer_s=self.optimizer_s * factor,
-            layers=tuple(
-                replace(row, complete_s=row.complete_s * factor, needed_s=row.needed_s * factor)
-                for row in self.layers
-            ),
-        )
+        times = [name for name in self.__dataclass_fields__ if name.endswith("_s")]
+        layers = [
+            replace(row, complete_s=row.complete_s * factor, needed_s=row.needed_s * factor)
+            for row in self.layers
+        ]
+        scaled: dict[str, Any] = {name: factor * getattr(self, name) for name in times}
+        return replace(self, **scaled, layers=tuple(layers))
 
     @property
     def occupied_s(self) -> float:
@@ -202,9 +197,9 @@ class World:
             self.between.bandwidth_gb_per_s,
         )
 
-    def node(self, worker: int) -> int:
-        """Return the node of a pipeline."""
-        return worker // self.pipelines_per_node
+    def each(self, name: str) -> FloatArray:
+        """Return a figure of every pipeline rank."""
+        return np.array([getattr(rank, name) for rank in self.ranks], dtype=float)
 
     def link(self, members: tuple[int, ...]) -> LinkCost:
         """Return the slowest link that ascending members need."""
@@ -212,7 +207,7 @@ class World:
 
     def crosses(self, members: tuple[int, ...]) -> bool:
         """Return whether ascending members are on several nodes."""
-        return self.node(members[0]) != self.node(members[-1])
+        return members[0] // self.pipelines_per_node != members[-1] // self.pipelines_per_node
 
     def at_links(self, within: LinkCost, between: LinkCost) -> World:
         """Return the world with measured links; those of the cluster keep their proportions."""
@@ -228,8 +223,7 @@ class World:
 
         Members are in the order of the nodes, so that each card carries the bytes once each way.
         """
-        count = len(members)
-        return self._ring(members, key, 2 * (count - 1), bytes_)
+        return self._ring(members, key, 2 * (len(members) - 1), bytes_)
 
     def telling_s(self, members: tuple[int, ...]) -> float:
         """Return how long it takes all to know each other's loss: a ring of small messages.
@@ -247,19 +241,17 @@ class World:
         """Return the all-reduce of a rank's parameters, with what each member waits for.
 
         A ring's members are done one after the other
-        (:meth:`~planner.sync.simulation.links.WorkerRing.ends`), which matters where they then go
+        (:func:`~planner.sync.simulation.links.ring_ends`), which matters where they then go
         on by themselves.
         """
         bytes_, steps = self.ranks[key].parameter_bytes, 2 * (len(members) - 1)
+        whole = self._ring(members, key, steps, bytes_)
         if len(members) == 1 or not bytes_:
-            whole = self._ring(members, key, steps, bytes_)
             return replace(whole, done=(tuple(range(len(members))),))
-        ring = WorkerRing.of(self.routes, members, key)
-        ends = ring.ends(self.routes.capacity_gb_per_s, steps)
-        each_bytes, fixed_s = steps * bytes_ / len(members), self._ring_fixed_s(members, steps)
-        marks = tuple(each_bytes * end for end, _ in ends[:-1])
-        flow = ring.flow(each_bytes, fixed_s, marks)
-        return StageReduction(steps * bytes_, (flow,), tuple(places for _, places in ends))
+        ends = ring_ends(ring(self.routes, members, key), self.routes.capacity_gb_per_s, steps)
+        marks = tuple(whole.flows[0].bytes * end for end, _ in ends[:-1])
+        flows = (replace(whole.flows[0], marks=marks),)
+        return replace(whole, flows=flows, done=tuple(places for _, places in ends))
 
     def exchange(self, pair: tuple[int, int], key: int) -> StageReduction:
         """Return a pair's exchange of weights: the first asks, the second answers."""
@@ -290,7 +282,7 @@ class World:
         flows, overhead_s = [], self.collective_overhead_s
         for source, target in pairs:
             fixed_s = overhead_s + self.link((min(source, target), max(source, target))).latency_s
-            flows.append(message(self.routes, source, target, key, bytes_, fixed_s))
+            flows.append(flow_over((self.routes.route(key, source, target),), bytes_, fixed_s))
             overhead_s = 0.0
         return tuple(flows)
 
@@ -301,13 +293,6 @@ class World:
         count = len(members)
         if count == 1:
             return StageReduction(0.0)
-        ring, fixed_s = WorkerRing.of(self.routes, members, key), self._ring_fixed_s(members, steps)
-        return StageReduction(steps * bytes_, (ring.flow(steps * bytes_ / count, fixed_s),))
-
-    def _ring_fixed_s(self, members: tuple[int, ...], steps: int) -> float:
-        return self.collective_overhead_s + steps * self.link(members).latency_s
-
-
-def transfers_of(world: World) -> WorkerTransfers:
-    """Return transfers over a world's links, none of which are under way."""
-    return WorkerTransfers(world.routes.capacity_gb_per_s)
+        fixed_s = self.collective_overhead_s + steps * self.link(members).latency_s
+        flow = flow_over(ring(self.routes, members, key), steps * bytes_ / count, fixed_s)
+        return StageReduction(steps * bytes_, (flow,))
