@@ -77,9 +77,32 @@ class _Doubled(torch.autograd.Function):
         return gradient * 3.0
 
 
+class _Drawing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class _Listed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensors: list[Tensor]) -> Tensor:
+        return tensors[0] + tensors[1]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> None:
+        return None
+
+
+_scaled = _Scale.apply  # Bound before any trace.
+
+
 class GradientScale(Model):
     def block(self, number: int, x: Tensor) -> Tensor:
-        return self.blocks[number](_Scale.apply(x, 0.5))
+        return self.blocks[number](_scaled(x, 0.5))
 
 
 class GradientReversal(Model):
@@ -125,6 +148,16 @@ class OwnProduct(Model):
 class DirtyFunction(Model):
     def block(self, number: int, x: Tensor) -> Tensor:
         return super().block(number, _Doubled.apply(x * 1.0))
+
+
+class DrawingFunction(Model):
+    def block(self, number: int, x: Tensor) -> Tensor:
+        return super().block(number, _Drawing.apply(x))
+
+
+class FunctionOfAList(Model):
+    def block(self, number: int, x: Tensor) -> Tensor:
+        return _Listed.apply([x, super().block(number, x)])
 
 
 class GradientInside(Model):
@@ -198,6 +231,14 @@ class ReentrantCheckpoints(Model):
         return checkpoint(self.blocks[number], x, use_reentrant=True)
 
 
+class ReentrantBehindFrozen(ReentrantCheckpoints):
+    """Torch gives the first block no gradients either, since nothing before it has one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb.requires_grad_(False)
+
+
 class SequentialCheckpoints(Model):
     def hidden(self, ids: Tensor) -> Tensor:
         return checkpoint_sequential(
@@ -209,6 +250,12 @@ class Autocast(Model):
     def forward(self, ids: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             return super().forward(ids).float()
+
+
+class AutocastOfAnotherDevice(Model):
+    def block(self, number: int, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return super().block(number, x).float()
 
 
 class AutocastDecorator(Model):

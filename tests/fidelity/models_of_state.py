@@ -17,6 +17,12 @@ class OneBlockManyTimes(Model):
         return self.blocks[0](x)
 
 
+class OneBlockInManyPlaces(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([self.blocks[0]] * BLOCKS)
+
+
 class TwoBlocksInTurn(Model):
     def block(self, number: int, x: Tensor) -> Tensor:
         return self.blocks[number % 2](x)
@@ -271,6 +277,30 @@ class PythonCounter(Model):
         return x * 0.5 if self.calls > 100 else x
 
 
+class CounterInAList(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: list[int] = []
+
+    def block(self, number: int, x: Tensor) -> Tensor:
+        self.history.append(len(self.history))
+        return super().block(number, x) if len(self.history) % 9 else x
+
+
+class CachedNumber(Model):
+    """Makes a number once, at the first call."""
+
+    def block(self, number: int, x: Tensor) -> Tensor:
+        if not hasattr(self, "scale"):
+            self.scale = x.shape[-1] ** -0.5
+        return x + self.scale * super().block(number, x)
+
+
+class ConvertedInForward(Model):
+    def block(self, number: int, x: Tensor) -> Tensor:
+        return self.blocks[number].to(torch.float32)(x)
+
+
 class PlainTable(Model):
     """A constant table in a plain attribute, as many models of positions have it."""
 
@@ -316,6 +346,15 @@ class PythonCoin(Model):
 class NumpyNoise(Model):
     def block(self, number: int, x: Tensor) -> Tensor:
         return super().block(number, x) * float(np.random.uniform(0.9, 1.1))
+
+
+class OwnPythonGenerator(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.coin = random.Random(0)
+
+    def block(self, number: int, x: Tensor) -> Tensor:
+        return super().block(number, x) if self.coin.random() < 0.7 else x
 
 
 class OwnGenerator(Model):
