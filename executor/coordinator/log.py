@@ -69,13 +69,10 @@ def report_lines(report: dict[str, Any]) -> Iterator[str]:
     Args:
         report: the coordinator's.
     """
-    dropped = report["dropped"]
     yield (
         f"{report['committed']} of {report['total']} work units trained, {report['repeated']} of "
-        f"them again after a loss, {len(dropped)} dropped"
+        "them again after a loss"
     )
-    if dropped:
-        yield f"dropped work units: {', '.join(map(str, dropped))}"
     for number, incarnation in enumerate(report["incarnations"]):
         done = report["workers"].get(str(number), {})
         failed = report["failed"][number]
