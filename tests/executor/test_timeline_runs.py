@@ -60,7 +60,7 @@ def test_a_real_run_is_compared_and_calibrates(path: Path) -> None:
     report = json.loads(pipeplan("simulate", path, "--against", measured, "--json"))
     assert report["against"]["steps"] == [2, 3]
     calibrated = path.with_name("calibrated.json")
-    pipeplan("calibrate", path, measured, "-o", calibrated)
+    pipeplan("profile", path, measured, "-o", calibrated)
     report = json.loads(pipeplan("simulate", calibrated, "--against", measured, "--json"))
     assert abs(report["against"]["error"]) < 0.9
 
@@ -78,6 +78,6 @@ def test_a_plan_without_a_factory_is_emulated(path: Path) -> None:
     assert wrote == f"wrote {measured}"
     assert MeasuredTimeline.load(measured).emulated
     pipeplan("simulate", path, "--against", measured)
-    refused = CliRunner().invoke(app, ["calibrate", str(path), str(measured), "-o", "no.json"])
+    refused = CliRunner().invoke(app, ["profile", str(path), str(measured), "-o", "no.json"])
     assert refused.exit_code == 1
     assert "--links-only" in refused.output
