@@ -116,7 +116,6 @@ def trained(
     trainer = Trainer.of_model(
         prepared,
         batch_source(plan, prepared.model),
-        seed=SEED,
         optimisation=optimisation,
         optimise=lambda step: found.keep_before(optimisation.step, step),
         timeout=TIMEOUT,

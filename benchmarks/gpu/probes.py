@@ -63,8 +63,7 @@ class Ours:
     ) -> None:
         part = prepare(plan, plan.model.factory, seed=SEED, device=device, autocast=autocast)
         batch_of = batch_source(plan, part.model)
-        options = {"seed": SEED, "autocast": autocast, "optimise": self._optimise}
-        self.trainer = Trainer.of_model(part, batch_of, **options)
+        self.trainer = Trainer.of_model(part, batch_of, optimise=self._optimise)
         self.gradients: dict[str, Tensor] = {}
         self._keeps = keeps
 

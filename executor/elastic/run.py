@@ -31,7 +31,7 @@ from executor.elastic.tensor_calls import TensorServer
 from executor.elastic.trace import PipelineStepTimes, save_trace
 from executor.elastic.weights import Weights
 from executor.launch.config import CheckpointTable, TrainingConfig
-from executor.launch.run import RunSettings, autocast_of
+from executor.launch.run import RunSettings
 from executor.sync.averaging import decentralized_strategy_of
 from executor.training.loop import Loop, Report, StepMetrics
 from executor.training.optimisation import Optimisation
@@ -218,9 +218,7 @@ class PipelineRun:
         return Trainer.of_model(
             setup.prepared,
             setup.feed.batch_of,
-            seed=setup.config.seed,
             optimisation=optimisation,
-            autocast=autocast_of(setup.config),
             optimise=member.optimise,
             timeout=timedelta(seconds=run.timeout_s),
             pace=None if run.pace is None else run.pace.of(setup.ranks),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.emulation.pace import Pace
+from executor.launch.prepare import Prepared
 from executor.launch.run import PlanRank
 from executor.runtime.lowering import lower
 from executor.runtime.worker import TensorSpec
@@ -126,12 +127,10 @@ def emulating_trainer(
             "stages.offload: copies of stashes to the host are not emulated; train the plan, or "
             "emulate one with offload = false"
         )
+    program = tuple(lower(plan, in_one_order=False)[place.rank])
+    parameters = _empty_parameters(plan, place.rank)
     return Trainer(
-        plan,
-        place,
-        torch.device("cpu"),
-        lower(plan, in_one_order=False)[place.rank],
-        _empty_parameters(plan, place.rank),
+        Prepared(plan, place, torch.device("cpu"), nn.Module(), (), program, parameters),
         Optimisation({}, frozenset(), partial(job_optimizer, plan.job)),
         partial(EmulatedWorker, place_plan(plan)),
         optimise=lambda step: StepOutcome(None, None, skipped=False),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -54,9 +54,12 @@ class Prepared:
         place: of this process.
         device: of its tensors.
         model: the whole model, of which only the stages' tensors keep their data.
-        unused: parameters that no layer uses, by name; they keep theirs on the first rank.
         stages: this rank's.
         program: its lowered program.
+        parameters: those this rank holds, by the model's own names (FQNs), in order of name.
+        seed: of the training's random numbers.
+        autocast: what torch's autocast lowers operations to.
+        unused: parameters that no layer uses, by name; they keep theirs on the first rank.
         lookups: limits on the values of a batch's entries.
         shorter: the same stages for microbatches of each length but the longest, ascending; empty
             if all are equal.
@@ -69,19 +72,16 @@ class Prepared:
     place: PlanRank
     device: torch.device
     model: nn.Module
-    unused: dict[str, nn.Parameter]
     stages: tuple[StageModule, ...]
     program: tuple[Action, ...]
+    parameters: dict[str, nn.Parameter]
+    seed: int = 0
+    autocast: torch.dtype | None = None
+    unused: dict[str, nn.Parameter] = field(default_factory=dict)
     lookups: tuple[Lookup, ...] = ()
     shorter: tuple[tuple[StageModule, ...], ...] = ()
     messages: MemberMessages | None = None
     evaluation: tuple[StageModule, ...] = ()
-
-    @property
-    def parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters this rank holds, by the model's own names (FQNs), in order of name."""
-        held = {name: p for stage in self.stages for name, p in stage.parameters.items()}
-        return dict(sorted(held.items()))
 
 
 def prepare(
@@ -104,7 +104,7 @@ def prepare(
         plan: to be verified.
         model: ``module:factory`` or the factory, if it is not one of the zoo.
         loss: ``module:function`` or the function, if the plan's loss is the user's own.
-        seed: of the initial weights, the same on every rank.
+        seed: of the initial weights and all random numbers, the same on every rank.
         device: of tensors, default the CPU.
         autocast: what torch's autocast lowers operations to.
         place: of this process; default what torchrun or the process group says.
@@ -130,12 +130,12 @@ def prepare(
     if plan.job.lengths is not None:
         require_no_writes(exported)
     limits = lookups(exported)
-    held = ParameterShares(exported, shares, partial.shares)
+    filled = ParameterShares(exported, shares, partial.shares)
     with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
         steps = _member_steps(plan, own.members, exported, layers)
-        stages = _stages(plan, place.rank, exported, layers, steps.get(own.members), held, device)
+        stages = _stages(plan, place.rank, exported, layers, steps.get(own.members), filled, device)
         shorter = tuple(
-            _stages(plan, place.rank, *step, None, held, device)
+            _stages(plan, place.rank, *step, None, filled, device)
             for step in export_shorter_lengths(plan, built, own_loss, autocast)
         )
     messages = None
@@ -148,7 +148,7 @@ def prepare(
         with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
             steps = _member_steps(alike, own.members, in_evaluation, own_layers)
         step = steps.get(own.members)
-        evaluation = _stages(alike, place.rank, in_evaluation, own_layers, step, held, device)
+        evaluation = _stages(alike, place.rank, in_evaluation, own_layers, step, filled, device)
     require_order(plan, stages)
     if check and place.rank == 0:
         logger.info(compare_stages(plan, factory, own_loss))
@@ -159,8 +159,23 @@ def prepare(
         for stage in row:
             set_gradient_types(stage.parameters.values(), plan.job)
     program = tuple(lower(plan, in_one_order=device.type == "cuda")[place.rank])
-    found = plan, place, device, built, unused, stages, program, limits, shorter
-    return Prepared(*found, messages, evaluation)
+    held = {name: p for stage in stages for name, p in stage.parameters.items()}
+    return Prepared(
+        plan,
+        place,
+        device,
+        built,
+        stages,
+        program,
+        dict(sorted(held.items())),
+        seed,
+        autocast,
+        unused,
+        limits,
+        shorter,
+        messages,
+        evaluation,
+    )
 
 
 def _stages(

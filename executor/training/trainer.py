@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from executor.distributed.failure import talking_to
 from executor.distributed.host_tuning import keep_freed_memory
@@ -21,9 +21,7 @@ from executor.distributed.member_group import (
 )
 from executor.emulation.pace import Pace, Pacer
 from executor.launch.prepare import Prepared
-from executor.launch.run import PlanRank
 from executor.runtime.lowering import lower_forwards, members_by_rank
-from executor.runtime.member_messages import MemberMessages
 from executor.runtime.runtime import PipelineRuntime, Recorder, StepRecord, clock_of
 from executor.runtime.transport import (
     Transport,
@@ -64,8 +62,7 @@ from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.optimizer import job_optimizer
 from executor.training.state_shards import StateShards
 from executor.training.validation import ForwardWorker, Validation, microbatches_of
-from planner.plan.plan import Plan
-from planner.plan.programs import Action, Reduce, directions
+from planner.plan.programs import Reduce, directions
 from planner.plan.stash_offload import brought_back_during
 from planner.sync.strategies import AllReduceOptions, options_of
 
@@ -131,7 +128,7 @@ def optimisation_of(
     owners, shards = ParameterOwners.of_plan(plan), None
     counted = owners.first_held(rank)
     if plan.job.shards_state:
-        shared = shared_gradients(plan, prepared.program, prepared.parameters)
+        shared = shared_gradients(prepared)
         options = options_of(plan.sync)
         assert isinstance(options, AllReduceOptions)
         buckets = buckets_by_reduction(shared, options.bucket_mib)
@@ -169,20 +166,12 @@ def divided_layers(prepared: Prepared) -> list[DividedLayer]:
     ]
 
 
-def shared_gradients(
-    plan: Plan, program: Sequence[Action], parameters: Mapping[str, nn.Parameter]
-) -> list[SharedGradients]:
-    """Return what a rank shares with others, in the order in which they reduce it.
-
-    Args:
-        plan: that runs.
-        program: of the rank.
-        parameters: that it holds.
-    """
-    names = {row.reduce: row.names for row in shared_parameters(plan)}
+def shared_gradients(prepared: Prepared) -> list[SharedGradients]:
+    """Return what a rank shares with others, in the order in which they reduce it."""
+    names = {row.reduce: row.names for row in shared_parameters(prepared.plan)}
     return [
-        SharedGradients(action, {name: parameters[name] for name in names[action]})
-        for action in program
+        SharedGradients(action, {name: prepared.parameters[name] for name in names[action]})
+        for action in prepared.program
         if isinstance(action, Reduce)
     ]
 
@@ -191,19 +180,14 @@ class Trainer:
     """This rank's part of a plan, trained or emulated, in a process group that exists.
 
     Args:
-        plan: verified.
-        place: this process's rank.
-        device: where the rank's tensors are.
-        program: the rank's lowered program.
-        parameters: those this rank holds, by the model's own names (FQNs).
-        optimisation: the optimizer of these parameters.
+        prepared: what this rank runs.
+        optimisation: the optimizer of its parameters.
         make_worker: makes what runs a stage.
         optimise: the optimizer's part of a step; default ``optimisation.step``.
         timeout: of collectives.
         watch: whether arrivals of messages are noted, for a timeline.
         pace: operations take the time that the plan's costs and it say; None: their own.
         emulates: whether nothing is computed, and the optimizer step is timed as well.
-        messages: divides what goes to tensor-parallel groups of other sizes; None: there are none.
         digests_of: returns the digests of a step's batches, see :class:`BatchDigests`.
 
     Attributes:
@@ -213,11 +197,7 @@ class Trainer:
 
     def __init__(
         self,
-        plan: Plan,
-        place: PlanRank,
-        device: torch.device,
-        program: Sequence[Action],
-        parameters: Mapping[str, nn.Parameter],
+        prepared: Prepared,
         optimisation: Optimisation,
         make_worker: MakeWorker,
         *,
@@ -226,30 +206,30 @@ class Trainer:
         watch: bool = False,
         pace: Pace | None = None,
         emulates: bool = False,
-        messages: MemberMessages | None = None,
         digests_of: Callable[[int], Sequence[float]] = lambda step: (),
     ) -> None:
+        plan, place = prepared.plan, prepared.place
         self.plan = plan
-        self.parameters = parameters
+        self.parameters = prepared.parameters
         self.optimisation = optimisation
-        self._place = place
+        self._prepared = prepared
         self._replica = plan.place_of(place.rank).replica
-        self._device = device
+        self._device = prepared.device
         self._optimise = optimise or optimisation.step
         self._digests_of = digests_of
-        self._recorder = Recorder(clock_of(device))
+        self._recorder = Recorder(clock_of(self._device))
         self._pending = self._recorder.end()
         self._transport = self._connect(timeout, watches=watch)
         self._divided = self._connect_layers(timeout)
         split = planned_split(plan, plan.place_of(place.rank).members)
         summed = () if split is None else split.summed_parameters
-        self._partial = [parameters[name] for name in sorted(summed) if name in parameters]
-        shared = shared_gradients(plan, program, parameters)
+        self._partial = [self.parameters[n] for n in sorted(summed) if n in self.parameters]
+        shared = shared_gradients(prepared)
         self._synchronisation = self._strategy(shared)
         self._pacer = None
         if pace is not None:
             self._pacer = Pacer.of_plan(
-                plan, place.rank, pace, parameters, self._synchronisation, emulates=emulates
+                plan, place.rank, pace, self.parameters, self._synchronisation, emulates=emulates
             )
         self._readiness = self._make_readiness(shared)
         self._offloads = [bool(stage.offload) for stage in plan.stages]
@@ -262,13 +242,13 @@ class Trainer:
             observers.append(StashReturn(self._workers, orders, self._offloads))
         self._runtime = PipelineRuntime(
             self._workers,
-            program,
+            prepared.program,
             self._synchronisation.start,
             self._transport,
             self._recorder,
             observers,
             None if self._pacer is None else self._pacer.clock.waited,
-            messages,
+            prepared.messages,
         )
 
     @classmethod
@@ -277,15 +257,10 @@ class Trainer:
         prepared: Prepared,
         batch_of: BatchOf,
         *,
-        seed: int = 0,
         first_step: int = 1,
         optimisation: Optimisation | None = None,
-        autocast: torch.dtype | None = None,
-        optimise: Callable[[int], StepOutcome] | None = None,
-        timeout: timedelta | None = None,
-        watch: bool = False,
-        pace: Pace | None = None,
         over_tokens: bool = False,
+        **options: Any,
     ) -> Trainer:
         """Train this rank's stages of a model.
 
@@ -293,16 +268,11 @@ class Trainer:
             prepared: what this rank runs.
             batch_of: returns the batch of a step and microbatch; called only for what this rank's
                 stages read.
-            seed: of the training's random numbers.
             first_step: that will be run.
             optimisation: default the job's optimizer.
-            autocast: what torch's autocast lowers operations to; as the model was prepared with.
-            optimise: see :class:`Trainer`.
-            timeout: see :class:`Trainer`.
-            watch: see :class:`Trainer`.
-            pace: see :class:`Trainer`.
             over_tokens: whether the loss is the mean over all tokens of an iteration, not over its
                 microbatches.
+            **options: see :class:`Trainer`.
         """
         if prepared.device.type == "cpu":
             keep_freed_memory()
@@ -319,7 +289,7 @@ class Trainer:
                 plan.microbatches,
                 part.split,
                 device,
-                autocast,
+                prepared.autocast,
                 part.before_use,
                 part.added,
                 part.group,
@@ -335,23 +305,10 @@ class Trainer:
             names = stages[part.index].model_inputs
             batches = DeviceBatches.of(checked, names, part.microbatches, device)
             mean = TokenMean(device, part.replicas) if over_tokens else None
-            return TrainingWorker(runners, batches, seed, lengths_of, mean)
+            return TrainingWorker(runners, batches, prepared.seed, lengths_of, mean)
 
-        return cls(
-            plan,
-            prepared.place,
-            device,
-            prepared.program,
-            prepared.parameters,
-            optimisation or optimisation_of(prepared),
-            make_worker,
-            optimise=optimise,
-            timeout=timeout,
-            watch=watch,
-            pace=pace,
-            messages=prepared.messages,
-            digests_of=checked.take,
-        )
+        optimisation = optimisation or optimisation_of(prepared)
+        return cls(prepared, optimisation, make_worker, digests_of=checked.take, **options)
 
     def _connect(self, timeout: timedelta | None, *, watches: bool) -> Transport:
         """Make process groups and open them, all ranks together; return what messages go over."""
@@ -365,7 +322,7 @@ class Trainer:
         sets = [row.ranks for row in shared_parameters(plan)]
         sets += [ranks for ranks in replicas.values() if len(ranks) > 1]
         self.process_groups = make_process_groups([*sets, *groups.values()], timeout)
-        rank = self._place.rank
+        rank = self._prepared.place.rank
         mine = plan.place_of(rank).member
         self._replicas = {stage: r for (stage, member), r in replicas.items() if member == mine}
         self.members = (
@@ -395,7 +352,7 @@ class Trainer:
             self.process_groups,
             self._recorder,
             self.optimisation,
-            own_shares(self.plan, self._place.rank),
+            own_shares(self.plan, self._prepared.place.rank),
             self.plan.job.shards_state,
             self._divided,
         )
@@ -487,34 +444,27 @@ class Trainer:
         digests = self._digests_of(step)
         return Gathering(self.plan, step, record, loss, self._device, outcome, digests)
 
-    def validation(
-        self,
-        prepared: Prepared,
-        batch_of: BatchOf,
-        microbatches: int,
-        seed: int,
-        autocast: torch.dtype | None,
-        over_tokens: bool,
-    ) -> Validation:
-        """Return this rank's part of validations; see :class:`Validation`.
+    def validation(self, batch_of: BatchOf, microbatches: int, *, over_tokens: bool) -> Validation:
+        """Return this rank's part of validations, of which the stages were prepared.
 
         Args:
-            prepared: with the stages in evaluation mode.
             batch_of: returns the batch of step 0 and a microbatch.
             microbatches: of a validation.
-            seed: of what forwards draw even so.
-            autocast: as of training.
             over_tokens: whether the loss is the mean over all tokens.
         """
-        device = self._device
-        program = lower_forwards(self.plan, microbatches)[self._place.rank]
+        prepared, device = self._prepared, self._device
+        group = None if self.members is None else TensorParallelGroup(self.members)
+        program = lower_forwards(self.plan, microbatches)[self._prepared.place.rank]
         workers = {}
         for stage in prepared.evaluation:
-            group = None if self.members is None else TensorParallelGroup(self.members)
-            runner = StageRunner(stage, microbatches, device=device, autocast=autocast, group=group)
+            runner = StageRunner(
+                stage, microbatches, device=device, autocast=prepared.autocast, group=group
+            )
             mine = microbatches_of(program, stage.index)
             batches = DeviceBatches(batch_of, stage.model_inputs, mine, device, None)
-            workers[stage.index] = ForwardWorker(runner, batches, seed, over_tokens=over_tokens)
+            workers[stage.index] = ForwardWorker(
+                runner, batches, prepared.seed, over_tokens=over_tokens
+            )
         # All members of a group have its loss.
         counts = self.members is None or self.members.index == 0
         return Validation(workers, program, self._transport, device, counts=counts)

@@ -229,10 +229,8 @@ def _trainer(
     return Trainer.of_model(
         prepared,
         feed.batch_of,
-        seed=config.seed,
         first_step=first_step,
         optimisation=optimisation,
-        autocast=autocast_of(config),
         timeout=timedelta(seconds=run.timeout_s),
         watch=config.timeline is not None,
         pace=run.pace,
@@ -251,9 +249,7 @@ def _validation(
     if table is None:
         return lambda step: None
     batch_of, count = validation_feed(prepared, config, run.validation_data)
-    over_tokens = config.loss_mean == "tokens"
-    autocast = autocast_of(config)
-    validation = trainer.validation(prepared, batch_of, count, config.seed, autocast, over_tokens)
+    validation = trainer.validation(batch_of, count, over_tokens=config.loss_mean == "tokens")
 
     def validate(step: int) -> float | None:
         if step % table.every and step != config.steps:

@@ -1,7 +1,5 @@
 """Batches are the same on every rank, and text is text."""
 
-from collections.abc import Sequence
-
 import pytest
 import torch
 from executor_plans import TINY
@@ -50,12 +48,6 @@ def test_any_seed_will_do(source: str, seed: int) -> None:
     assert not batch_of(1, 0)["ids"].equal(batch_of(2, 0)["ids"])
 
 
-@pytest.mark.parametrize("name", ["resnet_tiny", "unet_tiny", "vgg_tiny"])
-def test_text_for_images_is_refused_with_the_remedy(name: str) -> None:
-    with pytest.raises(PipeplanError, match=r"--data text needs .* use --data random"):
-        batches("text", import_factory(ZOO[name])(), JOB, seed=0)
-
-
 def test_text_for_too_small_a_vocabulary_is_refused() -> None:
     class Reader(nn.Module):
         def forward(self, tokens: Tensor) -> Tensor:
@@ -65,35 +57,6 @@ def test_text_for_too_small_a_vocabulary_is_refused() -> None:
     job = Job.parse({"inputs": {"tokens": tokens, "target": tokens}}, "job")
     with pytest.raises(PipeplanError, match=r"inputs\.tokens\.below: 100, .* --data random"):
         batches("text", Reader(), job, seed=0)
-
-
-class Drawn(nn.Module):
-    """Its example batch is drawn, but for the entries that are constant."""
-
-    def __init__(self, constant: Sequence[str]) -> None:
-        super().__init__()
-        self.constant = constant
-
-    def example_batch(self, samples: int) -> dict[str, Tensor]:
-        batch = {"x": torch.randn(samples, 2), "target": torch.randint(2, (samples, 40))}
-        return {n: torch.zeros_like(t) if n in self.constant else t for n, t in batch.items()}
-
-
-@pytest.mark.parametrize(
-    ("constant", "microbatches", "same"),
-    [
-        (("x", "target"), 3, True),
-        (("x", "target"), 1, False),
-        (("x",), 3, False),
-        (("target",), 3, False),
-        ((), 3, False),
-    ],
-)
-def test_microbatches_are_the_same_if_nothing_of_them_is_drawn(
-    constant: Sequence[str], microbatches: int, same: bool
-) -> None:
-    batch_of = batches("random", Drawn(constant), JOB, seed=0)
-    assert is_always_the_same(batch_of, 1, microbatches) is same
 
 
 def test_one_microbatch_that_differs_is_enough() -> None:

@@ -5,11 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from executor_plans import pipeline_of, scheduled
-from launch import torchrun
 from safetensors.torch import save_file
 
 from examples.models.pretrained import my_gpt
-from executor.checkpoint import Checkpoint
 from executor.launch.prepare import prepare
 from executor.launch.run import PlanRank
 from models.gpt import gpt_tiny
@@ -74,7 +72,7 @@ def test_names_and_shapes_that_do_not_match_are_listed(saved: dict[str, Path], d
 
 
 @pytest.mark.extensive
-def test_a_folder_of_hugging_face_trains_under_torchrun(tmp_path: Path) -> None:
+def test_every_rank_gets_the_weights_of_a_folder_of_hugging_face(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(3)
     config = transformers.GPT2Config(
@@ -87,17 +85,3 @@ def test_a_folder_of_hugging_face_trains_under_torchrun(tmp_path: Path) -> None:
     plan = plan_of("examples.models.pretrained:hugging_face", arguments)
     expected = dict(model.named_parameters())
     assert_loaded(plan, expected)
-    plan.save(tmp_path / "plan.json")
-    text = f'format = "pipeplan-train/1"\n[checkpoint]\nfolder = "{tmp_path}/ck"\nevery = 1\n'
-    (tmp_path / "train.toml").write_text(f"{text}keep = 2\n")
-    options = ["--model", "examples.models.pretrained:hugging_face", "--data", "random"]
-    options += ["--steps", "1", "--config", str(tmp_path / "train.toml")]
-    done = torchrun(3, "-m", "executor", str(tmp_path / "plan.json"), *options)
-    assert done.returncode == 0, done.stderr[-4000:]
-    checkpoint = Checkpoint.open(tmp_path / "ck")
-    names = [f"parameters/{name}" for name in expected]
-    found = checkpoint.read(names)
-    # One step of a small rate away from the file.
-    for name, parameter in expected.items():
-        distance = (found[f"parameters/{name}"] - parameter).abs().max()
-        assert distance < 0.05, name

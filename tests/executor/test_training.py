@@ -1,7 +1,6 @@
 """Training files under torchrun: what a plan trains is what plain torch trains on one process."""
 
 import functools
-import json
 import math
 import re
 from collections.abc import Callable
@@ -11,12 +10,12 @@ from statistics import mean
 
 import pytest
 from executor_plans import by_counts, pipeline_of, scheduled, shuffled, traced, zoo_pipeline
-from launch import environment, forked
-from plain_torch import Alone, Named, worst_error
+from launch import forked
+from plain_torch import Alone, worst_error
+from run_files import RunFiles
 from user_code import Bytes, decayed
 
 from executor.checkpoint import Checkpoint
-from executor.launch.config import TrainingConfig
 from executor.training.dataset import DatasetBatches
 from models import ZOO
 from planner.job import Job
@@ -24,7 +23,6 @@ from planner.plan.plan import Plan
 from planner.tracing.factory import example_batch, import_factory
 from planner.tracing.trace import trace
 
-HERE = Path(__file__).parent
 STEPS = 4
 RATE = """
 learning_rate = {rate}
@@ -109,47 +107,13 @@ CASES = {
 }
 
 
-class Runs:
-    """What one launch of all cases left in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def history(self, name: str) -> list[dict]:
-        return json.loads((self.folder / f"{name}.history").read_text())
-
-    def losses(self, name: str) -> list[float]:
-        history = self.history(name)
-        assert isinstance(history, list), history
-        return [metrics["loss"] for metrics in history]
-
-    def config(self, name: str) -> TrainingConfig:
-        return TrainingConfig.load(self.folder / f"{name}.toml")
-
-    def plan(self, name: str) -> Plan:
-        return Plan.load(self.folder / f"{name}.json")
-
-    def parameters(self, name: str) -> Named:
-        checkpoint = Checkpoint.open(self.folder / "checkpoints" / name)
-        names = checkpoint.names("parameters/")
-        return {n.removeprefix("parameters/"): x for n, x in checkpoint.read(names).items()}
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("runs")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+    found = RunFiles(tmp_path_factory.mktemp("runs"), STEPS)
     for name, case in CASES.items():
-        case.plan().save(folder / f"{name}.json")
-        run = dict(case.run or {})
-        data = run.pop("data", "random")
-        table = f'[checkpoint]\nfolder = "{folder}/checkpoints/{name}"\nevery = 99\n'
-        head = f'format = "pipeplan-train/1"\nsteps = {STEPS}\nseed = 3\ndata = "{data}"\n'
-        (folder / f"{name}.toml").write_text(f"{head}{case.text}{table}")
-        (folder / f"{name}.run").write_text(json.dumps(run))
-    worker = str(HERE / "runs_worker.py")
-    done = forked(3, worker, str(folder), env=environment(HERE))
-    assert done.returncode == 0, done.stderr[-4000:]
-    return Runs(folder)
+        found.add(name, case.plan(), case.text, **(case.run or {}))
+    found.launch(3)
+    return found
 
 
 @pytest.mark.extensive
@@ -165,8 +129,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         ("autocast", 0.0),
     ],
 )
-def test_parameters_are_those_of_plain_torch(runs: Runs, name: str, tolerance: float) -> None:
-    alone = Alone(runs.plan(name), runs.config(name))
+def test_parameters_are_those_of_plain_torch(runs: RunFiles, name: str, tolerance: float) -> None:
+    alone = Alone(CASES[name].plan(), runs.config(name))
     if name == "float16":
         alone.scale = 4096.0
     losses = alone.train(STEPS)
@@ -177,8 +141,8 @@ def test_parameters_are_those_of_plain_torch(runs: Runs, name: str, tolerance: f
 
 
 @pytest.mark.extensive
-def test_replicas_in_bfloat16_differ_by_the_rounding_of_their_sums(runs: Runs) -> None:
-    plan, config = runs.plan("bfloat16_replicas"), runs.config("bfloat16_replicas")
+def test_replicas_in_bfloat16_differ_by_the_rounding_of_their_sums(runs: RunFiles) -> None:
+    plan, config = CASES["bfloat16_replicas"].plan(), runs.config("bfloat16_replicas")
     alone = Alone(plan, config)
     losses = alone.train(STEPS)
     assert runs.losses("bfloat16_replicas") == pytest.approx(losses, rel=0.01)
@@ -186,15 +150,15 @@ def test_replicas_in_bfloat16_differ_by_the_rounding_of_their_sums(runs: Runs) -
 
 
 @pytest.mark.extensive
-def test_an_overflow_skips_the_step_everywhere_and_lowers_the_scale(runs: Runs) -> None:
+def test_an_overflow_skips_the_step_everywhere_and_lowers_the_scale(runs: RunFiles) -> None:
     history = runs.history("float16_overflow")
     skipped = [metrics["skipped"] for metrics in history]
     assert skipped[0]
     assert not skipped[-1]
     count = sum(skipped)
-    facts = Checkpoint.open(runs.folder / "checkpoints" / "float16_overflow").facts
+    facts = Checkpoint.open(runs.checkpoints("float16_overflow")).facts
     assert facts["loss_scale"]["scale"] == 2.0 ** (20 - count)
-    plan, config = runs.plan("float16_overflow"), runs.config("float16_overflow")
+    plan, config = CASES["float16_overflow"].plan(), runs.config("float16_overflow")
     alone = Alone(plan, config)
     alone.scale = facts["loss_scale"]["scale"]
     for step in range(count + 1, STEPS + 1):
@@ -203,8 +167,8 @@ def test_an_overflow_skips_the_step_everywhere_and_lowers_the_scale(runs: Runs) 
 
 
 @pytest.mark.extensive
-def test_data_loss_optimizer_and_schedule_of_the_users_own(runs: Runs) -> None:
-    plan, config = runs.plan("own_code"), runs.config("own_code")
+def test_data_loss_optimizer_and_schedule_of_the_users_own(runs: RunFiles) -> None:
+    plan, config = CASES["own_code"].plan(), runs.config("own_code")
     example = example_batch(import_factory(ZOO["gpt_tiny"])(), plan.job)
     batch_of = DatasetBatches(Bytes(29), example, plan.microbatches, config.seed)
     alone = Alone(

@@ -10,7 +10,6 @@ import pytest
 import torch
 from builders import star
 from executor_plans import scheduled
-from launch import environment, torchrun
 
 from executor import train
 from executor.__main__ import main
@@ -54,14 +53,11 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def plan_of(ranks: int = 1, microbatches: int = 2, **arguments: Any) -> Plan:
+def plan_of(microbatches: int = 2, **arguments: Any) -> Plan:
     job = Job(samples_per_microbatch=2, microbatches=microbatches, model_arguments=arguments)
     graph = trace(NET, job)
     problem = Problem(graph, star(2), job, ModelSource(NET, arguments))
-    layers = list(graph.layers)
-    parts = [layers] if ranks == 1 else [layers[:1], layers[1:]]
-    specs = [StageSpec(tuple(part), (f"d{i}",)) for i, part in enumerate(parts)]
-    return scheduled(place(problem, specs))
+    return scheduled(place(problem, [StageSpec(tuple(graph.layers), ("d0",))]))
 
 
 @pytest.fixture
@@ -110,19 +106,6 @@ def test_an_index_that_the_model_cannot_look_up_names_its_batch(
     )
     with pytest.raises(PipeplanError, match=words):
         train(plan, NET, batch, steps=3)
-
-
-@pytest.mark.extensive
-def test_all_ranks_of_torchrun_end_with_the_refusal(net: Path) -> None:
-    plan_of(ranks=2, tokens=100).save(net / "plan.json")
-    done = torchrun(
-        2, "-m", "executor", str(net / "plan.json"), "--model", NET, env=environment(net)
-    )
-    assert done.returncode == 1
-    assert f"error: {REFUSAL}" in done.stderr
-    assert done.stderr.count("Traceback (most recent") == 1  # Torchrun's own.
-    assert "ChildFailedError" in done.stderr
-    assert "IndexError" not in done.stderr
 
 
 def test_an_index_out_of_range_keeps_its_traceback_and_has_a_hint_on_text(run: Run) -> None:
