@@ -519,6 +519,6 @@ class _Schedule:
         """Start a reduction once a backward has run all but the layers ahead of it."""
         runs, whole = self._runs[key, device], self._whole[key]
         for letter, kind in (("B", whole), ("W", ~whole)):
-            ahead = math.ceil(reduction.ahead_s(letter, device) / TICK_S)
+            ahead = math.ceil(reduction.ahead_s(letter, key[0], device) / TICK_S)
             after = self._end["W", key] - ahead
             self._model.add(start >= after).only_enforce_if([runs, kind])

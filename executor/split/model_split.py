@@ -14,9 +14,9 @@ from executor.split.in_place_writes import InPlaceWrites
 from executor.split.member_step import MemberStep
 from executor.split.piece_graph import Filled, HeldAttributes, PieceGraph
 from executor.split.stage_module import BoundaryTensor, Piece, StageModule, memory_order
-from planner.costs.stage_bytes import StageLayers
+from planner.costs.placed_pipeline import StageSpec
 from planner.errors import PipeplanError
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, Stage
 from planner.tracing.export import ExportedStep
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.sharing import buffers_written, is_random
@@ -158,21 +158,12 @@ def cut_layers(
     end = place + len(names)
     assert tuple(names) == tuple(layers.names[place:end])
     parts = (layers.names[:place], tuple(names), layers.names[end:])
-    stages = [_LayerRun(part) for part in parts if part]
+    stages = [StageSpec(part, ()) for part in parts if part]
     cutter = _Cutter(exported, layers, stages, takes_gradient, device, filled)
     stage = cutter.stage(min(place, 1))
     piece = stage.pieces[0]
     sends = () if stage.is_last else piece.makes
     return replace(stage, receives=piece.reads, sends=sends, drawn_before=(), draws_after=False)
-
-
-@dataclass(frozen=True)
-class _LayerRun:
-    """Layers that follow each other."""
-
-    layers: tuple[str, ...]
-    recompute: tuple[str, ...] = ()
-    offload: tuple[str, ...] = ()
 
 
 class _Cutter:
@@ -185,7 +176,7 @@ class _Cutter:
         self,
         exported: ExportedStep,
         layers: LayerAssignment,
-        stages: Sequence[StageLayers],
+        stages: Sequence[Stage | StageSpec],
         takes_gradient: Set[str],
         device: torch.device,
         filled: Filled | None = None,
@@ -323,7 +314,7 @@ class _PieceLayers:
 
 
 def _pieces(
-    stages: Sequence[StageLayers], names: Sequence[str], apart: Set[int]
+    stages: Sequence[Stage | StageSpec], names: Sequence[str], apart: Set[int]
 ) -> list[_PieceLayers]:
     """Each recomputed layer is a piece; of others, neighbours that all offload, or do not.
 

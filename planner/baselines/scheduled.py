@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.baselines.layers import Baseline, Layers, Stage, Stages
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import is_connected, place
-from planner.costs.stage_bytes import StageBytes, bytes_of_stages
 from planner.costs.stage_table import StageTable
 from planner.errors import InfeasibleError
 from planner.plan.problem import Problem
@@ -49,6 +49,14 @@ class UnscheduledError(InfeasibleError):
         self.stages = stages
 
 
+class _Held(NamedTuple):
+    """Bytes of a stage: of a microbatch in flight, while layers run, and of what it exchanges."""
+
+    stash_bytes: int
+    workspace_bytes: int
+    boundary_bytes: int
+
+
 class ScheduledBaselines:
     """Plans of published planners for one problem.
 
@@ -59,7 +67,7 @@ class ScheduledBaselines:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._layers = Layers(StageTable(problem))
-        self._known: dict[tuple[Stage, tuple[str, ...]], StageBytes] = {}
+        self._known: dict[tuple[Stage, tuple[str, ...]], _Held] = {}
 
     def best(self, planner: Baseline, below_s: float = math.inf) -> Scheduled | None:
         """Return the fastest schedule of a planner's stages, as they are or in two chunks each.
@@ -173,11 +181,10 @@ class ScheduledBaselines:
             in_flight = share if math.isinf(flight) else min(share, max(1, int(flight * behind)))
             row = self._bytes(stages[n], self._again(stages[n], limit, by_rank))
             needed += self._static_bytes(stages[n], device) + in_flight * row.stash_bytes
-            gradients = row.input_gradient_bytes + row.output_gradient_bytes
-            workspace = max(workspace, row.workspace_bytes + max(row.output_bytes, gradients))
+            workspace = max(workspace, row.workspace_bytes + row.boundary_bytes)
         return needed + workspace <= cluster.device_type(device).capacity_bytes
 
-    def _bytes(self, stage: Stage, again: tuple[str, ...]) -> StageBytes:
+    def _bytes(self, stage: Stage, again: tuple[str, ...]) -> _Held:
         """Return the bytes of a stage between all layers before and behind it."""
         if (key := (stage, again)) not in self._known:
             before = Stage(0, stage.begin, stage.devices)
@@ -185,8 +192,14 @@ class ScheduledBaselines:
             (spec,) = self._layers.specs([stage])
             rows = [*self._layers.specs([before]), replace(spec, recompute=again)]
             rows = [row for row in (*rows, *self._layers.specs([behind])) if row.layers]
-            graphs = [self._problem.graph_on(stage.devices)] * len(rows)
-            self._known[key] = bytes_of_stages(graphs, rows)[bool(stage.begin)]
+            table = StageTable(self._problem, tuple(rows))
+            name = self._problem.cluster.type_of(stage.devices[0])
+            found = table.figures(name, stage.begin, stage.end, rerun=1, offload=1)
+            cuts, kind = [stage.begin, stage.end], table.types.index(name)
+            gradients = table.arrays.crossing_gradient[kind, cuts].sum()
+            boundary = max(table.arrays.crossing[kind, stage.end], gradients)
+            held = (found.stash_bytes, found.workspace_bytes, boundary)
+            self._known[key] = _Held(*map(int, held))
         return self._known[key]
 
     def _static_bytes(self, stage: Stage, device: str) -> int:

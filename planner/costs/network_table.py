@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cluster.cluster import Cluster
+from planner.costs.by_identity import by_identity
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -84,8 +85,9 @@ class NetworkTable:
     sum_gb_per_s: Floats
     group_devices: Ints
 
-    @classmethod
-    def of(cls, cluster: Cluster) -> NetworkTable:
+    @staticmethod
+    @by_identity
+    def of(cluster: Cluster) -> NetworkTable:
         """Return the arrays of a cluster."""
         names = cluster.device_names
         types = tuple(cluster.device_types)
@@ -94,7 +96,7 @@ class NetworkTable:
         gathers = [_collective(cluster, name, "all_gather") for name in names]
         sums = [_collective(cluster, name, "all_reduce") for name in names]
         host_of, slowdown = _hosts(cluster)
-        return cls(
+        return NetworkTable(
             devices=names,
             types=types,
             type_of=np.array([types.index(cluster.type_of(name)) for name in names]),

@@ -11,16 +11,8 @@ import numpy as np
 
 from planner.cluster.link_table import FloatArray
 from planner.cluster.routing import Route
-from planner.costs.collectives import CollectiveLoad
-from planner.costs.reductions import (
-    GradientReduction,
-    ReductionTails,
-    TimesByDevice,
-    gradient_reductions,
-)
+from planner.costs.reductions import Collectives, GradientReduction, ReductionTails
 from planner.costs.roofline import OperationTimes
-from planner.costs.sharding import Collectives
-from planner.costs.stage_bytes import StageBytes
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.plan.plan import Sync, overlaps_reductions
@@ -67,13 +59,29 @@ class Transfer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlacedStage(StageBytes):
+class PlacedStage:
     """A stage with its figures; times and bytes are for one microbatch.
 
     Attributes:
         spec: the choices of the solver.
         times: times by device, where microbatches have several lengths in the mean.
         static_bytes: weights, gradients and optimizer state on each replica.
+        workspace_bytes: held in addition to whole stashes while layers run: gradients, temporaries,
+            and recomputed values.
+        split_workspace_bytes: the same while a split input gradient runs; at least as much.
+        stash_bytes: kept from forward until backward, including the received input; a recomputed
+            layer keeps only its input.
+        weight_stash_bytes: kept from a split input gradient until the weight gradient; a recomputed
+            layer has run again by then.
+        input_bytes, output_bytes: activations received from and sent to the neighbours.
+        input_gradient_bytes, output_gradient_bytes: gradients sent back and received.
+        sent_bytes, returned_bytes: activations and gradients sent, as many as the neighbour
+            receives, in the mean over lengths of microbatches; all other figures are of the
+            longest.
+        gathered_bytes, returned_gathered_bytes: of these, what is sent in parts, which a
+            tensor-parallel group gathers once it has received them.
+        offload_bytes: of the stash, what is copied to the host after the forward and back before
+            the backward.
         collective_s: seconds of the collectives of layers whose weights replicas divide, by layer;
             they are in the times.
     """
@@ -81,6 +89,19 @@ class PlacedStage(StageBytes):
     spec: StageSpec
     times: Mapping[str, OperationTimes]
     static_bytes: int
+    workspace_bytes: int
+    split_workspace_bytes: int
+    stash_bytes: int
+    weight_stash_bytes: int
+    input_bytes: int
+    output_bytes: int
+    input_gradient_bytes: int
+    output_gradient_bytes: int
+    sent_bytes: int
+    returned_bytes: int
+    gathered_bytes: int = 0
+    returned_gathered_bytes: int = 0
+    offload_bytes: int = 0
     collective_s: Mapping[str, Collectives] = field(default_factory=dict)
 
     def least_s(self, kind: str) -> float:
@@ -106,8 +127,6 @@ class PlacedPipeline:
         optimizer_s: seconds of the optimizer step by device.
         microbatches: in an iteration.
         sync: the strategy of synchronisation, which sets the size of buckets.
-        groups: if this is one of several equal groups of devices: of each group, its device for
-            each of these. Gradients are reduced among all.
     """
 
     problem: Problem
@@ -116,7 +135,6 @@ class PlacedPipeline:
     optimizer_s: Mapping[str, float]
     microbatches: int
     sync: Sync = field(default_factory=Sync)
-    groups: Sequence[Mapping[str, str]] = ()
 
     @cached_property
     def behaviour(self) -> RuntimeBehaviour:
@@ -133,12 +151,11 @@ class PlacedPipeline:
         """The same stages with each reduced in one piece; None where that is nothing new."""
         if not self.overlaps or not self.synchronisations:
             return None
-        stages = [stage.spec for stage in self.stages]
-        parameters = [
-            self.problem.graph_on(stage.devices).parameters_of(stage.layers) for stage in stages
-        ]
-        times: list[TimesByDevice] = [{} for _ in stages]
-        once = gradient_reductions(self.problem, stages, parameters, times, None, self.groups)
+        from planner.costs.placed_reductions import placed_reductions
+        from planner.costs.stage_table import StageTable
+
+        table = StageTable(self.problem, tuple(stage.spec for stage in self.stages))
+        once, _ = placed_reductions(table, None)
         return replace(self, sync=Sync(options={"overlap": False}), synchronisations=once)
 
     @cached_property
@@ -241,18 +258,6 @@ class PlacedPipeline:
         streams = (source, target) if self.behaviour.streams == "one" else ()
         # Over links that any number may use at once, messages of one pair need not wait either.
         return (*([(source, target)] if route.links else []), *streams)
-
-    @cached_property
-    def reduction_loads(self) -> tuple[CollectiveLoad, ...]:
-        """What each of the synchronisations asks of links."""
-        cluster = self.problem.cluster
-        return tuple(row.load(cluster) for row in self.synchronisations)
-
-    @cached_property
-    def gather_loads(self) -> tuple[CollectiveLoad, ...]:
-        """What the all-gather of each asks of links; nothing of those without one."""
-        cluster = self.problem.cluster
-        return tuple(row.gather_load(cluster) for row in self.synchronisations)
 
     def held_of_message(self, made: Operation) -> tuple[int, int]:
         """Return the bytes that the target and the source of a message hold of it.

@@ -5,30 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.costs.optimizer import optimizer_s, state_holders, static_bytes
 from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage, StageSpec
-from planner.costs.reductions import TimesByDevice, gradient_reductions
-from planner.costs.roofline import OperationTimes, layer_times
-from planner.costs.sharding import (
-    Collectives,
-    collective_seconds,
-    divided_bytes,
-    with_collectives,
-)
-from planner.costs.stage_bytes import bytes_of_stages
+from planner.costs.reductions import Collectives
+from planner.costs.roofline import KINDS, OperationTimes
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Stage, Sync, overlapped_bucket_bytes
 from planner.plan.problem import Problem
 
+if TYPE_CHECKING:
+    from planner.costs.stage_table import StageTable
+
 
 def place(
-    problem: Problem,
-    stages: Sequence[StageSpec],
-    sync: Sync | None = None,
-    groups: Sequence[Mapping[str, str]] = (),
+    problem: Problem, stages: Sequence[StageSpec], sync: Sync | None = None
 ) -> PlacedPipeline:
     """Compute the figures of a partition.
 
@@ -37,46 +31,97 @@ def place(
         stages: in pipeline order; every layer in exactly one, no edge backwards.
         sync: the strategy of synchronisation; None: the default, which overlaps if the job allows
             it.
-        groups: if only one of several equal groups of devices is to be placed: of each group, its
-            device for each of the stages'. It has its share of the microbatches; gradients are
-            reduced among all groups.
     """
-    sync = sync or Sync()
-    behaviour = problem.runtime.behaviour_on(stage.devices for stage in stages)
-    bucket_bytes = overlapped_bucket_bytes(problem.job, sync, behaviour)
-    among = [[names[d] for names in groups for d in s.devices] or s.devices for s in stages]
-    copies = max(1, len(groups)) * problem.copies
-    divided = [divided_bytes(problem, s.layers, len(s.devices) * copies) for s in stages]
-    collectives = collective_seconds(problem, divided, among)
-    times = [_layer_times(problem, *row) for row in zip(stages, collectives, strict=True)]
-    host = OperationTimes(*[behaviour.computation_s] * len(OperationTimes._fields))
-    graphs = [problem.graph_on(stage.devices) for stage in stages]
-    parameters = [
-        graph.parameters_of(stage.layers) for graph, stage in zip(graphs, stages, strict=True)
-    ]
+    # numba takes half a second to import, so only who places stages waits for that.
+    from planner.costs.placed_reductions import placed_reductions
+    from planner.costs.stage_table import StageTable
+
+    sync, table = sync or Sync(), StageTable(problem, tuple(stages))
     devices = [stage.devices for stage in stages]
-    holders = state_holders(problem, devices, parameters, copies)
-    sums = [_sums(by_device, host) for by_device in times]
-    static = [static_bytes(problem, held, holders) for held in parameters]
-    whole = [{name: sum(both) for name, both in row.items()} for row in divided]
-    rows = bytes_of_stages(graphs, stages, whole)
-    placed = (
-        PlacedStage(spec=spec, times=times, static_bytes=bytes_, collective_s=together, **vars(row))
-        for spec, times, bytes_, together, row in zip(
-            stages, sums, static, collectives, rows, strict=True
-        )
-    )
+    behaviour = problem.runtime.behaviour_on(devices)
+    bucket_bytes = overlapped_bucket_bytes(problem.job, sync, behaviour)
+    synchronisations, collectives = placed_reductions(table, bucket_bytes)
+    parameters = [problem.graph_on(stage.devices).parameters_of(stage.layers) for stage in stages]
+    holders = state_holders(problem, devices, parameters, problem.copies)
+    figures = _StageFigures(table, behaviour.computation_s, collectives)
     return PlacedPipeline(
         problem=problem,
-        stages=tuple(placed),
-        synchronisations=gradient_reductions(
-            problem, stages, parameters, times, bucket_bytes, groups
+        stages=tuple(
+            figures.placed(number, static_bytes(problem, held, holders))
+            for number, held in enumerate(parameters)
         ),
+        synchronisations=synchronisations,
         optimizer_s=optimizer_s(problem, devices, parameters, holders),
-        microbatches=problem.job.microbatches // max(1, len(groups)),
+        microbatches=problem.job.microbatches,
         sync=sync,
-        groups=groups,
     )
+
+
+class _StageFigures:
+    """The figures of given stages.
+
+    Args:
+        table: of the stages.
+        host_s: seconds of the host for each computation.
+        collectives: seconds of those around layers, by stage.
+    """
+
+    def __init__(
+        self, table: StageTable, host_s: float, collectives: Sequence[Mapping[str, Collectives]]
+    ) -> None:
+        self._table, self._host_s, self._collectives = table, host_s, collectives
+
+    def placed(self, number: int, static: int) -> PlacedStage:
+        """Return a stage with its figures, of those bytes that devices hold all the time."""
+        arrays, spec = self._table.arrays, self._table.stages[number]
+        kind, (first, last) = self._kind(number), self._table.cuts[number]
+        sender, receiver = self._kind(number - 1), self._kind(number + 1)
+        among, name = len(spec.devices) * self._table.problem.copies, self._table.types[kind]
+        held = self._table.figures(name, first, last, rerun=1, offload=1, holders=among)
+        return PlacedStage(
+            spec=spec,
+            times=self._times(number),
+            static_bytes=static,
+            workspace_bytes=int(held.workspace_bytes),
+            split_workspace_bytes=int(held.split_workspace_bytes),
+            stash_bytes=int(held.stash_bytes),
+            weight_stash_bytes=int(held.weight_stash_bytes),
+            input_bytes=int(arrays.crossing[kind, first]),
+            output_bytes=int(arrays.crossing[kind, last]),
+            input_gradient_bytes=int(arrays.crossing_gradient[kind, first]),
+            output_gradient_bytes=int(arrays.crossing_gradient[kind, last]),
+            sent_bytes=int(arrays.sent[receiver, last]),
+            returned_bytes=int(arrays.returned[sender, first]),
+            gathered_bytes=int(arrays.gathered[kind, last]),
+            returned_gathered_bytes=int(arrays.returned_gathered[kind, first]),
+            offload_bytes=int(held.offload_bytes),
+            collective_s=self._collectives[number],
+        )
+
+    def _kind(self, number: int) -> int:
+        """Return the number of the type of a stage, or of the one at that end of the pipeline."""
+        number = min(max(number, 0), len(self._table.stages) - 1)
+        cluster = self._table.problem.cluster
+        return self._table.types.index(cluster.type_of(self._table.stages[number].devices[0]))
+
+    def _times(self, number: int) -> dict[str, OperationTimes]:
+        type_of, table = self._table.problem.cluster.type_of, self._table
+        names = {device: type_of(device) for device in table.stages[number].devices}
+        times = {
+            name: self._times_on(number, table.types.index(name)) for name in set(names.values())
+        }
+        return {device: times[name] for device, name in names.items()}
+
+    def _times_on(self, number: int, kind: int) -> OperationTimes:
+        arrays, span = self._table.arrays, slice(*self._table.cuts[number])
+        seconds = arrays.seconds[kind, span].copy()
+        again_s = np.where(arrays.rerun_rank[span] == 0, arrays.again_s[kind, span], 0.0)
+        seconds[:, [KINDS.index("B"), KINDS.index("I")]] += again_s[:, None]
+        names = self._table.layers[span]
+        rows = [self._collectives[number].get(name, Collectives()) for name in names]
+        seconds += [[row.in_operation(letter) for letter in KINDS] for row in rows]
+        whole_s, forward_s, input_s, weight_s = np.cumsum(seconds, axis=0)[-1] + self._host_s
+        return OperationTimes(*map(float, (forward_s, input_s, weight_s, whole_s)))
 
 
 def place_plan(plan: Plan) -> PlacedPipeline:
@@ -122,41 +167,6 @@ def copy_s(problem: Problem, device: str, bytes_: int) -> float:
             "stash; set it (`pipeplan detect` measures it) or keep the stash"
         )
     return bytes_ / (rate * 1e9)
-
-
-def _sums(times: TimesByDevice, host: OperationTimes) -> dict[str, OperationTimes]:
-    """Return the seconds of all layers and the host by device; devices of a type share a list."""
-    by_row = {id(rows): rows for rows in times.values()}
-    sums = {row: _sum(rows) + host for row, rows in by_row.items()}
-    return {device: sums[id(rows)] for device, rows in times.items()}
-
-
-def _layer_times(
-    problem: Problem, spec: StageSpec, collectives: Mapping[str, Collectives]
-) -> TimesByDevice:
-    """Return the times of a stage's layers by device, with those of a layer's collectives."""
-    type_of = {device: problem.cluster.type_of(device) for device in spec.devices}
-    kinds = dict.fromkeys(type_of.values())
-    times = {kind: _layer_times_on(problem, spec, kind, collectives) for kind in kinds}
-    return {device: times[kind] for device, kind in type_of.items()}
-
-
-def _layer_times_on(
-    problem: Problem, spec: StageSpec, type_name: str, collectives: Mapping[str, Collectives]
-) -> list[OperationTimes]:
-    kind, again = problem.cluster.device_types[type_name], set(spec.recompute)
-    graph, precision = problem.graph.on(type_name), problem.job.precision
-    return [
-        with_collectives(
-            layer_times(graph.layers[name], type_name, kind, precision, name in again),
-            collectives.get(name, Collectives()),
-        )
-        for name in graph.in_order(spec.layers)
-    ]
-
-
-def _sum(rows: Sequence[OperationTimes]) -> OperationTimes:
-    return OperationTimes(*(sum(column) for column in zip(*rows, strict=True)))
 
 
 def is_connected(placed: PlacedPipeline) -> bool:

@@ -1,36 +1,57 @@
-"""All-reduces of gradients: those of a partition, and the time they take after the backwards."""
+"""All-reduces of gradients: those of given stages, and the time they take after the backwards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
 from planner.costs.collectives import (
-    CollectiveLoad,
-    GradientBucket,
-    ReducedBytes,
     all_reduce_s,
-    collective_load,
     fastest_all_reduce_s,
     fastest_ring_half_s,
-    gradient_buckets,
-    ring_half_load,
     ring_half_s,
 )
-from planner.costs.gradients import gradient_bytes
-from planner.costs.roofline import OperationTimes
-from planner.model.graph_record import Parameter
 from planner.plan.problem import Problem
 
-if TYPE_CHECKING:
-    from planner.costs.placed_pipeline import StageSpec
 
-TimesByDevice = Mapping[str, Sequence[OperationTimes]]
-"""The seconds of each layer of a stage, in the order of the graph, by device."""
+class Collectives(NamedTuple):
+    """Seconds of the two kinds of collectives around a layer whose weights replicas divide.
+
+    A device keeps 1/r of the weights and gradients of every layer, as of the optimizer's state.
+    Before a layer's forward the r replicas gather its weights, and again before its backward; after
+    that they reduce and scatter its gradients (Rajbhandari et al. 2020, "ZeRO", section 5.3; Zhao
+    et al. 2023, "PyTorch FSDP"). Nothing hides these collectives: they are part of the operation.
+
+    Attributes:
+        gather: of weights, in a forward, a whole backward and an input gradient.
+        reduction: of gradients, in a whole backward and a weight gradient.
+    """
+
+    gather: float = 0.0
+    reduction: float = 0.0
+
+    def in_operation(self, kind: str) -> float:
+        """Return the sum of those in an operation of a kind."""
+        return self.gather * (kind in "FBI") + self.reduction * (kind in "BW")
+
+
+class CollectiveLoad(NamedTuple):
+    """What a collective asks of links.
+
+    Attributes:
+        latency_s: of its seconds, those that are no bytes' on the edge that is slowest in that.
+        gb_per_s: that every edge carries then.
+        gather_latency_s: the same of the all-gather that follows a reduce-scatter.
+        links: numbers of the directed links that its edges cross, each as often as they do.
+    """
+
+    latency_s: float
+    gb_per_s: float
+    gather_latency_s: float
+    links: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,13 +64,13 @@ class GradientReduction:
 
     Attributes:
         stages: one, or those that hold tied parameters.
-        devices: that hold them.
-        among: all devices that take part, of all groups, in the cluster's order.
+        devices: that hold them, in the cluster's order.
         bytes: of the gradients.
         seconds: of the all-reduce or the reduce-scatter.
+        load: what it asks of links.
         bucket: number of the bucket among those of the stage; 0 of gradients reduced at once.
-        ahead: by device, the seconds of the layers before those of the bucket, whose gradients a
-            backward makes after the bucket's; empty of gradients that wait for its end.
+        ahead: by stage and device, how long before the end of a last whole backward and of a last
+            weight gradient it has made these gradients.
         gathered_bytes: of the parameters that an all-gather hands out if this is a reduce-scatter;
             0: it is an all-reduce.
         gather_s: seconds of that all-gather.
@@ -57,11 +78,13 @@ class GradientReduction:
 
     stages: tuple[int, ...]
     devices: tuple[str, ...]
-    among: tuple[str, ...]
     bytes: int
     seconds: float
+    load: CollectiveLoad
     bucket: int = 0
-    ahead: Mapping[str, OperationTimes] = field(default_factory=dict, compare=False)
+    ahead: Mapping[tuple[int, str], tuple[float, float]] = field(
+        default_factory=dict, compare=False
+    )
     gathered_bytes: int = 0
     gather_s: float = 0.0
 
@@ -70,20 +93,9 @@ class GradientReduction:
         """Whether it is a reduce-scatter, and an all-gather follows the optimizer's step."""
         return self.gathered_bytes > 0
 
-    def load(self, cluster: Cluster) -> CollectiveLoad:
-        """Return what the all-reduce or the reduce-scatter asks of a cluster's links."""
-        asked = ring_half_load if self.gathers else collective_load
-        return asked(cluster, self.among, self.bytes)
-
-    def gather_load(self, cluster: Cluster) -> CollectiveLoad:
-        """Return what the all-gather asks of a cluster's links; nothing without one."""
-        if not self.gathers:
-            return CollectiveLoad()
-        return ring_half_load(cluster, self.among, self.gathered_bytes)
-
-    def ahead_s(self, kind: str, device: str) -> float:
-        """Return how long before the end of a last backward (B or W) the gradients are there."""
-        return self.ahead[device].seconds(kind) if self.ahead else 0.0
+    def ahead_s(self, kind: str, stage: int, device: str) -> float:
+        """Return how long before the end of a last backward (B or W) a replica has made it."""
+        return self.ahead[stage, device]["BW".index(kind)]
 
 
 _Reducers = tuple[tuple[int, ...], tuple[str, ...]]
@@ -182,8 +194,7 @@ class ReductionTails:
             return left_s + gather_s
         tail_s = 0.0
         for sync in own:
-            ahead_s = max(sync.ahead_s(kind, device) for kind in "BW")
-            tail_s = max(tail_s, left_s - ahead_s)
+            tail_s = max(tail_s, left_s - max(sync.ahead[stage, device]))
             left_s -= seconds[sync].reduction_s
         once = sum(self._at_once_s[key] for key in dict.fromkeys(map(_reducers, own)))
         return min(tail_s + gather_s, once)
@@ -206,85 +217,6 @@ def _fastest_s(
     return CollectiveSeconds(*both)
 
 
-def gradient_reductions(
-    problem: Problem,
-    stages: Sequence[StageSpec],
-    parameters: Sequence[Sequence[Parameter]],
-    times: Sequence[TimesByDevice],
-    bucket_bytes: float | None,
-    groups: Sequence[Mapping[str, str]],
-) -> tuple[GradientReduction, ...]:
-    """Return the all-reduces of an iteration: each stage's, then those of tied parameters.
-
-    Tied gradients that are reduced in turn (``tied`` of the runtime) are among those of each stage
-    that holds them, and afterwards reduced among these stages replica by replica, whole even where
-    replicas share the optimizer's state (Megatron-LM, ``finalize_model_grads.py``).
-
-    Args:
-        problem: whose job sets the precision and whose cluster has the links.
-        stages: in pipeline order.
-        parameters: held by each stage.
-        times: of the layers of each stage.
-        bucket_bytes: the size of buckets reduced while the last backwards still run; None: all
-            gradients of a stage are reduced at once, after its last backward.
-        groups: if the stages are on one of several equal groups of devices: of each group, its
-            device for each of the stages'; gradients are reduced among all groups.
-    """
-    graph, tied = problem.graph, _tied_parameters(parameters)
-    sizes = {p.name: _reduced_bytes(problem, p) for held in parameters for p in held}
-    held_by = [stage.devices for stage in stages]
-    in_turn = {holders for holders in tied.values() if reduces_in_turn(problem, held_by, holders)}
-    apart = {name for name, holders in tied.items() if holders not in in_turn}
-    # Of what replicas divide, each backward scatters its sum.
-    apart |= problem.divided_parameters
-    own = [[p for p in held if p.trainable and p.name not in apart] for held in parameters]
-    wanted: dict[tuple[int, ...], list[ReducedBytes]]
-    wanted = {(index,): [sizes[p.name] for p in held] for index, held in enumerate(own)}
-    for name, holders in tied.items():
-        wanted[holders] = [*wanted.get(holders, ()), sizes[name]]
-    rows: list[GradientReduction] = []
-    # What a file lists first decides nothing: stages in order, then what several of them hold.
-    for group in sorted(wanted, key=lambda stages: (len(stages) > 1, stages)):
-        size, index = ReducedBytes.sum(wanted[group]), group[0]
-        if group in in_turn:
-            rows += _among_stages(problem, group, [held_by[stage] for stage in group], size.bytes)
-            continue
-        members = {device for stage in group for device in stages[stage].devices}
-        devices = _in_order(problem, members)
-        everywhere = [names[d] for names in groups for d in devices] or devices
-        if len(everywhere) < 2 or not size.bytes:
-            continue
-        whole = _reduction(problem.cluster, group, devices, _in_order(problem, everywhere), size)
-        if bucket_bytes is None or len(group) > 1:
-            rows.append(whole)
-        else:
-            layers = [graph.layers[name] for name in graph.in_order(stages[index].layers)]
-            mine = {p.name: sizes[p.name] for p in own[index]}
-            buckets = gradient_buckets(layers, mine, bucket_bytes)
-            rows += _bucket_reductions(problem.cluster, whole, buckets, times[index])
-    return tuple(rows)
-
-
-def _reduced_bytes(problem: Problem, parameter: Parameter) -> ReducedBytes:
-    """Return the bytes of a parameter that devices reduce, and gather if they share its state."""
-    gathered = parameter.bytes if problem.job.shards_state else 0
-    return ReducedBytes(gradient_bytes(problem.job, parameter), gathered)
-
-
-def _reduction(
-    cluster: Cluster,
-    stages: tuple[int, ...],
-    devices: tuple[str, ...],
-    among: tuple[str, ...],
-    size: ReducedBytes,
-) -> GradientReduction:
-    """Return the reduction of parameters of some size, at once."""
-    reduction_s, gather_s = _listed_s(cluster, among, *size)
-    return GradientReduction(
-        stages, devices, among, size.bytes, reduction_s, 0, {}, size.gathered, gather_s
-    )
-
-
 def reduces_in_turn(
     problem: Problem, devices: Sequence[Sequence[str]], holders: Sequence[int]
 ) -> bool:
@@ -298,54 +230,3 @@ def reduces_in_turn(
     """
     counts = {len(devices[stage]) for stage in holders}
     return problem.runtime.tied == "in_turn" and len(holders) > 1 and len(counts) == 1
-
-
-def _among_stages(
-    problem: Problem, stages: tuple[int, ...], devices: Sequence[Sequence[str]], bytes_: int
-) -> Iterator[GradientReduction]:
-    """Yield the all-reduce of tied gradients among stages for each of their replicas."""
-    for replica in zip(*devices, strict=True):
-        among = _in_order(problem, set(replica))
-        if len(among) > 1 and bytes_:
-            seconds = all_reduce_s(problem.cluster, among, bytes_)
-            yield GradientReduction(stages, among, among, bytes_, seconds)
-
-
-def _in_order(problem: Problem, devices: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(devices, key=problem.cluster.numbers.__getitem__))
-
-
-def _bucket_reductions(
-    cluster: Cluster,
-    whole: GradientReduction,
-    buckets: Sequence[GradientBucket],
-    times: TimesByDevice,
-) -> Iterator[GradientReduction]:
-    """Yield the reductions of a stage's buckets, in the order in which they are filled.
-
-    Args:
-        cluster: of the devices.
-        whole: the reduction of all of them.
-        buckets: of the stage.
-        times: of its layers.
-    """
-    nothing = OperationTimes(0.0, 0.0, 0.0, 0.0)
-    by_row = {id(rows): rows for rows in times.values()}
-    before = {row: list(accumulate(rows, initial=nothing)) for row, rows in by_row.items()}
-    of_size = {
-        size: _reduction(cluster, whole.stages, whole.devices, whole.among, size)
-        for size in {bucket.size for bucket in buckets}
-    }
-    for number, bucket in enumerate(buckets):
-        ahead = {device: before[id(times[device])][bucket.first_layer] for device in whole.devices}
-        yield replace(of_size[bucket.size], bucket=number, ahead=ahead)
-
-
-def _tied_parameters(parameters: Sequence[Sequence[Parameter]]) -> dict[str, tuple[int, ...]]:
-    """Return trainable parameters held by several stages, with these stages."""
-    holders: dict[str, list[int]] = {}
-    for index, held in enumerate(parameters):
-        for parameter in held:
-            if parameter.trainable:
-                holders.setdefault(parameter.name, []).append(index)
-    return {name: tuple(held) for name, held in holders.items() if len(held) > 1}

@@ -29,6 +29,10 @@ EXECUTED: Mapping[OperationClass, float] = {"causal_attention": 0.5}
 (Dao 2023, "FlashAttention-2", section 3.1)."""
 
 
+KINDS = "BFIW"
+"""The kinds of operations as they are numbered: 0 to 3, as their letters sort."""
+
+
 class OperationTimes(NamedTuple):
     """Seconds of the operations of one microbatch.
 

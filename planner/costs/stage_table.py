@@ -4,37 +4,43 @@ A stage is the layers [first, last) of the layer graph's order on devices of one
 are those of :func:`planner.costs.placement.place`, to the last bit, but are added up by compiled
 code, so that a search can ask for them hundreds of thousands of times a second.
 
+A table of given stages has their layers one stage after the other, so that stages which are no
+intervals of the graph's order are intervals of it.
+
 What a stage recomputes and offloads is given by two limits. Each layer has a rank, the layer that
 frees most bytes of a stash per second first: a stage recomputes its layers of a rank below the
 first limit, and offloads those of the others whose rank is below the second. Where a job recomputes
-the first numbered blocks of each stage alone, the first limit is their number.
+the first numbered blocks of each stage alone, the first limit is their number. In a table of given
+stages both limits are 1: their layers have the rank 0 if they are recomputed or offloaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from planner.costs.by_identity import by_identity
 from planner.costs.gradients import gradient_bytes
 from planner.costs.optimizer import static_bytes, step_traffic_bytes
-from planner.costs.roofline import layer_times, loaded_times
-from planner.costs.sharding import divided_bytes
+from planner.costs.roofline import KINDS, layer_times, loaded_times
 from planner.model.blocks import block_name
 from planner.model.graph_record import Layer, Parameter
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.program.compiled import Block, block, compiled, entry, header, items, pointer
 
+if TYPE_CHECKING:
+    from planner.costs.placed_pipeline import StageSpec
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-KINDS = "BFIW"
-"""The last axis of seconds: whole backward, forward, input gradient, weight gradient."""
 NEVER = 1 << 40
 """The rank of layers that are not recomputed, or not offloaded."""
 
@@ -259,14 +265,23 @@ class StageTable:
 
     Attributes:
         problem: the model, cluster and job.
+        stages: given stages, no edge backwards; none: all intervals of the graph's order.
     """
 
     problem: Problem
+    stages: tuple[StageSpec, ...] = ()
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """Names of the layers, in the order in which stages cut them."""
-        return tuple(self.problem.graph.layers)
+        """Names of the layers, in the order in which stages cut them; at last those of no stage."""
+        graph = self.problem.graph
+        given = [name for stage in self.stages for name in graph.in_order(stage.layers)]
+        return tuple(dict.fromkeys((*given, *graph.layers)))
+
+    @cached_property
+    def cuts(self) -> tuple[tuple[int, int], ...]:
+        """The first layer of each given stage, and the one behind its last."""
+        return tuple(pairwise(accumulate((len(s.layers) for s in self.stages), initial=0)))
 
     @cached_property
     def types(self) -> tuple[str, ...]:
@@ -276,7 +291,29 @@ class StageTable:
     @cached_property
     def arrays(self) -> SimpleNamespace:
         """What compiled code reads, by the names of the block's tables."""
-        return SimpleNamespace(**_arrays(self.problem))
+        return SimpleNamespace(**(self._of_given() if self.stages else self._of_all()))
+
+    def _of_all(self) -> dict[str, NDArray[Any]]:
+        found = layer_arrays(self.problem, self.layers)
+        again_s, seconds = found["again_s"].mean(axis=0), found["seconds"][:, :, 0].mean(axis=0)
+        freed = (found["stash"] - found["saved_input"]).mean(axis=0)
+        return found | {
+            "rerun_rank": _ranks(freed, again_s),
+            "offload_rank": _ranks(found["host_stash"].mean(axis=0), seconds),
+            "static": static_arrays(self.problem),
+        }
+
+    def _of_given(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays but for static bytes, which depend on who holds tied parameters."""
+        found = layer_arrays(self.problem, self.layers)
+        again = {name for stage in self.stages for name in stage.recompute}
+        away = {name for stage in self.stages for name in stage.offload}
+        kinds, parameters = found["traffic"].shape
+        return found | {
+            "rerun_rank": np.array([NEVER * (name not in again) for name in self.layers]),
+            "offload_rank": np.array([NEVER * (name not in away) for name in self.layers]),
+            "static": np.zeros((kinds, 1, parameters), np.int64),
+        }
 
     @cached_property
     def block(self) -> Block:
@@ -290,7 +327,7 @@ class StageTable:
         numbers["types"], numbers["layers"] = arrays.again_s.shape
         numbers["tensors"] = len(arrays.producer)
         numbers["holders"], numbers["parameters"] = arrays.static.shape[1:]
-        numbers["in_blocks"] = self.problem.job.recompute == "blocks"
+        numbers["in_blocks"] = self.problem.job.recompute == "blocks" and not self.stages
         return found
 
     def figures(
@@ -341,43 +378,52 @@ class StageTable:
         return np.logical_and(number >= 0, number - begin < rerun)
 
 
-def _arrays(problem: Problem) -> dict[str, NDArray[Any]]:
-    names = list(problem.cluster.device_types)
-    graphs = [problem.graph.on(name) for name in names]
-    layers = [list(graph.record.layers) for graph in graphs]
-    seconds, again_s = _times(problem, names, layers)
-    stash = _by_type(layers, lambda row: row.stash_bytes)
-    saved_input = np.array([[*graph.saved_input_bytes.values()] for graph in graphs])
-    host_stash = _by_type(layers, lambda row: max(0, row.stash_bytes - row.batch_bytes))
-    freed, divided = (stash - saved_input).mean(axis=0), _divided(problem)
+@by_identity
+def layer_arrays(problem: Problem, names: tuple[str, ...]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of layers in some order, without ranks and static bytes."""
+    types, place = list(problem.cluster.device_types), {name: n for n, name in enumerate(names)}
+    graphs = [problem.graph.on(kind) for kind in types]
+    layers = [[graph.layers[name] for name in names] for graph in graphs]
+    seconds, again_s = _times(problem, types, layers)
+    saved_input = np.array([[graph.saved_input_bytes[name] for name in names] for graph in graphs])
+    peak = np.array([[graph.peak_bytes[name] for name in names] for graph in graphs])
+    divided = _divided(problem, names)
     tensors = [[row.bytes for row in graph.record.boundaries] for graph in graphs]
-    may_run = [[r.may_run_on(n) for r in row] for n, row in zip(names, layers, strict=True)]
-    cuts = np.stack([_cuts(graph) for graph in graphs], axis=1)
+    may_run = [[r.may_run_on(n) for r in row] for n, row in zip(types, layers, strict=True)]
+    cuts = np.stack([_cuts(graph, place) for graph in graphs], axis=1)
     return {
         "seconds": seconds,
         "again_s": again_s,
         "may_run": np.array(may_run),
-        "stash": stash,
+        "stash": _by_type(layers, lambda row: row.stash_bytes),
         "weight_stash": _by_type(layers, lambda row: row.kept_for_weights_bytes),
-        "peak": np.array([[*graph.peak_bytes.values()] for graph in graphs]),
+        "peak": peak,
         "saved_input": saved_input,
-        "host_stash": host_stash,
-        "rerun_rank": _ranks(freed, again_s.mean(axis=0)),
-        "offload_rank": _ranks(host_stash.mean(axis=0), seconds[:, :, 0].mean(axis=0)),
-        "block": _blocks(problem.graph),
+        "host_stash": _by_type(layers, lambda row: max(0, row.stash_bytes - row.batch_bytes)),
+        "block": _blocks(names),
         "divided_weights": divided[:, 0],
         "divided_gradients": divided[:, 1],
         "tensor_bytes": np.array(tensors).reshape(len(graphs), -1),
-        **_tensors(problem.graph),
-        **_parameters(problem, graphs),
+        **_tensors(problem.graph, place),
+        **_parameters(problem, graphs, layers[0]),
         **dict(zip(_NAMES[-len(cuts) :], cuts, strict=True)),
     }
 
 
-def _divided(problem: Problem) -> Ints:
+def static_arrays(problem: Problem) -> Ints:
+    """Return the static bytes of parameters by type and number of holders."""
+    graphs = [problem.graph.on(name) for name in problem.cluster.device_types]
+    names = [row.name for row in problem.graph.record.parameters]
+    rows = [[graph.parameters[name] for name in names] for graph in graphs]
+    return np.array([_static(problem, of_type) for of_type in rows])
+
+
+def _divided(problem: Problem, names: Sequence[str]) -> Ints:
     """Return the bytes of each layer's weights that replicas divide, and of their gradients."""
-    rows = divided_bytes(problem, list(problem.graph.layers), 2)
-    return np.array([rows.get(name, (0, 0)) for name in problem.graph.layers], np.int64)
+    own = problem.graph.own_parameters if problem.job.shards_parameters else {}
+    rows = [own.get(name, ()) for name in names]
+    made = partial(gradient_bytes, problem.job)
+    return np.array([(sum(p.bytes for p in row), sum(map(made, row))) for row in rows], np.int64)
 
 
 def _by_type(layers: Sequence[Sequence[Layer]], figure: Callable[[Layer], int]) -> Ints:
@@ -393,9 +439,9 @@ def _ranks(gain: Floats, cost: Floats) -> Ints:
     return ranks
 
 
-def _blocks(graph: LayerGraph) -> Ints:
+def _blocks(layers: Sequence[str]) -> Ints:
     number: dict[str, int] = {}
-    names = [block_name(layer) for layer in graph.layers]
+    names = map(block_name, layers)
     return np.array(
         [-1 if name is None else number.setdefault(name, len(number)) for name in names]
     )
@@ -424,8 +470,7 @@ def _times(
     return seconds, again_s
 
 
-def _tensors(graph: LayerGraph) -> dict[str, Ints]:
-    place = {name: n for n, name in enumerate(graph.layers)}
+def _tensors(graph: LayerGraph, place: Mapping[str, int]) -> dict[str, Ints]:
     made: list[list[int]] = [[] for _ in place]
     kept: list[list[int]] = [[] for _ in place]
     producer, saver, users = [], [], []
@@ -446,11 +491,13 @@ def _tensors(graph: LayerGraph) -> dict[str, Ints]:
     }
 
 
-def _parameters(problem: Problem, graphs: Sequence[LayerGraph]) -> dict[str, NDArray[Any]]:
+def _parameters(
+    problem: Problem, graphs: Sequence[LayerGraph], layers: Sequence[Layer]
+) -> dict[str, NDArray[Any]]:
     numbers = {row.name: n for n, row in enumerate(problem.graph.record.parameters)}
     held, before, last = [], [], dict.fromkeys(numbers, -1)
     users = np.zeros(len(numbers), dtype=np.int64)
-    for n, layer in enumerate(problem.graph.record.layers):
+    for n, layer in enumerate(layers):
         names = list(dict.fromkeys(layer.parameters))
         held.append([numbers[name] for name in names])
         before += [last[name] for name in names]
@@ -461,7 +508,6 @@ def _parameters(problem: Problem, graphs: Sequence[LayerGraph]) -> dict[str, NDA
     return {
         **_rows("held", held),
         "held_before": np.array(before, dtype=np.int64),
-        "static": np.array([_static(problem, of_type) for of_type in rows]),
         "traffic": _of_trainable(rows, partial(step_traffic_bytes, problem.job)).astype(float),
         "summed": np.where([[p.summed for p in row] for row in rows], made, 0),
         "gradient": made,
@@ -489,9 +535,8 @@ def _of_trainable(rows: Sequence[Sequence[Parameter]], figure: Callable[[Paramet
     return np.array(found, dtype=np.int64).reshape(len(rows), -1)
 
 
-def _cuts(graph: LayerGraph) -> Ints:
+def _cuts(graph: LayerGraph, place: Mapping[str, int]) -> Ints:
     """Return the bytes before each layer and after the last: the last six arrays of the table."""
-    place = {name: n for n, name in enumerate(graph.layers)}
     sums = np.zeros((6, len(place) + 1), dtype=np.int64)
     for row in graph.record.boundaries:
         alive = slice(place[row.producer] + 1, max(place[user] for user in row.users) + 1)

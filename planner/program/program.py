@@ -43,12 +43,11 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs.roofline import KINDS as KINDS
 from planner.program.compiled import Block, block
 
 COMPUTE, FLOW, LATE_FLOW, JOIN, STEP = range(5)
 IN_ORDER, BY_PRIORITY = range(2)
-KINDS = "BFIW"
-"""The kinds of operations as they are numbered: 0 to 3."""
 
 
 def record(**fields: str) -> np.dtype[Any]:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.costs.network_table import NetworkTable
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import copy_s
 from planner.plan.runtime_rules import RuntimeBehaviour
@@ -39,7 +38,8 @@ _STAGE = _record(
 _REPLICA = _record("stage device split_extra_bytes", "copy_s")
 _DEVICE = _record("number static_bytes capacity_bytes", "optimizer_s")
 _REDUCTION = _record(
-    "first_device last_device first_link last_link first_maker last_maker gathers",
+    "first_device last_device first_link last_link first_maker last_maker gathers bytes"
+    " gathered_bytes",
     "seconds latency_s gb_per_s gather_s gather_latency_s",
 )
 (
@@ -93,7 +93,6 @@ def rows_for(
 
 def stage_rows(
     placed: PlacedPipeline,
-    network: NetworkTable,
     by_length: Sequence[PlacedPipeline] = (),
     length_of: Sequence[int] = (),
 ) -> Block:
@@ -101,7 +100,6 @@ def stage_rows(
 
     Args:
         placed: the stages.
-        network: of the problem's cluster.
         by_length: the same stages with the times and messages of each length of microbatches.
         length_of: which of these each microbatch has.
 
@@ -110,7 +108,8 @@ def stage_rows(
     """
     classes = tuple(by_length) or (placed,)
     pairs = [(s, name) for s, row in enumerate(placed.stages) for name in row.spec.devices]
-    members, links, makers = _reductions(placed, network, pairs)
+    members, makers = _members(placed, pairs)
+    links = [row.load.links for row in placed.synchronisations]
     counts = [len(placed.stages), len(pairs), len(placed.devices), placed.microbatches]
     counts += [len(classes), len(members)]
     found = rows_for(*counts, *(sum(map(len, rows)) for rows in (members, links, makers)))
@@ -126,7 +125,7 @@ def stage_rows(
     _fill_reductions(found, placed, members, links, makers)
     found[AHEAD_S][:] = np.ravel(
         [
-            (row.ahead_s("B", pairs[maker][1]), row.ahead_s("W", pairs[maker][1]))
+            row.ahead[pairs[maker]]
             for timed in classes
             for row, own in zip(timed.synchronisations, makers, strict=True)
             for maker in own
@@ -192,28 +191,22 @@ def _received_s(
     ]
 
 
-def _reductions(
-    placed: PlacedPipeline, network: NetworkTable, pairs: Sequence[tuple[int, str]]
-) -> tuple[list[list[int]], list[list[int]], list[list[int]]]:
-    """Return the devices, the links and the makers of each reduction."""
+def _members(
+    placed: PlacedPipeline, pairs: Sequence[tuple[int, str]]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the devices and the makers of each reduction."""
     places = {name: number for number, name in enumerate(placed.devices)}
     replicas = {pair: number for number, pair in enumerate(pairs)}
-    numbers = {link: number for number, link in enumerate(network.links)}
     syncs = placed.synchronisations
-    makers = [
-        [replicas[s, name] for s in row.stages for name in row.devices if (s, name) in replicas]
-        for row in syncs
-    ]
     members = [[places[name] for name in row.devices] for row in syncs]
-    links = [[numbers[link] for link in row.links] for row in placed.reduction_loads]
-    return members, links, makers
+    return members, [[replicas[pair] for pair in row.ahead] for row in syncs]
 
 
 def _fill_reductions(
     rows: Block,
     placed: PlacedPipeline,
     members: list[list[int]],
-    links: list[list[int]],
+    links: Sequence[Sequence[int]],
     makers: list[list[int]],
 ) -> None:
     for name, table, found in (
@@ -224,10 +217,7 @@ def _fill_reductions(
         ends = np.cumsum([0, *map(len, found)])
         rows[REDUCTION][f"first_{name}"], rows[REDUCTION][f"last_{name}"] = ends[:-1], ends[1:]
         rows[table][:] = [number for row in found for number in row]
-    loads = zip(placed.reduction_loads, placed.gather_loads, strict=True)
-    for row, sync, (load, gather) in zip(
-        rows[REDUCTION], placed.synchronisations, loads, strict=True
-    ):
+    for row, sync in zip(rows[REDUCTION], placed.synchronisations, strict=True):
         row["seconds"], row["gathers"], row["gather_s"] = sync.seconds, sync.gathers, sync.gather_s
-        row["latency_s"], row["gb_per_s"] = load.latency_s, load.gb_per_s
-        row["gather_latency_s"] = gather.latency_s
+        row["bytes"], row["gathered_bytes"] = sync.bytes, sync.gathered_bytes
+        row["latency_s"], row["gb_per_s"], row["gather_latency_s"], _ = sync.load

@@ -35,8 +35,7 @@ def placed_by_length(pipeline: PlacedPipeline) -> tuple[PlacedPipeline, ...]:
     job = problem.job.model_copy(update={"lengths": None})
     graphs = (LayerGraph.from_record(record_at(record, k)) for k in range(len(record.lengths)))
     return tuple(
-        place(replace(problem, graph=graph, job=job), specs, pipeline.sync, pipeline.groups)
-        for graph in graphs
+        place(replace(problem, graph=graph, job=job), specs, pipeline.sync) for graph in graphs
     )
 
 

@@ -13,7 +13,7 @@ from executor.launch.model import export_planned_model
 from executor.split.model_split import cut
 from executor.stage.runner import StageRunner
 from models import ZOO
-from planner.costs.stage_bytes import stage_bytes
+from planner.costs.placement import place_plan
 from planner.job import Job
 from planner.plan.plan import Plan, Stage
 from planner.tracing.factory import example_batch, import_factory
@@ -163,7 +163,7 @@ def check(
         found = offloaded[1][name]
         assert (found is None) == (gradient is None), name
         assert gradient is None or torch.equal(found, gradient), name
-    expected = [row.offload_bytes for row in stage_bytes(plan.problem.graph, plan.stages)]
+    expected = [row.offload_bytes for row in place_plan(plan).stages]
     assert any(expected)
     for (first, second), bytes_ in zip(offloaded[2], expected, strict=True):
         assert bytes_ <= first == second <= bytes_ * most_more

@@ -69,7 +69,7 @@ def _add_reductions(graph: nx.DiGraph, timeline: Timeline) -> None:
             if run.operation.stage in members.stages and run.operation.kind in "BW":
                 last[run.operation.stage, run.device] = run
         for run in last.values():
-            ahead = members.ahead_s(run.operation.kind, run.device)
+            ahead = members.ahead_s(run.operation.kind, run.operation.stage, run.device)
             graph.add_edge(name_of(run), name_of(event), ahead=ahead)
         for device in members.devices:
             graph.add_edge(name_of(event), ("optimizer", device))

@@ -178,7 +178,7 @@ def add_tails(dag: nx.DiGraph, case: Scheduled, timeline: Timeline) -> None:
             for stage in sync.stages:
                 gradients = [o for o in case.orders[device] if o.kind in "BW" and o.stage == stage]
                 for last in gradients[-1:]:
-                    dag.add_edge(last, sync, ahead=sync.ahead_s(last.kind, device))
+                    dag.add_edge(last, sync, ahead=sync.ahead_s(last.kind, last.stage, device))
             tails[device].append(sync)
     for device, tail in tails.items():
         dag.add_node(device, length=case.pipeline.optimizer_s[device])

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from strategies import Scheduled, scheduled
 
 from planner.assembly import plan_by_hand
+from planner.costs.network_table import NetworkTable
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.search.orders.bound import StagesBound
 from planner.simulation.fair_rates import Link, fair_rates
@@ -136,7 +137,7 @@ def test_two_reductions_and_a_message_share_an_uplink() -> None:
 def test_no_message_is_faster_than_alone_and_no_link_than_full(case: Scheduled) -> None:
     """Messages and reductions: over any span of time a link carries no more than its bandwidth."""
     timeline = simulate(case.pipeline, case.orders)
-    carried = defaultdict(list)
+    carried, links = defaultdict(list), NetworkTable.of(case.pipeline.problem.cluster).links
     for event in timeline.transfers:
         alone_s = event.transfer.seconds
         assert event.end_s - event.start_s >= alone_s * (1 - CLOSE)
@@ -144,9 +145,9 @@ def test_no_message_is_faster_than_alone_and_no_link_than_full(case: Scheduled) 
         for used in event.links:
             carried[used].append((event.start_s, event.end_s, moved))
     for event in timeline.synchronisations:
-        alone_s, load = event.synchronisation.seconds, case.pipeline.reduction_loads[event.number]
+        alone_s, load = event.synchronisation.seconds, event.synchronisation.load
         assert event.end_s - event.start_s >= alone_s * (1 - CLOSE)
-        for used in load.links:
+        for used in (links[number] for number in load.links):
             moved = (alone_s - load.latency_s) * load.gb_per_s
             carried[used].append((event.start_s, event.end_s, moved))
     for used, rows in carried.items():

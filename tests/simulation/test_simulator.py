@@ -186,7 +186,7 @@ def test_gradients_are_reduced_once_the_last_backwards_have_made_them(case: Sche
             if e.operation.stage in members.stages and e.operation.kind in "BW"
         }
         ready[event] = max(
-            max(e.start_s, e.end_s - members.ahead_s(e.operation.kind, e.device))
+            max(e.start_s, e.end_s - members.ahead_s(e.operation.kind, e.operation.stage, e.device))
             for e in last.values()
         )
         assert event.start_s >= ready[event]

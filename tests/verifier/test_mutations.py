@@ -14,23 +14,23 @@ from test_agreement import assert_they_agree
 from planner.cluster.cluster import Link
 from planner.cluster.routing import Routing
 from planner.costs import (
-    collectives,
     network_table,
     optimizer,
     placement,
-    reductions,
     roofline,
-    stage_bytes,
+    stage_table,
 )
-from planner.costs import stage_bytes as workspace
 from planner.costs.gradients import gradient_bytes
+from planner.costs.stage_table import StageTable
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.program import stage_rows
+from planner.program.lower import gradient_tables
 from planner.simulation import timeline
 from planner.verification import verify
 
-TABLE = stage_bytes._Table
+FIGURES = placement._StageFigures
+ARRAYS: Any = inspect.unwrap(stage_table.layer_arrays)
 MUTATIONS: dict[str, tuple[Any, str, str]] = {
     "a message has no latency": (network_table._Routes._fill, "= route.latency_s", "= 0.0"),
     "a message has no bytes": (
@@ -56,68 +56,28 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     "half duplex is taken for full": (Link.direction_from, '"half"', '"neither"'),
     "full duplex is taken for half": (Link.direction_from, '"half"', '"full"'),
     "a shared link is held": (Routing._resource, "() if link.shared else ", ""),
-    "a reduction counts once on a link that it crosses twice": (
-        collectives._load,
-        "links = tuple(",
-        "links = frozenset(",
-    ),
     "a device has any number of streams": (
         stage_rows.set_rules,
         'behaviour.streams == "one"',
         "False",
     ),
     "a message takes no host time": (stage_rows._received_s, "message_s(bytes_[s][1])", "0.0"),
-    "an operation takes no host time": (placement._sums, "+ host", ""),
+    "an operation takes no host time": (FIGURES._times_on, "+ self._host_s", ""),
     "activations are charged for gradients": (
         stage_rows._received_bytes,
         "stage.returned_bytes",
         "stage.input_bytes",
     ),
-    "a bucket does not wait for its last layer": (
-        reductions._bucket_reductions,
-        "[bucket.first_layer]",
-        "[bucket.first_layer + 1]",
-    ),
-    "a weight gradient takes as long as a whole backward": (
-        reductions.GradientReduction.ahead_s,
-        "seconds(kind)",
-        'seconds("B")',
-    ),
-    "buckets are filled in the order of the forward": (
-        collectives._filled_in_order,
-        "reversed(places)",
-        "places",
-    ),
     "buckets are twice as large": (
-        collectives.gradient_buckets,
-        "<= limit_bytes",
-        "<= 2 * limit_bytes",
+        gradient_tables.set_buckets,
+        "bucket_bytes or 0.0",
+        "2 * (bucket_bytes or 0.0)",
     ),
     "the batch is not copied": (roofline._roofline, "device.copy_s(layer.batch_bytes)", "0.0"),
-    "a ring has a step too many": (
-        collectives.all_reduce_algorithms,
-        "2 * (count - 1)",
-        "2 * count",
-    ),
-    "a tree has a level too few": (
-        collectives.all_reduce_algorithms,
-        "math.ceil(math.log2(count))",
-        "math.floor(math.log2(count))",
-    ),
-    "a ring is not closed": (
-        collectives.all_reduce_algorithms,
-        "pairwise([*devices, devices[0]])",
-        "pairwise(devices)",
-    ),
-    "an all-reduce has links to itself": (
-        Routing._sharing,
-        " / sharing[link]",
-        "",
-    ),
     "tied parameters are reduced by each stage": (
-        reductions._tied_parameters,
-        "if len(held) > 1",
-        "if len(held) > 9",
+        gradient_tables._users,
+        "users[held[entry]].append(layer)",
+        "users[held[entry]] = [layer]",
     ),
     "frozen parameters are stepped": (
         optimizer.optimizer_s,
@@ -130,15 +90,11 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "",
     ),
     "a forward is not repeated where its layer is recomputed": (
-        roofline.layer_times,
-        "backward_s=times.backward_s + times.forward_s",
-        "backward_s=times.backward_s",
+        FIGURES._times_on,
+        'KINDS.index("B"), ',
+        "",
     ),
-    "nor in an input gradient": (
-        roofline.layer_times,
-        "input_gradient_s=times.input_gradient_s + times.forward_s",
-        "input_gradient_s=times.input_gradient_s",
-    ),
+    "nor in an input gradient": (FIGURES._times_on, ', KINDS.index("I")', ""),
     "there is no ramp-up": (roofline.work_s, "work.operations * reached.ramp_up_us * 1e-6", "0"),
     "there is no overhead": (roofline.work_s, "+ overhead_s", ""),
     "bandwidth and throughput add up": (
@@ -164,9 +120,9 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
     ),
     "gradients of 16-bit weights have 16 bits": (gradient_bytes, "if widens", "if False"),
     "weights are gathered in float32": (
-        reductions._reduced_bytes,
-        "parameter.bytes if",
-        "2 * parameter.bytes if",
+        gradient_tables._gathered,
+        "row.bytes for",
+        "2 * row.bytes for",
     ),
     "there is no optimizer state": (
         placement.static_bytes,
@@ -178,11 +134,6 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         optimizer._step_s,
         "/ holders.get(p.name, 1)",
         "",
-    ),
-    "a reduce-scatter takes as long as an all-reduce": (
-        collectives.ring_half,
-        "ring.steps // 2",
-        "ring.steps",
     ),
     "low precision has no masters": (
         Job.optimizer_bytes_per_element.fget,
@@ -220,25 +171,24 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "min(0, self",
     ),
     "a byte too little": (timeline._accumulate, "total = 0", "total = -10**6"),
-    "the workspace is forgotten": (workspace.workspace_bytes, "return max(most, 0)", "return 0"),
-    "the workspace begins at the wrong end": (
-        workspace.workspace_bytes,
-        "in layers:",
-        "in reversed(list(layers)):",
-    ),
+    "the workspace is forgotten": (ARRAYS, '"peak": peak', '"peak": 0 * peak'),
     "a recomputed layer keeps its stash": (
-        TABLE.__init__,
-        "if name not in self._rerun",
-        "if name",
+        StageTable._of_given,
+        "NEVER * (name not in again)",
+        "NEVER",
     ),
     "what a recomputed layer starts from is forgotten": (
-        TABLE.add,
-        "self._kept[stage] += tensor.bytes",
+        stage_table._tensors,
+        "made[producer[-1]].append(n)",
         "pass",
     ),
-    "a saved input counts twice": (TABLE.add, "self._saved[saver] += tensor.bytes", "pass"),
-    "a tensor is sent to its first user only": (TABLE.add, "last = max(", "last = min("),
-    "every tensor has a gradient": (TABLE._pass_on, "if tensor.requires_grad:", "if True:"),
+    "a saved input counts twice": (stage_table._tensors, "kept[saver[-1]].append(n)", "pass"),
+    "a tensor is sent to its first user only": (
+        stage_table._cuts,
+        "max(place[user]",
+        "min(place[user]",
+    ),
+    "every tensor has a gradient": (stage_table._cuts, "back = row.requires_grad", "back = True"),
     "a peak leaves out what is handed on": (
         LayerGraph.peak_bytes.func,
         "2 * tensor.bytes",

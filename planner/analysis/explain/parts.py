@@ -183,5 +183,5 @@ def _time_s(timeline: Timeline, cluster: Cluster) -> float:
     placed = timeline.pipeline
     problem = replace(placed.problem, cluster=cluster)
     stages = [stage.spec for stage in placed.stages]
-    again = place(problem, stages, placed.sync, placed.groups)
+    again = place(problem, stages, placed.sync)
     return simulate(again, timeline.orders).iteration_time_s

@@ -1,4 +1,4 @@
-"""All-reduces among any devices, in compiled code: what :mod:`planner.costs.collectives` says.
+"""All-reduces among any devices, in compiled code.
 
 All messages of a step are sent at once and share links. A ring takes 2(r-1) steps of bytes/r, a
 binary tree 2 ceil(log2 r) steps of all bytes; half a ring is a reduce-scatter or an all-gather.
@@ -79,21 +79,12 @@ def add_member(rows: Any, gradients: Any, replica: int) -> None:
 
 
 @compiled
-def find_messages(wires: Any, gradients: Any, algorithm: int) -> int:
-    """Work out the messages of a step among the members; return how many unlike ones there are.
+def messages_of(wires: Any, gradients: Any, algorithm: int) -> int:
+    """Work out the messages of a step among the members, where links are shared as they are now.
 
     Returns:
-        -1 if two devices have no path.
+        How many unlike ones there are.
     """
-    is_joined = share_links(wires, gradients, algorithm, 1)
-    found = messages_of(wires, gradients, algorithm) if is_joined else -1
-    share_links(wires, gradients, algorithm, 0)
-    return found
-
-
-@compiled
-def messages_of(wires: Any, gradients: Any, algorithm: int) -> int:
-    """Work out the same where links are shared as they are now."""
     found, sharing, width = 0, items(gradients, SHARING), items(wires, LINK_GB_PER_S)
     for number in range(edges_of(gradients, algorithm)):
         source = edge_source(gradients, algorithm, number)

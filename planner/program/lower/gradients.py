@@ -1,4 +1,4 @@
-"""Reductions of stages that are intervals of layers: what :mod:`planner.costs.reductions` says.
+"""Reductions of stages that are intervals of layers.
 
 Each stage has its buckets in the order in which a backward fills them; then come the gradients of
 tied parameters, by the stages that hold them.
@@ -27,7 +27,8 @@ from planner.program.lower.collectives import (
     edge_target,
     edges_of,
     fill_collective,
-    find_messages,
+    messages_of,
+    share_links,
 )
 from planner.program.lower.gradient_tables import (
     BYTES,
@@ -69,19 +70,18 @@ def fill_gradients(rows: Any, gradients: Any, wires: Any) -> bool:
         gradients: pointer to the tables of :mod:`planner.program.lower.gradient_tables`.
         wires: pointer to the tables of the network.
     """
-    h = header(rows, ROWS)
+    h, is_joined = header(rows, ROWS), True
     h.reductions, h.makers = 0, 0
     note_stages(rows, gradients)
     for stage in range(h.stages):
         items(gradients, STAGES)[0] = stage
         found = row(rows, STAGE, stage)
-        if found.last - found.first > 1 and not _reduce_stage(rows, gradients, wires, stage):
-            return False
+        if found.last - found.first > 1:
+            is_joined = _reduce_stage(rows, gradients, wires, stage) and is_joined
     _find_ties(rows, gradients, wires)
     for tie in range(header(gradients, GRADIENTS).ties):
-        if not _reduce_tie(rows, gradients, wires, tie):
-            return False
-    return True
+        is_joined = _reduce_tie(rows, gradients, wires, tie) and is_joined
+    return is_joined
 
 
 # --- stages ---------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def _reduce_stage(rows: Any, gradients: Any, wires: Any, stage: int) -> bool:
     g.members = 0
     add_members(rows, gradients, stage)
     first, kind = header(table, TABLE).parameters * _type_of(rows, wires, found.first), -1
-    held, gathered, place = 0, 0, -1
+    held, gathered, place, is_joined = 0, 0, -1, True
     for layer in range(found.end - 1, found.begin - 1, -1):
         for entry in range(start[layer + 1] - 1, start[layer] - 1, -1):
             bytes_ = items(gradients, BYTES)[first + held_parameters[entry]]
@@ -128,8 +128,7 @@ def _reduce_stage(rows: Any, gradients: Any, wires: Any, stage: int) -> bool:
                 continue
             if kind < 0:
                 kind = 0
-                if not _find_ways(gradients, wires):
-                    return False
+                is_joined = _find_ways(gradients, wires)
             if held > 0 and g.has_buckets and held + bytes_ > g.bucket_bytes:
                 _add(rows, gradients, wires, held, gathered, 1)
                 _set_ahead(rows, gradients, wires, stage, place)
@@ -141,7 +140,7 @@ def _reduce_stage(rows: Any, gradients: Any, wires: Any, stage: int) -> bool:
         _add(rows, gradients, wires, held, gathered, 1)
         if g.has_buckets:
             _set_ahead(rows, gradients, wires, stage, place)
-    return True
+    return is_joined
 
 
 @inlined
@@ -191,11 +190,15 @@ def reduces_in_turn(rows: Any, gradients: Any, parameter: int) -> bool:
 
 @compiled
 def _find_ways(gradients: Any, wires: Any) -> bool:
-    """Work out the messages of a ring and a tree; return whether they have paths."""
+    """Work out the messages of a ring and a tree; without a path they take for ever."""
     g = header(gradients, GRADIENTS)
-    g.ring_messages = find_messages(wires, gradients, RING)
-    g.tree_messages = find_messages(wires, gradients, TREE)
-    return bool(g.ring_messages >= 0 and g.tree_messages >= 0)
+    is_joined = share_links(wires, gradients, RING, 1)
+    g.ring_messages = messages_of(wires, gradients, RING)
+    share_links(wires, gradients, RING, 0)
+    is_joined = share_links(wires, gradients, TREE, 1) and is_joined
+    g.tree_messages = messages_of(wires, gradients, TREE)
+    share_links(wires, gradients, TREE, 0)
+    return is_joined
 
 
 @compiled
@@ -209,7 +212,7 @@ def _add(rows: Any, gradients: Any, wires: Any, bytes_: int, gathered: int, stag
         found.first_device, found.first_link = before.last_device, before.last_link
     h.reductions += 1
     algorithm = fill_collective(wires, gradients, bytes_, gathered, found)
-    found.gathers = gathered > 0
+    found.bytes, found.gathered_bytes, found.gathers = bytes_, gathered, gathered > 0
     found.last_device = found.first_device + count
     for place in range(count):
         items(rows, REDUCTION_DEVICE)[found.first_device + place] = members[place]
@@ -340,10 +343,10 @@ def _reduce_tie(rows: Any, gradients: Any, wires: Any, rank: int) -> bool:
     if not g.in_turn or replicas < 0:
         gathered = items(gradients, TIE_GATHERED)[tie]
         return _reduce_among(rows, gradients, wires, bytes_, gathered, count, -1)
+    is_joined = True
     for replica in range(replicas):
-        if not _reduce_among(rows, gradients, wires, bytes_, 0, count, replica):
-            return False
-    return True
+        is_joined = _reduce_among(rows, gradients, wires, bytes_, 0, count, replica) and is_joined
+    return is_joined
 
 
 @compiled
@@ -361,7 +364,6 @@ def _reduce_among(
             add_member(rows, gradients, row(rows, STAGE, stage).first + replica)
     if g.members < 2:
         return True
-    if not _find_ways(gradients, wires):
-        return False
+    is_joined = _find_ways(gradients, wires)
     _add(rows, gradients, wires, bytes_, gathered, stages)
-    return True
+    return is_joined

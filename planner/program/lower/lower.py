@@ -136,7 +136,7 @@ def lower_schedule(
 ) -> Lowered:
     """Return the program of placed stages by a schedule; arguments as :func:`lower_orders`."""
     network = NetworkTable.of(placed.problem.cluster)
-    rows, wires = stage_rows(placed, network, by_length, length_of), wires_of(network)
+    rows, wires = stage_rows(placed, by_length, length_of), wires_of(network)
     program, room = room_for(rows, wires, placed.devices)
     blocks = (rows, schedule, wires, program, room)
     if not lower_once(*(block.header for block in blocks)):

@@ -1,6 +1,7 @@
 """Weights that replicas divide: they put layers together, and start operations together.
 
-The seconds of collectives are those of :mod:`planner.costs.sharding`.
+Stages put layers together most of the time where that takes long, so that the rings of all of them
+share links; those of the same devices run one after the other.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def fill_collectives(rows: Any, table: Any, gradients: Any, wires: Any) -> bool:
         wires: pointer to the tables of the network.
 
     Returns:
-        Whether all replicas of such stages have paths.
+        Whether all replicas of such stages have paths; without one it takes for ever.
     """
     is_joined, stages = True, header(rows, ROWS).stages
     for layer in range(header(table, TABLE).layers):
@@ -94,7 +95,7 @@ def fill_collectives(rows: Any, table: Any, gradients: Any, wires: Any) -> bool:
             _set_ring(rows, gradients, stage)
             is_joined = share_links(wires, gradients, RING, 1) and is_joined
     for stage in range(stages):
-        if row(rows, STAGE, stage).is_together and is_joined:
+        if row(rows, STAGE, stage).is_together:
             _set_ring(rows, gradients, stage)
             _write_collectives(row(rows, STAGE, stage), table, gradients, wires)
     for stage in range(stages):

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.costs.by_identity import by_identity
 from planner.costs.network_table import NetworkTable
 from planner.program.compiled import Block, block, compiled, header, inlined, items
 from planner.program.program import INT, REAL
@@ -24,6 +25,7 @@ _NAMES = """latency_s gb_per_s middle middle_start middle_links first_link last_
 """Tables of :class:`planner.costs.network_table.NetworkTable`, in the order above."""
 
 
+@by_identity
 def wires_of(network: NetworkTable) -> Block:
     """Return the tables of a network."""
     rows = [np.ravel(getattr(network, name)) for name in _NAMES]

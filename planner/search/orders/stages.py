@@ -47,8 +47,7 @@ class StageOrders:
 
     def __init__(self, placed: PlacedPipeline, seed: int = 0) -> None:
         self.placed = placed
-        network = NetworkTable.of(placed.problem.cluster)
-        rows, wires = stage_rows(placed, network), wires_of(network)
+        rows, wires = stage_rows(placed), wires_of(NetworkTable.of(placed.problem.cluster))
         program, room = room_for(rows, wires, placed.devices)
         self._is_alike = placed.problem.job.has_pipelines and placed.has_replicas
         self._devices = [stage.spec.devices for stage in placed.stages]
