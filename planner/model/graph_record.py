@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -252,12 +251,13 @@ class GraphRecord(Record):
     def _is_consistent(self) -> Self:
         position = {layer.name: index for index, layer in enumerate(self.layers)}
         parameters = {parameter.name for parameter in self.parameters}
-        if len(position) < len(self.layers):
-            raise ValueError(f"layers: {_twice(self.layers)}")
-        if len(parameters) < len(self.parameters):
-            raise ValueError(f"parameters: {_twice(self.parameters)}")
-        if len({boundary.name for boundary in self.boundaries}) < len(self.boundaries):
-            raise ValueError(f"boundaries: {_twice(self.boundaries)}")
+        for kind in ("layers", "parameters", "boundaries"):
+            names = Counter(row.name for row in getattr(self, kind))
+            for name, count in names.most_common(1):
+                if count > 1:
+                    raise ValueError(
+                        f"{kind}: {count} of them have the same name {name!r}; names must be unique"
+                    )
         for index, layer in enumerate(self.layers):
             for name in layer.parameters:
                 if name not in parameters:
@@ -269,54 +269,12 @@ class GraphRecord(Record):
             _check_boundary(f"boundaries[{index}]", boundary, position)
         _check_splits(self)
         _check_lengths(self)
-        for name, other in self.on_types.items():
-            _check_type(f"on_types[{name!r}]", self, other)
         return self
 
     @property
     def lengths(self) -> tuple[tuple[int, float], ...]:
         """The lengths of microbatches in tokens, each with its share; empty if all are equal."""
         return tuple((row.tokens, row.share) for row in self.layers[0].lengths)
-
-
-def _check_type(field: str, record: GraphRecord, other: GraphRecord) -> None:
-    """Refuse figures on a type that are not of the same graph, or less than the least ones."""
-    if other.on_types or other.lengths != record.lengths:
-        raise ValueError(f"{field}: it has types or lengths of its own; remove them")
-    for kind, (figures, same) in _OF_TYPES.items():
-        rows, others = getattr(record, kind), getattr(other, kind)
-        if [same(row) for row in others] != [same(row) for row in rows]:
-            raise ValueError(
-                f"{field}.{kind}: they are not those of the graph in its order; trace the model "
-                "again"
-            )
-        for row, least in zip(others, rows, strict=True):
-            for name in figures:
-                if getattr(row, name) < getattr(least, name):
-                    raise ValueError(
-                        f"{field}.{kind}: {name} of {row.name!r} is {getattr(row, name)}, but the "
-                        f"least of all types is said to be {getattr(least, name)}; correct the one "
-                        "or the other"
-                    )
-
-
-_OF_TYPES: dict[str, tuple[tuple[str, ...], Callable[[Any], object]]] = {
-    "layers": (
-        ("stash_bytes", "kept_for_weights_bytes"),
-        lambda row: (row.name, row.parameters, row.device_types, row.batch_bytes),
-    ),
-    "boundaries": (
-        ("bytes",),
-        lambda row: (row.name, row.producer, row.users, row.requires_grad, row.saved_by),
-    ),
-    "parameters": (("bytes", "elements"), lambda row: (row.name, row.trainable)),
-}
-"""Figures of each list of a graph of which types may have more, and what they have in common."""
-
-
-def _twice(rows: Sequence[Layer] | Sequence[Parameter] | Sequence[Boundary]) -> str:
-    name, count = Counter(row.name for row in rows).most_common(1)[0]
-    return f"{count} of them have the same name {name!r}; names must be unique"
 
 
 def _check_boundary(field: str, boundary: Boundary, position: dict[str, int]) -> None:

@@ -68,34 +68,33 @@ def joined(graphs: Sequence[GraphRecord], lengths: Sequence[tuple[int, float]]) 
                 f"{tokens} tokens than at {lengths[-1][0]}; leave this length out, or let forward "
                 "do the same at every length"
             )
-    rows = list(zip(graphs, lengths, strict=True))
     layers = tuple(
-        layer.model_copy(
+        rows[-1].model_copy(
             update={
                 "lengths": tuple(
                     WorkAtLength(
                         tokens=tokens,
                         share=share,
-                        work=graph.layers[number].work,
-                        batch_bytes=graph.layers[number].batch_bytes,
-                        products=graph.layers[number].products,
+                        work=row.work,
+                        batch_bytes=row.batch_bytes,
+                        products=row.products,
                     )
-                    for graph, (tokens, share) in rows
+                    for row, (tokens, share) in zip(rows, lengths, strict=True)
                 )
             }
         )
-        for number, layer in enumerate(longest.layers)
+        for rows in zip(*(graph.layers for graph in graphs), strict=True)
     )
     boundaries = tuple(
-        tensor.model_copy(
+        rows[-1].model_copy(
             update={
                 "lengths": tuple(
-                    BytesAtLength(tokens=tokens, share=share, bytes=graph.boundaries[number].bytes)
-                    for graph, (tokens, share) in rows
+                    BytesAtLength(tokens=tokens, share=share, bytes=row.bytes)
+                    for row, (tokens, share) in zip(rows, lengths, strict=True)
                 )
             }
         )
-        for number, tensor in enumerate(longest.boundaries)
+        for rows in zip(*(graph.boundaries for graph in graphs), strict=True)
     )
     fields = {name: getattr(longest, name) for name in GraphRecord.model_fields}
     return GraphRecord.model_validate({**fields, "layers": layers, "boundaries": boundaries})

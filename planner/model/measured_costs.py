@@ -21,6 +21,7 @@ UNEASY_SPREAD = 0.1
 Samples = Annotated[int, Field(ge=1, le=2**20)]
 Size = tuple[int, int | None]
 """Samples of a microbatch and its length in tokens; None: that of the model's own batch."""
+HeldBytes = Literal["stash_bytes", "weight_stash_bytes", "forward_bytes", "backward_bytes"]
 _MOST_SIZES, _MOST_KINDS = 1024, 10_000
 
 
@@ -243,41 +244,14 @@ class Costs(JsonFile):
             )
         return self.model_copy(update={"kinds": kinds})
 
-    def stash_bytes(self, layer: str, samples: int) -> int:
-        """Return the bytes that a layer keeps for its backward, without its input.
+    def bytes_at(self, figure: HeldBytes, layer: str, samples: int) -> int:
+        """Return a layer's memory for a microbatch, one of the figures of :class:`SizedCosts`.
 
         Raises:
             PipeplanError: as :meth:`at`.
         """
         low, high = self._around(layer, samples)
-        return round(_between(low, high, samples, low.stash_bytes, high.stash_bytes))
-
-    def weight_stash_bytes(self, layer: str, samples: int) -> int:
-        """Return the bytes kept for a later weight gradient, without input and output.
-
-        Raises:
-            PipeplanError: as :meth:`at`.
-        """
-        low, high = self._around(layer, samples)
-        return round(_between(low, high, samples, low.weight_stash_bytes, high.weight_stash_bytes))
-
-    def forward_bytes(self, layer: str, samples: int) -> int:
-        """Return the peak memory of a layer's forward, without parameters and its input.
-
-        Raises:
-            PipeplanError: as :meth:`at`.
-        """
-        low, high = self._around(layer, samples)
-        return round(_between(low, high, samples, low.forward_bytes, high.forward_bytes))
-
-    def backward_bytes(self, layer: str, samples: int) -> int:
-        """Return the peak memory of a whole backward, without the gradients that it is given.
-
-        Raises:
-            PipeplanError: as :meth:`at`.
-        """
-        low, high = self._around(layer, samples)
-        return round(_between(low, high, samples, low.backward_bytes, high.backward_bytes))
+        return round(_between(low, high, samples, getattr(low, figure), getattr(high, figure)))
 
     def at(self, layer: str, samples: int) -> MeasuredTimes:
         """Return the times of a layer for a microbatch of a given size.

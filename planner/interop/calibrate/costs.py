@@ -170,12 +170,12 @@ def _profiled(
     )
     costs = by_length[-1] if by_length else costs
     name, inputs = layer.name, given.inputs[layer.name]
-    more_bytes = max(0, costs.stash_bytes(name, samples) - (layer.stash_bytes - inputs))
-    backward_bytes = costs.backward_bytes(name, samples) + given.gradients[name]
-    peak_bytes = inputs + max(costs.forward_bytes(name, samples), backward_bytes)
+    more_bytes = max(0, costs.bytes_at("stash_bytes", name, samples) - (layer.stash_bytes - inputs))
+    backward_bytes = costs.bytes_at("backward_bytes", name, samples) + given.gradients[name]
+    peak_bytes = inputs + max(costs.bytes_at("forward_bytes", name, samples), backward_bytes)
     stash_bytes = layer.stash_bytes + more_bytes
     late_bytes = inputs + given.late_inputs[name] + given.gradients[name]
-    late_bytes += costs.weight_stash_bytes(name, samples)
+    late_bytes += costs.bytes_at("weight_stash_bytes", name, samples)
     return layer.model_copy(
         update={
             "measured": {**layer.measured, kind: costs.at(name, samples)},
