@@ -83,7 +83,7 @@ class GroupRequests:
         """It did not wait for its group, this coordinator having been away."""
         pipeline = self._pipelines[number]
         yield from self._release(number)
-        pipeline.begin_at(step)
+        pipeline.first_step = step
         yield from self._schedule([Left(number)], now_s)
         yield from self.join(number, step, now_s)
 

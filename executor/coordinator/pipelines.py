@@ -51,28 +51,6 @@ class PipelineRecord:
     running: dict[int, Group] = field(default_factory=dict)
     snapshots: set[int] = field(default_factory=set)
 
-    def enter(self) -> None:
-        """Take part from now on."""
-        self.is_there = True
-
-    def enter_as(self, number: int) -> None:
-        """Take part from now on, as the so-many-th to come after the beginning."""
-        self.enter()
-        self.since = number
-
-    def rest(self) -> None:
-        """Wait at all places for others to end."""
-        self.is_idle = True
-
-    def begin_at(self, step: int) -> None:
-        """Have groups of this step and later ones, but none of earlier ones."""
-        self.first_step = step
-
-    def resume_at(self, step: int) -> None:
-        """Go on with this step after having waited for others."""
-        self.is_idle = False
-        self.begin_at(step)
-
     def join_groups_at(self, step: int) -> None:
         """Be expected at all places, for groups from this step on."""
         self.joined_step = step

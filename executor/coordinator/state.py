@@ -147,7 +147,7 @@ class Coordinator:
         elif all(len(other.greeted) == self.places for other in self._pipelines):
             self._has_begun = True
             for number, other in enumerate(self._pipelines):
-                other.enter()
+                other.is_there = True
                 body = {"kind": "welcome", "step": 1, "donor": None}
                 yield from self._pipelines.tell_all(number, body)
 
@@ -171,7 +171,7 @@ class Coordinator:
         if giver.is_idle:
             step -= 1
         giver.snapshots.add(step)
-        self._pipelines[number].begin_at(step)
+        self._pipelines[number].first_step = step
         body = {"kind": "welcome", "step": step, "donor": [donor, giver.incarnation]}
         yield from self._pipelines.tell_all(number, body)
         if giver.is_idle:
@@ -191,7 +191,7 @@ class Coordinator:
         pipeline.taken[take.place] = pipeline.waiting[take.place] = take.step
         if not pipeline.is_there:
             self._joins += 1
-            pipeline.enter_as(self._joins)
+            pipeline.is_there, pipeline.since = True, self._joins
             yield from self._groups.join(take.pipeline, take.step, now_s)
         if len(pipeline.taken) == self.places and min(pipeline.taken.values()) == take.step:
             share = pipeline.shares.pop(take.step - 1, None)
@@ -209,7 +209,7 @@ class Coordinator:
                         continue
                     pipeline.shares[step] = share
                     if pipeline.is_idle:
-                        pipeline.resume_at(step)
+                        pipeline.is_idle, pipeline.first_step = False, step
                         yield from self._groups.join(number, step, now_s)
                 yield self._tell_share(number, place, step, pipeline.shares[step])
         yield from self._rest(now_s)
@@ -229,7 +229,7 @@ class Coordinator:
         for number, pipeline in enumerate(self._pipelines):
             waits = len(pipeline.waiting) == self.places and pipeline.is_there
             if waits and not pipeline.is_idle:
-                pipeline.rest()
+                pipeline.is_idle = True
                 yield from self._groups.leave(number, now_s)
         if not self._has_begun or self.ledger.remaining:
             return

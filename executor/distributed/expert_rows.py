@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 
-class RowMembers(Protocol):
-    """The members of a group, as one of them exchanges rows with all.
+class Members(Protocol):
+    """The members of a group, as one of them talks to all.
 
     Attributes:
         degree: number of members.
@@ -28,6 +28,15 @@ class RowMembers(Protocol):
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send rows to each member, those of the first in front, and return those from each."""
 
+    def sum(self, value: Tensor) -> None:
+        """Add a contiguous tensor up over all members, in place."""
+
+    def highest(self, value: Tensor) -> None:
+        """Take the highest of all members, element by element, in place."""
+
+    def reduce_scatter(self, values: Tensor) -> Tensor:
+        """Sum contiguous tensors over all members, and return the row of this one."""
+
 
 class ExpertRows:
     """The methods of a group that send tokens to its experts, of which each member has some.
@@ -36,27 +45,27 @@ class ExpertRows:
         members: of the group.
     """
 
-    def __init__(self, members: RowMembers) -> None:
-        self._members = members
+    def __init__(self, members: Members) -> None:
+        self.members = members
 
     # --- every member has all tokens ---
 
     def own_rows(self, hidden: Tensor, chosen: Tensor, experts: int) -> Tensor:
         """Copy the tokens that chose this member's experts to rows, sorted by expert."""
-        if self._members.shapes_only:
+        if self.members.shapes_only:
             return self._share_of_rows(hidden, chosen)
         return hidden.flatten(0, -2)[self._own(chosen, experts) // chosen.shape[-1]]
 
     def own_offsets(self, chosen: Tensor, experts: int) -> Tensor:
         """Return where the rows of each of this member's experts end."""
-        if self._members.shapes_only:
-            return chosen.new_empty((experts // self._members.degree,))
+        if self.members.shapes_only:
+            return chosen.new_empty((experts // self.members.degree,))
         return _counts(chosen, experts)[self._slice(experts)].cumsum(0)
 
     def own_sums(self, rows: Tensor, chosen: Tensor, weights: Tensor, experts: int) -> Tensor:
         """Sum the rows of this member's experts by token, weighted; zero where there are none."""
         shape = (*chosen.shape[:-1], rows.shape[-1])
-        if self._members.shapes_only:
+        if self.members.shapes_only:
             return rows.new_empty(shape)
         own = self._own(chosen, experts)
         weighted = rows * weights.flatten()[own][:, None]
@@ -73,13 +82,13 @@ class ExpertRows:
 
     def expert_counts(self, chosen: Tensor, experts: int) -> Tensor:
         """Gather how many tokens of each member chose each expert, int64 [members, experts]."""
-        if self._members.shapes_only:
-            return chosen.new_empty((self._members.degree, experts))
-        return self._members.gather(_counts(chosen, experts))
+        if self.members.shapes_only:
+            return chosen.new_empty((self.members.degree, experts))
+        return self.members.gather(_counts(chosen, experts))
 
     def send_rows(self, hidden: Tensor, chosen: Tensor, counts: Tensor) -> Tensor:
         """Send this member's tokens to their experts; return those received, sorted by expert."""
-        if self._members.shapes_only:
+        if self.members.shapes_only:
             # Of experts that are chosen equally often, as many as are sent.
             return hidden.new_empty((chosen.numel(), hidden.shape[-1]))
         rows = hidden.flatten(0, -2)[_order(chosen) // chosen.shape[-1]]
@@ -92,7 +101,7 @@ class ExpertRows:
 
     def return_rows(self, rows: Tensor, chosen: Tensor, weights: Tensor, counts: Tensor) -> Tensor:
         """Send rows back to where they came from; return the weighted sums of own tokens."""
-        if self._members.shapes_only:
+        if self.members.shapes_only:
             return rows.new_empty((*chosen.shape[:-1], rows.shape[-1]))
         sent, received = self._sizes(counts)
         as_received = rows[_inverse(self._by_expert(counts))]
@@ -102,7 +111,7 @@ class ExpertRows:
 
     def _sizes(self, counts: Tensor) -> tuple[list[int], list[int]]:
         """Return how many rows this member sends to each, and receives from each."""
-        degree, index = self._members.degree, self._members.index
+        degree, index = self.members.degree, self.members.index
         rows = counts.view(degree, degree, -1).sum(2)  # [from, to]
         sent, received = torch.stack((rows[index], rows[:, index])).tolist()
         return sent, received
@@ -114,15 +123,15 @@ class ExpertRows:
         return experts.repeat_interleave(of_each.flatten()).argsort(stable=True)
 
     def _exchange(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        return _Exchange.apply(self._members, rows, sent, received)  # type: ignore[no-any-return,no-untyped-call]
+        return _Exchange.apply(self.members, rows, sent, received)  # type: ignore[no-any-return,no-untyped-call]
 
     def _slice(self, experts: int) -> slice:
         """Return the numbers of this member's experts."""
-        each = experts // self._members.degree
-        return slice(each * self._members.index, each * (self._members.index + 1))
+        each = experts // self.members.degree
+        return slice(each * self.members.index, each * (self.members.index + 1))
 
     def _share_of_rows(self, hidden: Tensor, chosen: Tensor) -> Tensor:
-        return hidden.new_empty((chosen.numel() // self._members.degree, hidden.shape[-1]))
+        return hidden.new_empty((chosen.numel() // self.members.degree, hidden.shape[-1]))
 
 
 def _order(chosen: Tensor) -> Tensor:
@@ -145,7 +154,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, members: RowMembers, rows: Tensor, sent: list[int], received: list[int]
+        ctx: Any, members: Members, rows: Tensor, sent: list[int], received: list[int]
     ) -> Tensor:
         ctx.members, ctx.sizes = members, (received, sent)
         return members.exchange(rows.contiguous(), sent, received)

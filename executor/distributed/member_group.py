@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from executor.distributed.expert_rows import ExpertRows, RowMembers
+from executor.distributed.expert_rows import ExpertRows, Members
 from executor.distributed.failure import talking_to
 from executor.distributed.process_group import all_gather_single, reduce_scatter_single
 from planner.model.split_record import SplitRecord
@@ -63,19 +63,6 @@ def member_shares(split: SplitRecord | None, index: int) -> dict[str, MemberShar
         name: MemberShare(row.dimension, row.parts, split.degree, index)
         for name, row in split.parameters.items()
     }
-
-
-class Members(RowMembers, Protocol):
-    """The members of a group, as one of them talks to all."""
-
-    def sum(self, value: Tensor) -> None:
-        """Add a contiguous tensor up over all members, in place."""
-
-    def highest(self, value: Tensor) -> None:
-        """Take the highest of all members, element by element, in place."""
-
-    def reduce_scatter(self, values: Tensor) -> Tensor:
-        """Sum contiguous tensors over all members, and return the row of this one."""
 
 
 class Marks(Protocol):
@@ -205,7 +192,6 @@ class TensorParallelGroup(ExpertRows):
 
     def __init__(self, members: Members) -> None:
         super().__init__(members)
-        self.members = members
         self._gathered: dict[int, _Gathered] = {}  # By its storage.
         self._again: tuple[_Gathered, Tensor] | None = None
 

@@ -5,7 +5,7 @@ Buckets of gradients are summed over their ranks, overlapped with the rest of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -13,8 +13,7 @@ import torch.distributed as dist
 from executor.distributed.failure import talking_to
 from executor.runtime.runtime import Recorder
 from executor.sync.gradients import Bucket, Buffer, buckets_by_ranks, buckets_by_reduction
-from executor.sync.protocol import Optimise, Setting
-from executor.training.optimisation import StepOutcome
+from executor.sync.protocol import Setting, Synchronisation
 from planner.plan.programs import Reduce
 from planner.sync.strategies import AllReduceOptions, FusedOptions
 
@@ -92,31 +91,29 @@ class Spans:
         self._ends.clear()
 
 
-class BucketSums:
-    """All-reduces of buckets, each begun as soon as its gradients are there.
+class BucketedReduction(Synchronisation):
+    """Exact synchronisation: gradients are summed bucket by bucket over all ranks of each.
 
     Each rank holds the mean over all microbatches of its own part of the work, so the sum over
-    the group is the gradient a single process would have.
+    the group is the gradient a single process would have. Each bucket is begun as soon as its
+    gradients are there.
 
     Args:
-        buckets: in the order that all ranks have.
-        process_groups: by their ranks.
-        recorder: told of all that runs.
+        setting: of this rank.
+        buckets: of the gradients that this rank shares with others, in the order that all ranks
+            have.
+        overlap: whether buckets are reduced while the last backwards still run.
     """
 
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        process_groups: Mapping[tuple[int, ...], Any],
-        recorder: Recorder,
-    ) -> None:
+    def __init__(self, setting: Setting, buckets: Sequence[Bucket], *, overlap: bool) -> None:
+        self.announced = self._overlap = overlap
         self._rows = [(bucket, Buffer(bucket)) for bucket in buckets]
-        self._process_groups = process_groups
+        self._process_groups = setting.process_groups
         self._order = InOrder(buckets, self._launch)
-        self._spans = Spans(recorder)
+        self._spans = Spans(setting.recorder)
         self._under_way: list[tuple[Bucket, Any]] = []
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """All gradients are zero."""
         for _, buffer in self._rows:
             buffer.clear()
@@ -127,9 +124,10 @@ class BucketSums:
         """A parameter's gradient is complete on this rank."""
         self._order.ready(name)
 
-    def over(self, reduce: Reduce) -> None:
+    def start(self, reduce: Reduce) -> None:
         """All gradients of a reduction are complete on this rank."""
-        self._order.over(reduce)
+        if self._overlap:
+            self._order.over(reduce)
 
     def _launch(self, number: int) -> None:
         bucket, buffer = self._rows[number]
@@ -173,49 +171,3 @@ def fused_all_reduce(setting: Setting) -> BucketedReduction:
     assert isinstance(options, FusedOptions)
     buckets = buckets_by_ranks(setting.shared, options.fusion_mib)
     return BucketedReduction(setting, buckets, overlap=True)
-
-
-class BucketedReduction:
-    """Exact synchronisation: gradients are summed bucket by bucket over all ranks of each.
-
-    Args:
-        setting: of this rank.
-        buckets: of the gradients that this rank shares with others.
-        overlap: whether buckets are reduced while the last backwards still run.
-    """
-
-    gated = False
-
-    def __init__(self, setting: Setting, buckets: Sequence[Bucket], *, overlap: bool) -> None:
-        self.announced = self._overlap = overlap
-        self._sums = BucketSums(buckets, setting.process_groups, setting.recorder)
-
-    def begin(self, step: int) -> None:
-        """All gradients are zero."""
-        self._sums.begin()
-
-    def ready(self, name: str) -> None:
-        """A parameter's gradient is complete on this rank."""
-        self._sums.ready(name)
-
-    def before_use(self, names: Iterable[str]) -> None:
-        """Do nothing: parameters are always up to date."""
-
-    def start(self, reduce: Reduce) -> None:
-        """All gradients of a reduction are complete on this rank."""
-        if self._overlap:
-            self._sums.over(reduce)
-
-    def finish(self) -> None:
-        """Wait until all gradients agree."""
-        self._sums.finish()
-
-    def update(self, optimise: Optimise) -> StepOutcome:
-        """Let the optimizer step."""
-        return optimise()
-
-    def settle(self) -> None:
-        """Nothing is under way."""
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -46,7 +46,7 @@ from planner.sync.strategies import (
 )
 
 
-class GroupAverage:
+class GroupAverage(DecentralizedStrategy):
     """A local optimizer step, then the mean of the weights over a group.
 
     ``X(k+1) = (X(k) - rate * G(k)) W(k)`` with doubly stochastic ``W(k)`` (SDPipe, VLDB 2023,
@@ -60,10 +60,6 @@ class GroupAverage:
 
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
-        self.reduced = True
-
-    def begin(self, step: int) -> None:
-        """Nothing is under way."""
 
     def update(self, step: int, optimise: Optimise) -> StepOutcome:
         """Step, ask for a group, average."""
@@ -73,12 +69,6 @@ class GroupAverage:
         self.reduced = self._neighbours.groups.mean(group, weights.flat)
         weights.put_back()
         return outcome
-
-    def settle(self) -> None:
-        """Nothing is under way."""
-
-    def reload(self) -> None:
-        """Nothing else is kept."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +84,7 @@ class _Average:
     changes: list[Tensor] | None = None
 
 
-class OverlappedAverage:
+class OverlappedAverage(DecentralizedStrategy):
     """A local optimizer step, then the mean of the weights, which arrives an iteration later.
 
     After its step a rank gives a copy of its weights to a group and computes on with its own. What
@@ -112,9 +102,8 @@ class OverlappedAverage:
         self._neighbours = neighbours
         self._pool = ThreadPoolExecutor(1, "pipeplan-average")
         self._under_way: Future[_Average] | None = None
-        self._last_reduced = True
         # Failures are told with the next request for a group, not with that for a share.
-        self.reduced = True
+        self._last_reduced = True
 
     def begin(self, step: int) -> None:
         """Compute on what the last average made of the weights, if it has come."""
@@ -132,9 +121,6 @@ class OverlappedAverage:
     def settle(self) -> None:
         """Wait for the average that is under way."""
         self._take_changes()
-
-    def reload(self) -> None:
-        """Nothing is under way when a pipeline begins."""
 
     @torch.no_grad()
     def _average(self, step: int, copies: list[Tensor], reduced: bool) -> _Average:
@@ -162,7 +148,7 @@ class OverlappedAverage:
             weights.put_back()
 
 
-class AdPsgd:
+class AdPsgd(DecentralizedStrategy):
     """While a pipeline computes, its weights are averaged with a partner's.
 
     Gradients are those of the weights at the iteration's begin; their update is added to what the
@@ -178,7 +164,6 @@ class AdPsgd:
     def __init__(self, neighbours: Neighbours, seed: int = 0) -> None:
         self._neighbours = neighbours
         self._seed = seed
-        self.reduced = True
         self._lock = threading.Lock()
         self._shared = [flat.clone() for flat in neighbours.weights.flat]
         self._pool = ThreadPoolExecutor(1, "pipeplan-average")

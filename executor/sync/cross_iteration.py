@@ -15,11 +15,10 @@ from torch import Tensor
 from executor.distributed.failure import talking_to
 from executor.sync.all_reduce import Spans
 from executor.sync.gradients import Buffer, buckets_by_ranks
-from executor.sync.protocol import Optimise, Setting
+from executor.sync.protocol import Optimise, Setting, Synchronisation
 from executor.training.master_weights import MasterWeights
 from executor.training.optimisation import StepOutcome
 from planner.errors import PipeplanError
-from planner.plan.programs import Reduce
 from planner.sync.strategies import CrossIterationOptions
 
 
@@ -87,7 +86,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
 Gradients = Mapping[str, Tensor]
 
 
-class CrossIteration:
+class CrossIteration(Synchronisation):
     """``cross_iteration``: iteration t + 1 computes while the gradients of t are summed.
 
     Jin's thesis (HKU 2023). The true weights advance by the whole gradients, with the optimizer's
@@ -115,8 +114,6 @@ class CrossIteration:
         PipeplanError: for float16, where a step may turn out to be skipped.
     """
 
-    announced, gated = False, False
-
     def __init__(self, setting: Setting) -> None:
         options = setting.options
         assert isinstance(options, CrossIterationOptions)
@@ -143,18 +140,6 @@ class CrossIteration:
         for buffer in self._buffers:
             buffer.clear()
             buffer.attach()
-
-    def ready(self, name: str) -> None:
-        """Nothing begins before the iteration is over."""
-
-    def before_use(self, names: Iterable[str]) -> None:
-        """Approximations are there when the iteration begins."""
-
-    def start(self, reduce: Reduce) -> None:
-        """Nothing begins before the iteration is over."""
-
-    def finish(self) -> None:
-        """Ranks go on with their own gradients."""
 
     def update(self, optimise: Optimise) -> StepOutcome:
         """Advance the true weights by the last iteration, approximate those after this one."""
@@ -245,9 +230,6 @@ class CrossIteration:
         """Advance the true weights by the last iteration; the next begins on them."""
         if self._summed is not None:
             self._advance(self._step)
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def require_no_loss_scale(may_skip: bool) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from executor.sync.all_reduce import InOrder, Spans
 from executor.sync.gradients import buckets_by_reduction
 from executor.sync.halves import HalvedBuckets
-from executor.sync.protocol import Optimise, Setting
+from executor.sync.protocol import Optimise, Setting, Synchronisation
 from executor.training.optimisation import StepOutcome
 from planner.plan.programs import Reduce
 from planner.sync.strategies import DecoupledOptions
@@ -26,7 +26,7 @@ class _Pending:
     buckets: set[int] = field(default_factory=set)
 
 
-class Decoupled:
+class Decoupled(Synchronisation):
     """``decoupled``: reduce-scatter during the backward, all-gather during the next forward.
 
     DeAR (Zhang et al. 2023, "Decoupling the All-Reduce Primitive"). The optimizer steps on a

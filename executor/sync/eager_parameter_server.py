@@ -10,7 +10,7 @@ from torch import Tensor
 from executor.elastic.neighbours import Neighbours
 from executor.elastic.tensor_calls import CallError, Header
 from executor.sync.parameter_server import ServedGradients
-from executor.sync.protocol import Optimise
+from executor.sync.protocol import DecentralizedStrategy, Optimise
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import StepOutcome
 from planner.sync.strategies import EagerParameterServerOptions
@@ -19,7 +19,7 @@ _Pulled = dict[int, tuple[int, list[Tensor]]]
 """Version and weights of each part."""
 
 
-class EagerParameterServer:
+class EagerParameterServer(DecentralizedStrategy):
     """Computes on weights that were fetched while the iteration before was computed.
 
     As soon as an iteration starts, the weights for the next one are pulled; its gradient is pushed
@@ -52,7 +52,6 @@ class EagerParameterServer:
         self._pushing: Future[None] | None = None
         self._used: dict[int, int] = {}
         self._newest: dict[int, int] = {}
-        self.reduced = True
 
     def begin(self, step: int) -> None:
         """Pull the next iteration's weights while this one is computed."""
@@ -83,9 +82,6 @@ class EagerParameterServer:
             self._pulling.result()
         self._pulling = None
         self._take(self._pulls.submit(self._pull).result())
-
-    def reload(self) -> None:
-        """The servers' weights are pulled in the first step."""
 
     def _push_gradients(self) -> None:
         rows = []

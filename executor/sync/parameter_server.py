@@ -18,7 +18,7 @@ from executor.sync.parameter_shards import (
     Shard,
     shards_of,
 )
-from executor.sync.protocol import Optimise
+from executor.sync.protocol import DecentralizedStrategy, Optimise
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import StepOutcome
 
@@ -198,7 +198,7 @@ class ServedGradients(ServedWeights):
         return [found[n] if n in found else torch.zeros_like(self.masters[n]) for n in part]
 
 
-class ParameterServer:
+class ParameterServer(DecentralizedStrategy):
     """Every step pushes gradients and fetches the weights they led to.
 
     ``sync``: servers step on the mean over all who take part, and everybody goes on with the same
@@ -224,10 +224,6 @@ class ParameterServer:
         self._neighbours = neighbours
         self._mode = mode
         self._calls = neighbours.caller()
-        self.reduced = True
-
-    def begin(self, step: int) -> None:
-        """Nothing is under way."""
 
     def update(self, step: int, optimise: Optimise) -> StepOutcome:
         """Push and fetch, in place of the local optimizer's step."""
@@ -239,12 +235,6 @@ class ParameterServer:
         self._served.optimizer.forget()
         self._neighbours.weights.put_back()
         return outcome
-
-    def settle(self) -> None:
-        """Nothing is under way."""
-
-    def reload(self) -> None:
-        """The servers' weights are fetched after the first step."""
 
     def _exchange(self, group: GroupAssignment | None) -> None:
         for index, part in self._served.parts():

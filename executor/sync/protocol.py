@@ -1,10 +1,10 @@
-"""The interfaces of synchronisation strategies, as the trainer calls them."""
+"""What the trainer asks of synchronisation strategies, which inherit what they have no use for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from executor.runtime.runtime import Recorder
 from executor.sync.divided_layers import DividedLayers
@@ -17,22 +17,21 @@ Optimise = Callable[[], StepOutcome]
 """Clips the gradients that the parameters hold, and lets the optimizer step on them."""
 
 
-class Synchronisation(Protocol):
+class Synchronisation:
     """A strategy, on one rank, for one training.
 
     The calls of an iteration come in this order: :meth:`begin`, then :meth:`ready` for each shared
     parameter and :meth:`start` for each reduction of the rank's program while forwards and
     backwards run, then :meth:`finish`, then :meth:`update`; :meth:`settle` before anybody reads the
     weights, and :meth:`close` at the end.
+
+    Attributes:
+        announced: whether :meth:`ready` is called for each gradient that is complete.
+        gated: whether :meth:`before_use` is called before a forward uses parameters.
     """
 
-    @property
-    def announced(self) -> bool:
-        """Whether :meth:`ready` is called for each gradient that is complete."""
-
-    @property
-    def gated(self) -> bool:
-        """Whether :meth:`before_use` is called before a forward uses parameters."""
+    announced = False
+    gated = False
 
     def begin(self, step: int) -> None:
         """An iteration begins: no parameter has a gradient, the first forward is next."""
@@ -55,6 +54,7 @@ class Synchronisation(Protocol):
 
     def update(self, optimise: Optimise) -> StepOutcome:
         """Let the optimizer step, now or later, and what belongs to it before and after."""
+        return optimise()
 
     def settle(self) -> None:
         """Bring to an end what is under way: the weights are those after the last iteration."""
@@ -63,20 +63,21 @@ class Synchronisation(Protocol):
         """No iteration follows."""
 
 
-class DecentralizedStrategy(Protocol):
+class DecentralizedStrategy:
     """A strategy between pipelines, on one rank, which trains in step with its own pipeline alone.
 
     Attributes:
         reduced: whether the last step's exchange succeeded.
     """
 
-    reduced: bool
+    reduced = True
 
     def begin(self, step: int) -> None:
         """An iteration begins; who takes part is in the neighbours."""
 
     def update(self, step: int, optimise: Optimise) -> StepOutcome:
         """Let the optimizer step, and exchange what the strategy exchanges."""
+        raise NotImplementedError
 
     def settle(self) -> None:
         """End what is under way; the rank's weights are its own best now."""

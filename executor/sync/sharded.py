@@ -28,7 +28,7 @@ def all_reduce(setting: Setting) -> Synchronisation:
     return ShardedReduction(setting, buckets, overlap=options.overlap)
 
 
-class ShardedReduction:
+class ShardedReduction(Synchronisation):
     """``all_reduce`` in two halves, with the optimizer's step between them.
 
     Gradients are reduce-scattered bucket by bucket, as the last backwards complete them; each rank
@@ -41,8 +41,6 @@ class ShardedReduction:
         buckets: of the gradients that this rank shares with others.
         overlap: whether buckets are reduced while the last backwards still run.
     """
-
-    gated = False
 
     def __init__(self, setting: Setting, buckets: Sequence[Bucket], *, overlap: bool) -> None:
         self.announced = self._overlap = overlap
@@ -66,9 +64,6 @@ class ShardedReduction:
     def ready(self, name: str) -> None:
         """A parameter's gradient is complete on this rank."""
         self._order.ready(name)
-
-    def before_use(self, names: Iterable[str]) -> None:
-        """Do nothing: parameters are always up to date."""
 
     def start(self, reduce: Reduce) -> None:
         """All gradients of a reduction are complete on this rank."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from executor.elastic.neighbours import Neighbours
 from executor.elastic.tensor_calls import CallError, Header
 from executor.sync.parameter_server import ServedWeights
-from executor.sync.protocol import Optimise
+from executor.sync.protocol import DecentralizedStrategy, Optimise
 from executor.training.optimisation import StepOutcome
 from planner.errors import PipeplanError
 from planner.sync.groups.waves import WaveChanges
@@ -85,7 +85,7 @@ class _Exchange:
     includes: int = 0
 
 
-class WaveSynchronous:
+class WaveSynchronous(DecentralizedStrategy):
     """After each wave a pipeline pushes what it changed, and goes on unless others are far behind.
 
     The pipeline's own optimizer steps, at its learning rate over the number of pipelines: that
@@ -112,12 +112,8 @@ class WaveSynchronous:
         self._pool = ThreadPoolExecutor(1, "pipeplan-wave")
         self._under_way: Future[_Exchange] | None = None
         self._includes = 0
-        self._last_succeeded = True
         # Failures are told with the next request for a group, not with that for a share.
-        self.reduced = True
-
-    def begin(self, step: int) -> None:
-        """Nothing that the computation needs is under way."""
+        self._last_succeeded = True
 
     @torch.no_grad()
     def update(self, step: int, optimise: Optimise) -> StepOutcome:

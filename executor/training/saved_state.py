@@ -13,8 +13,8 @@ from torch import Tensor
 from executor.checkpoint.ranks import Ranks
 from executor.checkpoint.read import Checkpoint
 from executor.checkpoint.write import save_checkpoint
+from executor.distributed.expert_rows import Members
 from executor.distributed.member_group import (
-    Members,
     MemberShare,
     TensorParallelGroup,
     member_shares,
