@@ -7,13 +7,17 @@ import os
 import signal
 import statistics
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from executor.launch.command_line import config_of, parser, run_of
-from executor.launch.console import print_error, record_for_torchrun, say, show_log
+from executor.launch.console import (
+    print_error_once,
+    print_failure,
+    record_for_torchrun,
+    say,
+    show_log,
+)
 from executor.launch.rank_options import WrongUsageError
 from planner.errors import PipeplanError
 from planner.units import format_bytes
@@ -21,9 +25,6 @@ from planner.units import format_bytes
 if TYPE_CHECKING:
     from executor.training.loop import StepMetrics
     from planner.plan.plan import Plan
-
-_FIRST_COME_S = 3.0
-"""A rank lets the first one tell what both found; torchrun ends it while it waits."""
 
 
 def main() -> int:
@@ -33,8 +34,7 @@ def main() -> int:
     try:
         options = parser().parse_args()
     except WrongUsageError as error:
-        _print_error_once(error, rank)
-        record_for_torchrun(error)
+        print_error_once(error, rank)
         raise SystemExit(2) from None
     try:
         _run(options, rank)
@@ -46,14 +46,11 @@ def main() -> int:
             record_for_torchrun(PipeplanError(message))
         return int(error.code or 0)
     except PipeplanError as error:
-        _print_error_once(error, rank)
-        record_for_torchrun(error)
+        print_error_once(error, rank)
         return 1
     except Exception as error:
         _add_hint(error, options)
-        told = f"rank {rank} failed:\n{traceback.format_exc()}"
-        print(told, end="", file=sys.stderr, flush=True)
-        record_for_torchrun(error)
+        print_failure(error, rank)
         return 1
     return 0
 
@@ -120,23 +117,6 @@ def _add_hint(error: Exception, options: argparse.Namespace) -> None:
             "note: --data text has 256 kinds of bytes; if the model or its loss looks them up in "
             "something smaller, give it a larger vocabulary or use --data random"
         )
-
-
-def _print_error_once(error: PipeplanError, rank: int) -> None:
-    """Print an error once: all ranks find what is wrong with the plan, and the first reports it."""
-    # Before torch is loaded no ranks have met; wrong usage is told without.
-    met = "torch.distributed" in sys.modules and _have_met()
-    if rank > 0 and not met:
-        time.sleep(_FIRST_COME_S)
-    who = f"rank {rank}: " if rank > 0 or met else ""
-    for problem in error.problems:
-        print_error(f"{who}{problem}")
-
-
-def _have_met() -> bool:
-    import torch.distributed as dist
-
-    return dist.is_initialized()
 
 
 if __name__ == "__main__":

@@ -6,50 +6,38 @@ import logging
 import os
 import signal
 import sys
-import time
-import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-from executor.detect.interrupt import Interrupt
 from executor.detect.options import MeasurementOptions, parse_options
-from executor.launch.console import print_error, record_for_torchrun
+from executor.launch.console import print_error, print_error_once, print_failure
 from executor.launch.rank_options import WrongUsageError
 from planner.errors import PipeplanError, print_in_any_encoding
 
 MODULE = "executor.detect"
-_FIRST_COME_S = 1.0
-"""The first rank tells what all of them found."""
 
 
 def main() -> int:
-    """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage, 130 interrupted."""
+    """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage."""
     print_in_any_encoding()
     if "RANK" not in os.environ:
         _start_ranks(sys.argv[1:])
     rank = int(os.environ["RANK"])
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        # Ctrl-C ends a rank at once, even one that waits inside torch, and without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         options = parse_options()
     except WrongUsageError as error:
-        return _tell(error, rank, 2)
-    interrupt = None
-    if rank == 0:
-        interrupt = Interrupt()
-    elif signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        # Ctrl-C ends the others at once, without a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        print_error_once(error, rank)
+        return 2
     try:
-        _measure(options, rank, interrupt)
+        _measure(options, rank)
     except PipeplanError as error:
-        if interrupt is not None:
-            interrupt.give_way()
-        return _tell(error, rank, 1)
+        print_error_once(error, rank)
+        return 1
     except Exception as error:
-        if interrupt is not None:
-            interrupt.give_way()
-        told = f"rank {rank} failed:\n{traceback.format_exc()}"
-        print(told, end="", file=sys.stderr, flush=True)
-        record_for_torchrun(error)
+        print_failure(error, rank)
         return 1
     return 0
 
@@ -111,32 +99,14 @@ def _devices_here(kind: str) -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _measure(options: MeasurementOptions, rank: int, interrupt: Interrupt | None) -> None:
+def _measure(options: MeasurementOptions, rank: int) -> None:
     from planner.records.document import require_file_path
 
     if rank == 0:
         require_file_path(options.output)
     from executor.detect.run import measure
 
-    measure(options, interrupt)
-
-
-def _tell(error: PipeplanError, rank: int, status: int) -> int:
-    """Print an error once: all ranks find what is wrong with the command."""
-    # Before torch is loaded no ranks have met.
-    met = "torch.distributed" in sys.modules and _have_met()
-    if rank > 0 and not met:
-        time.sleep(_FIRST_COME_S)
-    for problem in error.problems:
-        print_error(f"rank {rank}: {problem}" if rank > 0 or met else problem)
-    record_for_torchrun(error)
-    return status
-
-
-def _have_met() -> bool:
-    import torch.distributed as dist
-
-    return dist.is_initialized()
+    measure(options)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,35 @@ def print_error(problem: str) -> None:
     say(f"error: {problem}", err=True)
 
 
+FIRST_COME_S = 3.0
+"""A rank lets the first one print what both found; torchrun ends it while it waits."""
+
+
+def print_error_once(error: PipeplanError, rank: int) -> None:
+    """Print an error that every rank may find by itself, and record it for torchrun."""
+    # Before torch is loaded no ranks have met; wrong usage is told without.
+    met = "torch.distributed" in sys.modules and _have_met()
+    if rank > 0 and not met:
+        time.sleep(FIRST_COME_S)
+    who = f"rank {rank}: " if rank > 0 or met else ""
+    for problem in error.problems:
+        print_error(f"{who}{problem}")
+    record_for_torchrun(error)
+
+
+def print_failure(error: Exception, rank: int) -> None:
+    """Print an error that nobody expected, with its traceback, and record it for torchrun."""
+    found = "".join(traceback.format_exception(error))
+    print(f"rank {rank} failed:\n{found}", end="", file=sys.stderr, flush=True)
+    record_for_torchrun(error)
+
+
+def _have_met() -> bool:
+    import torch.distributed as dist
+
+    return dist.is_initialized()
+
+
 _PATH = "TORCHELASTIC_ERROR_FILE"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -119,20 +120,32 @@ def export_planned_model(
     Raises:
         PipeplanError: naming the first differences.
     """
-    batch: Mapping[str, Tensor] = example_batch(model, plan.job)
-    exported = export_step(model, batch, plan.job, own_loss)
-    layers = assign_layers(exported)
-    differences = structure_differences(plan.model.graph, exported, layers)
+    batch = example_batch(model, plan.job)
+    step = _exported(plan, model, batch, own_loss)
+    differences = structure_differences(plan.model.graph, *step)
     if differences:
         raise PipeplanError(
             f"the model is not the one the plan was made for: {line}; plan again with this model"
             for line in differences
         )
+    return step if autocast is None else _exported(plan, model, batch, own_loss, autocast)
+
+
+def _exported(
+    plan: Plan,
+    model: nn.Module,
+    batch: Mapping[str, Tensor],
+    own_loss: Loss | None,
+    autocast: torch.dtype | None = None,
+    *,
+    training: bool = True,
+) -> tuple[ExportedStep, LayerAssignment]:
+    lowered: AbstractContextManager[None] = nullcontext()
     if autocast is not None:
-        with torch.autocast("cpu", autocast, cache_enabled=False):
-            exported = export_step(model, batch, plan.job, own_loss)
-        layers = assign_layers(exported)
-    return exported, layers
+        lowered = torch.autocast("cpu", autocast, cache_enabled=False)
+    with lowered:
+        exported = export_step(model, batch, plan.job, own_loss, training=training)
+    return exported, assign_layers(exported)
 
 
 def export_in_evaluation(
@@ -155,11 +168,9 @@ def export_in_evaluation(
     Raises:
         PipeplanError: naming a layer that training does not have.
     """
-    with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
-        batch = example_batch(model, plan.job)
-        exported = export_step(model, batch, plan.job, own_loss, training=False)
+    batch = example_batch(model, plan.job)
+    exported, layers = _exported(plan, model, batch, own_loss, autocast, training=False)
     model.train()
-    layers = assign_layers(exported)
     found = set(layers.names)
     for name in found.difference(*(stage.layers for stage in plan.stages)):
         raise PipeplanError(
@@ -204,14 +215,9 @@ def export_shorter_lengths(
     batch = example_batch(model, plan.job)
     for place, tokens in enumerate(lengths.tokens[:-1]):
         shorter = batch_at(batch, lengths, place)
-        exported = export_step(model, shorter, plan.job, own_loss)
-        layers = assign_layers(exported)
-        _require_sizes(plan.model.graph, layers, place, tokens)
-        if autocast is not None:
-            with torch.autocast("cpu", autocast, cache_enabled=False):
-                exported = export_step(model, shorter, plan.job, own_loss)
-            layers = assign_layers(exported)
-        yield exported, layers
+        step = _exported(plan, model, shorter, own_loss)
+        _require_sizes(plan.model.graph, step[1], place, tokens)
+        yield step if autocast is None else _exported(plan, model, shorter, own_loss, autocast)
 
 
 def _require_sizes(graph: GraphRecord, layers: LayerAssignment, place: int, tokens: int) -> None:

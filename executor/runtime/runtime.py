@@ -262,19 +262,7 @@ class PipelineRuntime:
             The sum of the losses of this rank's microbatches, a float64 scalar on its device; zero
             without the last stage.
         """
-        return self.run(self.program)
-
-    def run(self, program: Sequence[Action], *, empties: bool = True) -> Tensor:
-        """Run a program.
-
-        Args:
-            program: of this rank.
-            empties: whether no microbatch is in flight after it.
-
-        Returns:
-            The sum of the losses of its forwards, as :meth:`step`.
-        """
-        for action in program:
+        for action in self.program:
             match action:
                 case Compute(operation):
                     self._await_input(operation)
@@ -292,11 +280,10 @@ class PipelineRuntime:
                     self._send(action)
                 case Reduce():
                     self._reduce(action)
-        if empties:
-            self._finish_sends(list(self._sending))
-            assert not self._results, f"results that nobody used: {list(self._results)}"
-            for worker in self.workers.values():
-                worker.end()
+        self._finish_sends(list(self._sending))
+        assert not self._results, f"results that nobody used: {list(self._results)}"
+        for worker in self.workers.values():
+            worker.end()
         losses, self._losses = self._losses, []
         if not losses:
             return torch.zeros((), dtype=torch.float64)

@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,6 @@ from executor.distributed.machines import hardware_name
 from executor.distributed.process_group import carrier_of
 from executor.runtime.runtime import Span, StepRecord
 from executor.training.loop import StepMetrics, peak_memory_bytes
-from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import place_plan
 from planner.measured.clocks import CLOCKS_AGREE_S
 from planner.measured.timeline import MeasuredTimeline
@@ -154,12 +153,7 @@ class TimelineWriter:
             )
 
     def _timeline(self, parts: Sequence[dict[str, Any]]) -> MeasuredTimeline:
-        pipeline = place_plan(self.plan)
-        rows = [part["steps"] for part in parts]
-        steps = [
-            _Step(self.plan, pipeline, row, emulated=self.emulated)
-            for row in zip(*rows, strict=True)
-        ]
+        steps = [*zip(*(part["steps"] for part in parts), strict=True)]
         devices = [
             {"name": name, "rank": place, "hardware": part["hardware"]}
             for place, (name, part) in enumerate(zip(self.plan.ranks, parts, strict=True))
@@ -172,14 +166,92 @@ class TimelineWriter:
                 "emulated": self.emulated,
                 "backend": carrier_of(self.device),
                 "devices": devices,
-                "steps": [step.summary() for step in steps],
-                "operations": [row for step in steps for row in step.operations()],
-                "transfers": [row for step in steps for row in step.transfers()],
-                "reductions": [row for step in steps for row in step.reductions()],
-                "optimizer_steps": [row for step in steps for row in step.optimizer_steps()],
+                "steps": [self._summary(rows) for rows in steps],
+                "operations": list(self._operations(steps)),
+                "transfers": list(self._transfers(steps)),
+                "reductions": list(self._reductions(steps)),
+                "optimizer_steps": [self._on(event) for event in _events(steps, "optimizer")],
             },
             "timeline",
         )
+
+    def _summary(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        def by_device(what: str) -> dict[str, Any]:
+            return dict(zip(self.plan.ranks, (row[what] for row in rows), strict=True))
+
+        return {
+            "step": rows[0]["step"],
+            "iteration_time_s": rows[0]["iteration_time_s"],
+            "peak_memory_bytes": by_device("peak_memory_bytes"),
+            "batch_wait_s": by_device("batch_wait_s"),
+        }
+
+    def _on(self, event: _Event, **fields: Any) -> dict[str, Any]:
+        times = {"start_s": event.start_s, "end_s": event.end_s}
+        return {"step": event.row["step"], "device": self.plan.ranks[event.rank], **times, **fields}
+
+    def _operations(self, steps: _Steps) -> Iterator[dict[str, Any]]:
+        for event in _events(steps, "operations"):
+            fields = {"operation": event.what}
+            if not self.emulated:
+                fields["collective_s"] = event.row["collective_s"].get(event.what)
+            yield self._on(event, **fields)
+
+    def _transfers(self, steps: _Steps) -> Iterator[dict[str, Any]]:
+        """Yield each transfer, from the moment its send was posted to its arrival."""
+        pipeline = place_plan(self.plan)
+        posted = {
+            (event.row["step"], event.rank, *event.what): event.start_s
+            for event in _events(steps, "sends")
+        }
+        for event in _events(steps, "receives"):
+            operation, source = event.what
+            start_s = posted[event.row["step"], source, operation, event.rank]
+            what = parse_operation(operation)
+            assert what is not None
+            yield {
+                "step": event.row["step"],
+                "source": self.plan.ranks[source],
+                "target": self.plan.ranks[event.rank],
+                "operation": operation,
+                "bytes": pipeline.held_of_message(what)[0],
+                "start_s": start_s,
+                "end_s": max(start_s, event.end_s),
+            }
+
+    def _reductions(self, steps: _Steps) -> Iterator[dict[str, Any]]:
+        size: Counter[tuple[int, ...]] = Counter()
+        for sync in place_plan(self.plan).synchronisations:
+            size[sync.stages] += sync.bytes
+        for event in _events(steps, "reductions"):
+            yield self._on(event, stages=event.what, bytes=size[tuple(event.what)])
+
+
+_Steps = Sequence[Sequence[dict[str, Any]]]
+"""What each rank noted of each iteration."""
+
+
+class _Event(NamedTuple):
+    """Something that a rank did, in seconds since the first rank began the iteration."""
+
+    rank: int
+    row: dict[str, Any]
+    what: Any
+    start_s: float
+    end_s: float
+
+
+def _events(steps: _Steps, kind: str) -> Iterator[_Event]:
+    """Yield what all ranks did, iteration by iteration."""
+    for rows in steps:
+        first_s = min(row["begin_s"] for row in rows)
+        for rank, row in enumerate(rows):
+            # From the rank's own clock.
+            later_s = row["begin_s"] - first_s - row["own_s"]
+            for what, start_s, end_s in row[kind]:
+                yield _Event(
+                    rank, row, what, max(0.0, start_s + later_s), max(0.0, end_s + later_s)
+                )
 
 
 def _of_groups(parts: Sequence[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
@@ -241,85 +313,3 @@ def _plain(what: Any) -> Any:
 def _hardware(device: torch.device) -> str:
     name = hardware_name(device)
     return name if device.type == "cuda" else f"{name}, {torch.get_num_threads()} threads"
-
-
-class _Step:
-    """One iteration of all ranks, in seconds since the first of them began."""
-
-    def __init__(
-        self,
-        plan: Plan,
-        pipeline: PlacedPipeline,
-        rows: Sequence[dict[str, Any]],
-        *,
-        emulated: bool,
-    ) -> None:
-        self.emulated = emulated
-        self.plan = plan
-        self.pipeline = pipeline
-        self.rows = rows
-        self.number: int = rows[0]["step"]
-        origin_s = min(row["begin_s"] for row in rows)
-        self.late_s = [row["begin_s"] - origin_s for row in rows]
-
-    def summary(self) -> dict[str, Any]:
-        def by_device(what: str) -> dict[str, Any]:
-            return {self.plan.ranks[rank]: row[what] for rank, row in enumerate(self.rows)}
-
-        return {
-            "step": self.number,
-            "iteration_time_s": self.rows[0]["iteration_time_s"],
-            "peak_memory_bytes": by_device("peak_memory_bytes"),
-            "batch_wait_s": by_device("batch_wait_s"),
-        }
-
-    def _events(self, kind: str) -> Iterator[tuple[int, Any, float, float]]:
-        for rank, row in enumerate(self.rows):
-            origin_s = row["own_s"] - self.late_s[rank]
-            for what, start_s, end_s in row[kind]:
-                yield rank, what, max(0.0, start_s - origin_s), max(0.0, end_s - origin_s)
-
-    def operations(self) -> Iterator[dict[str, Any]]:
-        for rank, what, start_s, end_s in self._events("operations"):
-            told = (
-                {} if self.emulated else {"collective_s": self.rows[rank]["collective_s"].get(what)}
-            )
-            yield self._on(rank, start_s, end_s, operation=what, **told)
-
-    def transfers(self) -> Iterator[dict[str, Any]]:
-        """Yield each transfer, from the moment its send was posted to its arrival."""
-        posted = {
-            (rank, what[1], what[0]): start_s for rank, what, start_s, _ in self._events("sends")
-        }
-        for target, (operation, source), _, end_s in self._events("receives"):
-            start_s = posted[source, target, operation]
-            yield {
-                "step": self.number,
-                "source": self.plan.ranks[source],
-                "target": self.plan.ranks[target],
-                "operation": operation,
-                "bytes": self._bytes(operation),
-                "start_s": start_s,
-                "end_s": max(start_s, end_s),
-            }
-
-    def _bytes(self, operation: str) -> int:
-        what = parse_operation(operation)
-        assert what is not None
-        return self.pipeline.held_of_message(what)[0]
-
-    def reductions(self) -> Iterator[dict[str, Any]]:
-        size: Counter[tuple[int, ...]] = Counter()
-        for sync in self.pipeline.synchronisations:
-            size[sync.stages] += sync.bytes
-        for rank, stages, start_s, end_s in self._events("reductions"):
-            bytes_ = size[tuple(stages)]
-            yield self._on(rank, start_s, end_s, stages=stages, bytes=bytes_)
-
-    def optimizer_steps(self) -> Iterator[dict[str, Any]]:
-        for rank, _, start_s, end_s in self._events("optimizer"):
-            yield self._on(rank, start_s, end_s)
-
-    def _on(self, rank: int, start_s: float, end_s: float, **fields: Any) -> dict[str, Any]:
-        device = self.plan.ranks[rank]
-        return {"step": self.number, "device": device, "start_s": start_s, "end_s": end_s, **fields}

@@ -91,13 +91,9 @@ class Feed:
         self, prepared: Prepared, config: TrainingConfig, data: str | Dataset | BatchOf
     ) -> BatchOf:
         plan = prepared.plan
-        if data in ("text", "random"):
-            source: Source = "text" if data == "text" else "random"
-            too_small = too_small_for_text(prepared.lookups)
-            return batches(source, prepared.model, plan.job, config.seed, too_small)
+        if (made := _without_data_set(prepared, data, config.seed)) is not None:
+            return made
         example = example_batch(prepared.model, plan.job)
-        if _is_function(data):
-            return _checked(data, example, plan)
         require_without(plan.job, "a map-style data set as --data", ["lengths"])
         found = open_data(data, config.data_arguments)
         where: dict[str, Any] = {"samples_seen": self._before, "first_step": self._first_step}
@@ -110,6 +106,19 @@ class Feed:
             )
         name = data if isinstance(data, str) else None
         return DatasetBatches(found, example, plan.microbatches, config.seed, name=name, **where)
+
+
+def _without_data_set(
+    prepared: Prepared, data: str | Dataset | BatchOf, seed: int
+) -> BatchOf | None:
+    """Return the batches of text, of drawn tensors or of a function; None of a data set."""
+    plan = prepared.plan
+    if _is_function(data):
+        return _checked(data, example_batch(prepared.model, plan.job), plan)
+    if data not in ("text", "random"):
+        return None
+    source: Source = "text" if data == "text" else "random"
+    return batches(source, prepared.model, plan.job, seed, too_small_for_text(prepared.lookups))
 
 
 def _is_function(data: object) -> TypeGuard[BatchOf]:
@@ -138,13 +147,9 @@ def validation_feed(
         raise PipeplanError(
             "validation.data: there is none; name text, random or module:factory of your own"
         )
-    if source in ("text", "random"):
-        seed, too_small = config.seed + 1, too_small_for_text(prepared.lookups)
-        drawn: Source = "text" if source == "text" else "random"
-        return batches(drawn, prepared.model, plan.job, seed, too_small), count
+    if (made := _without_data_set(prepared, source, config.seed + 1)) is not None:
+        return made, count
     example = example_batch(prepared.model, plan.job)
-    if _is_function(source):
-        return _checked(source, example, plan), count
     found, samples = open_data(source, table.data_arguments), samples_of(example)
     if isinstance(found, Stream):
         if table.microbatches is None:

@@ -8,11 +8,12 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from executor.checkpoint.ranks import Ranks
+from executor.checkpoint.read import Checkpoint
 from executor.distributed.machines import require_machines, warn_of_machines
 from executor.distributed.process_group import (
     device_of_this_process,
@@ -23,9 +24,9 @@ from executor.distributed.stop import NO_FOLDER, Stopped, StopRequest
 from executor.elastic.run import PipelineRun
 from executor.elastic.trace import SynchronousStepTimes
 from executor.emulation.emulation import emulating_trainer
-from executor.launch.config import CheckpointTable, TrainingConfig
+from executor.launch.config import TrainingConfig
 from executor.launch.model import Factory
-from executor.launch.prepare import Prepared, prepare, require_runnable
+from executor.launch.prepare import prepare, require_runnable
 from executor.launch.rank_options import DEFAULT_TIMEOUT_S
 from executor.launch.refusals import require_possible
 from executor.launch.run import (
@@ -137,152 +138,145 @@ def run_training(
     if plan.sync.strategy not in SYNCHRONOUS:
         return PipelineRun(plan, config, run).train(report)
     require_strategy(plan)
-    place = PlanRank.of_this_process()
-    beginning = Beginning(config, run, place.rank)
-    prepared = _prepared(plan, config, run, place)
-    saved = SavedState(prepared, config)
-    checkpoint = beginning.checkpoint
-    first_step = saved.require_fits(checkpoint) + 1
-    feed = Feed(prepared, config, run.data, checkpoint, first_step)
-    if place.rank == 0:
-        feed.warn_if_nothing_is_drawn()
-    settings = {
-        "clip_norm": config.clip_norm,
-        "factor": config.rate_factor(),
-        "loss_scale": loss_scale_of(plan, config),
-        "skip_non_finite": config.skip_non_finite,
-    }
-    table = config.checkpoint
-    stop = StopRequest(None if table is None else table.grace_s)
-    meeting = process_group(prepared.device, run.timeout_s, run.backend, stop=stop)
-    with meeting as machines:
-        require_machines(plan, machines)
-        if place.rank == 0:
-            warn_of_machines(plan, machines)
-        here, ranks = checkpoint, Ranks.of_process_group()
-        checkpoint = beginning.agreed(ranks, saved.require_fits)
-        if checkpoint is not here:
-            first_step = saved.require_fits(checkpoint) + 1
-            feed = Feed(prepared, config, run.data, checkpoint, first_step)
-        make_equal(prepared, resumes=checkpoint is not None)
-        make_optimizer = optimizer_of(plan, config, run.optimizer)
-        if run.optimizer is not None or config.optimizer is not None:
-            require_divisible(prepared, make_optimizer, saves=config.checkpoint is not None)
-        optimisation = optimisation_of(prepared, make_optimizer, **settings)
-        if checkpoint is not None:
-            saved.load(checkpoint, optimisation)
-            if place.rank == 0:
-                warn_of_schedule(checkpoint, config)
-        beginning.tell(config.steps)
-        trainer = _trainer(prepared, config, run, feed, optimisation, first_step)
-        observers = _observers(plan, place, prepared.device, run, config.timeline, emulated=False)
-        lag = _lag(plan, run)
-        validate = _validation(prepared, config, run, trainer)
-        late = int(prepared.device.type == "cuda")
-        loop = Loop(report, observers, lag=lag, late=late, stop=stop)
-        save = partial(_save, loop, trainer, saved, feed, config)
-        steps = range(first_step, config.steps + 1)
-        history = loop.run(trainer, steps, save, validate, first=first_step)
-        trainer.close()
-    if loop.end is not None and loop.end < config.steps:
-        _stop(stop, loop.end, table)
-    return history
+    return _Training(plan, config, run).train(report)
 
 
-def _stop(stop: StopRequest, step: int, table: CheckpointTable | None) -> NoReturn:
-    """End a training that a signal has asked to stop.
+class _Training:
+    """This rank's part of a training whose ranks all run in step.
 
-    Raises:
-        Stopped: always.
+    Everything that one rank can refuse is refused when it is made, before the ranks meet.
     """
-    told = NO_FOLDER if table is None else f"resume with --resume {table.folder}"
-    name = signal.Signals(stop.agreed).name
-    raise Stopped(stop.agreed, f"stopped by {name} after step {step}: {told}")
 
+    def __init__(self, plan: Plan, config: TrainingConfig, run: RunSettings) -> None:
+        self.plan, self.config, self.run = plan, config, run
+        self.place = PlanRank.of_this_process()
+        self.beginning = Beginning(config, run, self.place.rank)
+        device = device_of_this_process(run.device)
+        require_backend(run.backend, device)
+        self.prepared = prepare(
+            plan,
+            run.model,
+            loss=run.loss,
+            seed=config.seed,
+            device=device,
+            autocast=autocast_of(config),
+            place=self.place,
+            evaluates=config.validation is not None,
+            check=run.check,
+        )
+        self.saved = SavedState(self.prepared, config)
+        self.settings: dict[str, Any] = {
+            "clip_norm": config.clip_norm,
+            "factor": config.rate_factor(),
+            "loss_scale": loss_scale_of(plan, config),
+            "skip_non_finite": config.skip_non_finite,
+        }
+        self._begin_after(self.beginning.checkpoint)
+        if self.place.rank == 0:
+            self.feed.warn_if_nothing_is_drawn()
 
-def _prepared(plan: Plan, config: TrainingConfig, run: RunSettings, place: PlanRank) -> Prepared:
-    """This rank's part of the plan."""
-    device = device_of_this_process(run.device)
-    require_backend(run.backend, device)
-    return prepare(
-        plan,
-        run.model,
-        loss=run.loss,
-        seed=config.seed,
-        device=device,
-        autocast=autocast_of(config),
-        place=place,
-        evaluates=config.validation is not None,
-        check=run.check,
-    )
+    def _begin_after(self, checkpoint: Checkpoint | None) -> None:
+        """Begin after a checkpoint, or at step 1."""
+        self.checkpoint = checkpoint
+        self.first_step = self.saved.require_fits(checkpoint) + 1
+        data = self.run.data
+        self.feed = Feed(self.prepared, self.config, data, checkpoint, self.first_step)
 
+    def train(self, report: Report | None) -> list[StepMetrics]:
+        """Train to the end, or until a signal asks all ranks to stop.
 
-def _trainer(
-    prepared: Prepared,
-    config: TrainingConfig,
-    run: RunSettings,
-    feed: Feed,
-    optimisation: Optimisation,
-    first_step: int,
-) -> Trainer:
-    """Return what runs this rank's iterations."""
-    return Trainer.of_model(
-        prepared,
-        feed.batch_of,
-        first_step=first_step,
-        optimisation=optimisation,
-        timeout=timedelta(seconds=run.timeout_s),
-        watch=config.timeline is not None,
-        pace=run.pace,
-        over_tokens=config.loss_mean == "tokens",
-    )
+        Raises:
+            Stopped: once a signal has.
+        """
+        config, run, table = self.config, self.run, self.config.checkpoint
+        stop = StopRequest(None if table is None else table.grace_s)
+        device = self.prepared.device
+        with process_group(device, run.timeout_s, run.backend, stop=stop) as machines:
+            require_machines(self.plan, machines)
+            if self.place.rank == 0:
+                warn_of_machines(self.plan, machines)
+            agreed = self.beginning.agreed(Ranks.of_process_group(), self.saved.require_fits)
+            if agreed is not self.checkpoint:
+                self._begin_after(agreed)
+            make_equal(self.prepared, resumes=self.checkpoint is not None)
+            trainer = self._trainer(self._optimisation())
+            self.beginning.tell(config.steps)
+            observers = _observers(self.plan, self.place, device, run, config.timeline)
+            late = int(device.type == "cuda")
+            loop = Loop(report, observers, lag=_lag(self.plan), late=late, stop=stop)
+            history = loop.run(
+                trainer,
+                range(self.first_step, config.steps + 1),
+                partial(self._save, loop, trainer),
+                self._validation(trainer),
+                first=self.first_step,
+            )
+            trainer.close()
+        if loop.end is not None and loop.end < config.steps:
+            told = NO_FOLDER if table is None else f"resume with --resume {table.folder}"
+            name = signal.Signals(stop.agreed).name
+            raise Stopped(stop.agreed, f"stopped by {name} after step {loop.end}: {told}")
+        return history
 
+    def _optimisation(self) -> Optimisation:
+        """Return the optimisation of this rank's parameters, where a checkpoint left it."""
+        config = self.config
+        make = optimizer_of(self.plan, config, self.run.optimizer)
+        if self.run.optimizer is not None or config.optimizer is not None:
+            require_divisible(self.prepared, make, saves=config.checkpoint is not None)
+        optimisation = optimisation_of(self.prepared, make, **self.settings)
+        if self.checkpoint is not None:
+            self.saved.load(self.checkpoint, optimisation)
+            if self.place.rank == 0:
+                warn_of_schedule(self.checkpoint, config)
+        return optimisation
 
-def _validation(
-    prepared: Prepared,
-    config: TrainingConfig,
-    run: RunSettings,
-    trainer: Trainer,
-) -> Callable[[int], float | None]:
-    """Return what validates after a step that is to have a validation."""
-    table = config.validation
-    if table is None:
-        return lambda step: None
-    batch_of, count = validation_feed(prepared, config, run.validation_data)
-    validation = trainer.validation(batch_of, count, over_tokens=config.loss_mean == "tokens")
+    def _trainer(self, optimisation: Optimisation) -> Trainer:
+        """Return what runs this rank's iterations."""
+        return Trainer.of_model(
+            self.prepared,
+            self.feed.batch_of,
+            first_step=self.first_step,
+            optimisation=optimisation,
+            over_tokens=self.config.loss_mean == "tokens",
+            timeout=timedelta(seconds=self.run.timeout_s),
+            watch=self.config.timeline is not None,
+            pace=self.run.pace,
+        )
 
-    def validate(step: int) -> float | None:
-        if step % table.every and step != config.steps:
-            return None
-        trainer.settle()
-        return validation.loss()
+    def _validation(self, trainer: Trainer) -> Callable[[int], float | None]:
+        """Return what validates after a step that is to have a validation."""
+        table, steps = self.config.validation, self.config.steps
+        if table is None:
+            return lambda step: None
+        batch_of, count = validation_feed(self.prepared, self.config, self.run.validation_data)
+        over_tokens = self.config.loss_mean == "tokens"
+        validation = trainer.validation(batch_of, count, over_tokens=over_tokens)
 
-    return validate
+        def validate(step: int) -> float | None:
+            if step % table.every and step != steps:
+                return None
+            trainer.settle()
+            return validation.loss()
 
+        return validate
 
-def _save(
-    loop: Loop,
-    trainer: Trainer,
-    saved: SavedState,
-    feed: Feed,
-    config: TrainingConfig,
-    step: int,
-) -> None:
-    """Write a checkpoint after a step that is to have one."""
-    table = config.checkpoint
-    if table is not None and (step % table.every == 0 or step in (config.steps, loop.end)):
+    def _save(self, loop: Loop, trainer: Trainer, step: int) -> None:
+        """Write a checkpoint after a step that is to have one."""
+        table = self.config.checkpoint
+        if table is None or (step % table.every and step not in (self.config.steps, loop.end)):
+            return
         loop.catch_up()
         trainer.settle()
-        seen = feed.samples_seen_after(step)
-        saved.save(
+        self.saved.save(
             table.folder,
             step,
             trainer.optimisation,
-            seen,
+            self.feed.samples_seen_after(step),
             table.keep,
             trainer.members,
             trainer.process_groups,
-            feed.state_after(step, Ranks.of_process_group()),
+            self.feed.state_after(step, Ranks.of_process_group()),
         )
 
 
@@ -317,19 +311,12 @@ def run_emulation(
     require_runnable(plan, place.world_size)
     if timeline is not None:
         require_file_path(timeline)
-    device = torch.device("cpu")
+    device, timeout = torch.device("cpu"), timedelta(seconds=run.timeout_s)
     with process_group(device, run.timeout_s) as machines:
         require_machines(plan, machines)
-        trainer = emulating_trainer(
-            plan,
-            place,
-            timedelta(seconds=run.timeout_s),
-            watch=timeline is not None,
-            pace=run.pace,
-        )
+        trainer = emulating_trainer(plan, place, timeout, watch=timeline is not None, pace=run.pace)
         observers = _observers(plan, place, device, run, timeline, emulated=True)
-        loop = Loop(report, observers, lag=_lag(plan, run))
-        history = loop.run(trainer, range(1, steps + 1))
+        history = Loop(report, observers, lag=_lag(plan)).run(trainer, range(1, steps + 1))
         trainer.close()
         return history
 
@@ -341,7 +328,7 @@ def _observers(
     run: RunSettings,
     timeline: str | None,
     *,
-    emulated: bool,
+    emulated: bool = False,
 ) -> list[StepObserver]:
     """Return what writes the timeline and the trace of synchronisation, where they are wanted."""
     found: list[StepObserver] = []
@@ -352,7 +339,7 @@ def _observers(
     return found
 
 
-def _lag(plan: Plan, run: RunSettings) -> int:
+def _lag(plan: Plan) -> int:
     """Return how many iterations ranks may be apart, which waiting for metrics would undo."""
     return int(plan.sync.strategy in STALE)
 

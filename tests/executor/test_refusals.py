@@ -12,8 +12,8 @@ import torch.distributed as dist
 from executor_plans import DEVICES, pipeline_of, scheduled, traced
 from launch import ROOT
 
-import executor.__main__
 import executor.distributed.process_group
+import executor.launch.console
 from executor.__main__ import main
 from executor.launch.model import structure_differences
 from models import ZOO
@@ -58,7 +58,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
         else:
             path.write_text(plan)
         monkeypatch.setattr(executor.distributed.process_group, "_meeting_place", meet)
-        monkeypatch.setattr(executor.__main__, "_FIRST_COME_S", 0)
+        monkeypatch.setattr(executor.launch.console, "FIRST_COME_S", 0)
         monkeypatch.setattr(sys, "argv", ["executor", str(path), "--no-check", *options])
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(ranks))
