@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,7 +13,7 @@ from planner.costs.roofline import OperationTimes, computed_times
 from planner.interop.calibrate.groups import Alike, alike, with_times
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.figures import MeasuredTimes
-from planner.model.graph_record import GraphRecord, Layer
+from planner.model.graph_record import GraphRecord
 from planner.plan.operations import KIND_LABELS, Kind
 from planner.plan.plan import Plan
 from planner.simulation.timeline import Timeline
@@ -21,6 +21,8 @@ from planner.units import format_seconds
 
 NOTICEABLE_SPREAD = 1.05
 """Devices of one type that differ by more are told."""
+_Times = Mapping[str, OperationTimes]
+"""Times of layers by name."""
 
 
 @dataclass(frozen=True)
@@ -58,46 +60,27 @@ def stage_times(timeline: Timeline, measured: MeasuredTimeline) -> tuple[StageTi
         measured: its measurement.
     """
     pipeline, counted = timeline.pipeline, frozenset(measured.counted_steps)
-    cluster, stretches = pipeline.problem.cluster, _stretches(timeline)
-    samples: dict[tuple[int, str, Kind], dict[str, list[float]]] = {}
-    for event in measured.operations:
-        if event.step in counted:
-            key = (event.what.stage, cluster.type_of(event.device), event.what.kind)
-            by_device = samples.setdefault(key, defaultdict(list))
-            by_device[event.device].append(event.seconds / stretches.get(key, 1.0))
-    return tuple(
-        _stage_time(pipeline, key, by_device)
-        for key, by_device in sorted(samples.items(), key=_in_order)
-    )
-
-
-def _stretches(timeline: Timeline) -> dict[tuple[int, str, Kind], float]:
-    """Return how many times as long operations took in a replay as they take alone (medians)."""
-    cluster = timeline.pipeline.problem.cluster
-    found: dict[tuple[int, str, Kind], list[float]] = defaultdict(list)
+    type_of = pipeline.problem.cluster.type_of
+    # How many times as long operations took in the replay as they take alone.
+    stretches: dict[tuple[int, str, Kind], list[float]] = defaultdict(list)
     for event in timeline.operations:
         stage, kind, _ = event.operation
-        found[stage, cluster.type_of(event.device), kind].append(timeline.stretch(event))
-    return {key: median(values) for key, values in found.items()}
-
-
-def _in_order(item: tuple[tuple[int, str, Kind], object]) -> tuple[int, str, int]:
-    (stage, device_type, kind), _ = item
-    return stage, device_type, list(KIND_LABELS).index(kind)
-
-
-def _stage_time(
-    pipeline: PlacedPipeline, key: tuple[int, str, Kind], by_device: Mapping[str, list[float]]
-) -> StageTime:
-    stage, _, kind = key
-    every = [value for values in by_device.values() for value in values]
-    return StageTime(
-        *key,
-        predicted_s=pipeline.seconds(stage, kind, next(iter(by_device))),
-        measured_s=median(every),
-        samples=len(every),
-        device_s={device: median(values) for device, values in by_device.items()},
-    )
+        stretches[stage, type_of(event.device), kind].append(timeline.stretch(event))
+    samples: dict[tuple[int, str, Kind], dict[str, list[float]]] = {}
+    for row in measured.operations:
+        if row.step in counted:
+            key = (row.what.stage, type_of(row.device), row.what.kind)
+            seconds = row.seconds / median(stretches.get(key, (1.0,)))
+            samples.setdefault(key, {}).setdefault(row.device, []).append(seconds)
+    kinds = list(KIND_LABELS)
+    found = []
+    for key in sorted(samples, key=lambda key: (key[0], key[1], kinds.index(key[2]))):
+        by_device = samples[key]
+        every = [value for values in by_device.values() for value in values]
+        predicted_s = pipeline.seconds(key[0], key[2], next(iter(by_device)))
+        device_s = {device: median(values) for device, values in by_device.items()}
+        found.append(StageTime(*key, predicted_s, median(every), len(every), device_s))
+    return tuple(found)
 
 
 def calibrated_graph(
@@ -114,48 +97,36 @@ def calibrated_graph(
         pipeline: its stages on devices, or groups, whose links are calibrated.
         rows: what was measured.
     """
-    found: dict[Alike, dict[str, OperationTimes]] = defaultdict(dict)
-    notes = []
-    samples: dict[tuple[int, Alike], dict[str, list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    notes: list[str] = []
+    samples: dict[tuple[int, Alike], dict[str, list[float]]] = {}
     types: dict[Alike, str] = {}
     for row in rows:
         device = next(iter(row.device_s))
         which = alike(plan, device)
         types.setdefault(which, pipeline.problem.cluster.type_of(device))
-        inside_s = _inside_s(pipeline, row)
-        samples[row.stage, which][row.kind].append(max(0.0, row.measured_s - inside_s))
-        notes += [*_spread_notes(row), *_inside_notes(row, inside_s)]
-    for (stage, which), by_kind in samples.items():
-        medians = {kind: median(values) for kind, values in by_kind.items()}
-        notes += list(_short_notes(pipeline, (stage, types[which]), medians))
-        placed = pipeline.stages[stage]
-        found[which].update(_layers_of_stage(pipeline, placed, types[which], medians))
+        inside = (inside_times(pipeline, row.stage, name) for name in row.device_s)
+        inside_s = median(times.seconds(row.kind) for times in inside)
+        by_kind = samples.setdefault((row.stage, which), {})
+        by_kind.setdefault(row.kind, []).append(max(0.0, row.measured_s - inside_s))
+        notes += _notes(row, inside_s)
+    found: dict[Alike, dict[str, OperationTimes]] = defaultdict(dict)
+    for (stage, which), kinds in samples.items():
+        medians = {kind: median(values) for kind, values in kinds.items()}
+        found[which] |= _OfStage(pipeline, pipeline.stages[stage], types[which], medians).times
+        notes += _short_notes(pipeline, stage, types[which], medians)
     for which, by_layer in found.items():
-        notes += list(_other_notes(pipeline, types[which], by_layer))
-        found[which] = {**_others(pipeline, types[which], by_layer), **by_layer}
+        others = _others(pipeline, types[which], by_layer)
+        found[which] = {**others, **by_layer}
+        if others:
+            notes.append(
+                f"{len(others)} of {len(pipeline.problem.graph.layers)} layers did not run on "
+                f"{types[which]}; their times there are scaled as those of the layers that did"
+            )
     entries = {
         which: {name: _entry(times) for name, times in by_layer.items()}
         for which, by_layer in found.items()
     }
     return with_times(plan, entries), tuple(notes)
-
-
-def _inside_s(pipeline: PlacedPipeline, row: StageTime) -> float:
-    """Return the seconds of collectives inside groups in an operation, as predicted."""
-    inside = (inside_times(pipeline, row.stage, device) for device in row.device_s)
-    return median(times.seconds(row.kind) for times in inside)
-
-
-def _inside_notes(row: StageTime, inside_s: float) -> Iterator[str]:
-    if inside_s > row.measured_s:
-        yield (
-            f"{row.kind} of stage {row.stage} on {row.device_type} took "
-            f"{format_seconds(row.measured_s)}, less than its collectives are predicted to "
-            f"({format_seconds(inside_s)}); its computation counts as 0 s: correct the links "
-            "inside groups"
-        )
 
 
 def _entry(times: OperationTimes) -> MeasuredTimes:
@@ -168,64 +139,69 @@ def _entry(times: OperationTimes) -> MeasuredTimes:
     )
 
 
-def _layers_of_stage(
-    pipeline: PlacedPipeline, placed: PlacedStage, kind: str, medians: Mapping[str, float]
-) -> dict[str, OperationTimes]:
-    """New times of a stage's layers on a device type that ran it."""
-    layers = pipeline.problem.graph.on(kind).layers
-    before = [_times(pipeline, layers[name], kind) for name in placed.spec.layers]
-    forward = _forward(pipeline, placed, kind, medians)
-    gradients = _gradients(medians, _rerun_s(placed, forward), before)
-    return {
-        name: OperationTimes(forward_s, *row)
-        for (name, forward_s), row in zip(forward.items(), gradients, strict=True)
-    }
+@dataclass(frozen=True)
+class _OfStage:
+    """A stage on a device type that ran it.
 
-
-def _forward(
-    pipeline: PlacedPipeline, placed: PlacedStage, kind: str, medians: Mapping[str, float]
-) -> dict[str, float]:
-    """Seconds of the forward of each layer of a stage, without the wait for the loader.
-
-    What is predicted for that is left to the loader's rate, which stays as it is.
+    Attributes:
+        pipeline: what ran.
+        placed: the stage.
+        kind: the device type.
+        medians: seconds of its operations by kind.
     """
-    own = pipeline.problem.graph.on(kind).layers
-    layers = [own[name] for name in placed.spec.layers]
-    device = pipeline.problem.cluster.device_types[kind]
-    waited_s = sum(device.load_s(layer.batch_bytes) for layer in layers)
-    rows = [_times(pipeline, layer, kind) for layer in layers]
-    divided = _divided(max(0.0, medians["F"] - waited_s), [times.forward_s for times in rows])
-    return dict(zip(placed.spec.layers, divided, strict=True))
 
+    pipeline: PlacedPipeline
+    placed: PlacedStage
+    kind: str
+    medians: Mapping[str, float]
 
-def _rerun_s(placed: PlacedStage, forward: Mapping[str, float]) -> float:
-    """Return the part of a backward that runs the forward of recomputed layers again."""
-    return sum(forward[name] for name in placed.spec.recompute)
+    @property
+    def times(self) -> dict[str, OperationTimes]:
+        """New times of its layers."""
+        rows = zip(self.forward.items(), self._gradients(), strict=True)
+        return {name: OperationTimes(forward_s, *row) for (name, forward_s), row in rows}
 
+    @property
+    def forward(self) -> dict[str, float]:
+        """Seconds of the forward of each layer, without the wait for the loader.
 
-def _gradients(
-    medians: Mapping[str, float], rerun_s: float, before: Sequence[OperationTimes]
-) -> list[tuple[float, float, float]]:
-    """Input gradient, weight gradient and whole backward of each layer.
+        What is predicted for that is left to the loader's rate, which stays as it is.
+        """
+        names = self.placed.spec.layers
+        device = self.pipeline.problem.cluster.device_types[self.kind]
+        own = self.pipeline.problem.graph.on(self.kind).layers
+        waited_s = sum(device.load_s(own[name].batch_bytes) for name in names)
+        before = [times.forward_s for times in self._before]
+        divided = _divided(max(0.0, self.medians["F"] - waited_s), before)
+        return dict(zip(names, divided, strict=True))
 
-    Args:
-        medians: of the stage's operations by kind, in seconds.
-        rerun_s: what of B and of I is the forward of recomputed layers, run again.
-        before: predicted times of the layers.
-    """
-    if "I" not in medians:
-        whole = _divided(max(0.0, medians["B"] - rerun_s), [row.backward_s for row in before])
-        return [_apart(s, row) for s, row in zip(whole, before, strict=True)]
-    input_s = max(0.0, medians["I"] - rerun_s)
-    inputs = _divided(input_s, [row.input_gradient_s for row in before])
-    weights = _divided(medians["W"], [row.weight_gradient_s for row in before])
-    apart = [a + b for a, b in zip(inputs, weights, strict=True)]
-    if "B" in medians:
-        whole = _divided(max(0.0, medians["B"] - rerun_s), [row.backward_s for row in before])
-    else:
-        # No whole backward ran: what it saved before it saves in the same proportion.
-        whole = [s * _whole_share(row) for s, row in zip(apart, before, strict=True)]
-    return list(zip(inputs, weights, whole, strict=True))
+    @property
+    def rerun_s(self) -> float:
+        """The part of B and of I that runs the forward of recomputed layers again."""
+        forward = self.forward
+        return sum(forward[name] for name in self.placed.spec.recompute)
+
+    @property
+    def _before(self) -> list[OperationTimes]:
+        return list(_times(self.pipeline, self.kind, self.placed.spec.layers).values())
+
+    def _gradients(self) -> list[tuple[float, float, float]]:
+        """Input gradient, weight gradient and whole backward of each layer."""
+        medians, before, rerun_s = self.medians, self._before, self.rerun_s
+        whole = None
+        if "B" in medians:
+            whole = _divided(max(0.0, medians["B"] - rerun_s), [row.backward_s for row in before])
+        if "I" not in medians:
+            assert whole is not None  # A stage runs B, or I and W.
+            return [_apart(s, row) for s, row in zip(whole, before, strict=True)]
+        input_s = max(0.0, medians["I"] - rerun_s)
+        inputs = _divided(input_s, [row.input_gradient_s for row in before])
+        weights = _divided(medians["W"], [row.weight_gradient_s for row in before])
+        if whole is None:
+            # No whole backward ran: what it saved before it saves in the same proportion.
+            rows = zip(inputs, weights, map(_whole_share, before), strict=True)
+            whole = [(a + b) * share for a, b, share in rows]
+        return list(zip(inputs, weights, whole, strict=True))
 
 
 def _apart(whole_s: float, before: OperationTimes) -> tuple[float, float, float]:
@@ -249,72 +225,54 @@ def _divided(total_s: float, weights: Sequence[float]) -> list[float]:
     return [total_s * (weight / whole) for weight in weights]
 
 
-def _times(pipeline: PlacedPipeline, layer: Layer, kind: str) -> OperationTimes:
-    problem = pipeline.problem
-    return computed_times(layer, kind, problem.cluster.device_types[kind], problem.job.precision)
+def _times(pipeline: PlacedPipeline, kind: str, names: Iterable[str]) -> dict[str, OperationTimes]:
+    """Return the predicted times of layers on a device type."""
+    problem, own = pipeline.problem, pipeline.problem.graph.on(kind).layers
+    device, precision = problem.cluster.device_types[kind], problem.job.precision
+    return {name: computed_times(own[name], kind, device, precision) for name in names}
 
 
-def _others(
-    pipeline: PlacedPipeline, kind: str, measured: Mapping[str, OperationTimes]
-) -> dict[str, OperationTimes]:
+def _others(pipeline: PlacedPipeline, kind: str, measured: _Times) -> dict[str, OperationTimes]:
     """The layers that did not run on a type, scaled by what those that did took in all."""
-    layers = pipeline.problem.graph.on(kind).layers
-    before = [_times(pipeline, layers[name], kind) for name in measured]
-    scales = [
-        sum(new) / sum(old) if sum(old) else 1.0
-        for new, old in zip(
-            zip(*measured.values(), strict=True), zip(*before, strict=True), strict=True
-        )
-    ]
+    before = _times(pipeline, kind, measured)
+    columns = zip(
+        zip(*measured.values(), strict=True), zip(*before.values(), strict=True), strict=True
+    )
+    scales = [sum(new) / sum(old) if sum(old) else 1.0 for new, old in columns]
+    own = pipeline.problem.graph.on(kind).layers
+    names = [name for name in own if name not in measured and own[name].may_run_on(kind)]
     return {
-        name: OperationTimes(
-            *(s * x for s, x in zip(_times(pipeline, layers[name], kind), scales, strict=True))
-        )
-        for name in _unmeasured(pipeline, kind, measured)
+        name: OperationTimes(*(s * x for s, x in zip(times, scales, strict=True)))
+        for name, times in _times(pipeline, kind, names).items()
     }
 
 
-def _unmeasured(
-    pipeline: PlacedPipeline, kind: str, measured: Mapping[str, OperationTimes]
-) -> list[str]:
-    layers = pipeline.problem.graph.on(kind).layers
-    return [
-        name for name, layer in layers.items() if name not in measured and layer.may_run_on(kind)
-    ]
-
-
-def _spread_notes(row: StageTime) -> Iterator[str]:
+def _notes(row: StageTime, inside_s: float) -> Iterator[str]:
     if row.spread > NOTICEABLE_SPREAD:
-        slow = max(row.device_s, key=lambda device: row.device_s[device])
-        fast = min(row.device_s, key=lambda device: row.device_s[device])
+        slow = max(row.device_s, key=row.device_s.__getitem__)
+        fast = min(row.device_s, key=row.device_s.__getitem__)
         yield (
             f"{row.kind} of stage {row.stage} takes {row.spread:.2f} times as long on {slow} as on "
             f"{fast}, both of type {row.device_type}; the median is used for the type: give the "
-            f"slow device its own type"
+            "slow device its own type"
+        )
+    if inside_s > row.measured_s:
+        yield (
+            f"{row.kind} of stage {row.stage} on {row.device_type} took "
+            f"{format_seconds(row.measured_s)}, less than its collectives are predicted to "
+            f"({format_seconds(inside_s)}); its computation counts as 0 s: correct the links "
+            "inside groups"
         )
 
 
 def _short_notes(
-    pipeline: PlacedPipeline, key: tuple[int, str], medians: Mapping[str, float]
+    pipeline: PlacedPipeline, stage: int, kind: str, medians: Mapping[str, float]
 ) -> Iterator[str]:
     """Yield a note if a backward is shorter than the forward it should recompute."""
-    stage, kind = key
-    placed = pipeline.stages[stage]
-    rerun_s = _rerun_s(placed, _forward(pipeline, placed, kind, medians))
+    rerun_s = _OfStage(pipeline, pipeline.stages[stage], kind, medians).rerun_s
     for name in ("B", "I"):
         if name in medians and medians[name] < rerun_s:
             yield (
                 f"{name} of stage {stage} on {kind} took less than the forward that it runs again; "
                 "its gradients count as 0 s"
             )
-
-
-def _other_notes(
-    pipeline: PlacedPipeline, kind: str, measured: Mapping[str, OperationTimes]
-) -> Iterator[str]:
-    others = _unmeasured(pipeline, kind, measured)
-    if others:
-        yield (
-            f"{len(others)} of {len(pipeline.problem.graph.layers)} layers did not run on {kind}; "
-            "their times there are scaled as those of the layers that did"
-        )
