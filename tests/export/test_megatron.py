@@ -293,22 +293,6 @@ def test_ranks_that_jump_between_nodes_are_told() -> None:
     assert any("not grouped by node" in note for note in export(plan).notes)
 
 
-def test_an_embedding_in_two_stages_is_refused_with_the_nearest_layout() -> None:
-    plan = by_hand(
-        [("wte", "n0/gpu0"), ("wpe h.0 h.1", "n1/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n2/gpu0")]
-    )
-    why, nearest = reasons(plan)
-    assert "wpe in stage 1: E is the whole embedding (wte, wpe), in stage 0" in why
-    assert nearest.endswith("--stages 'E|tt|ttL'")
-
-
-def test_a_head_in_two_stages_is_refused() -> None:
-    plan = by_hand([("wte wpe h.0 h.1 h.2 h.3 ln_f", "n0/gpu0"), ("lm_head loss", "n1/gpu0")])
-    why, nearest = reasons(plan)
-    assert "ln_f in stage 0: L is the whole head and loss" in why
-    assert nearest.endswith("--stages 'Et*4|L'")
-
-
 def test_a_divided_block_is_refused_by_name() -> None:
     told = problem(transformer(2, parts=2), machines(2))
     names = tuple(told.graph.layers)
@@ -320,6 +304,47 @@ def test_a_divided_block_is_refused_by_name() -> None:
     assert nearest.endswith("--stages 'Et|tL'")
 
 
+TAIL = "h.2 h.3 ln_f lm_head loss"
+REFUSED: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
+    "an embedding in two stages": (
+        [("wte", "n0/gpu0"), ("wpe h.0 h.1", "n1/gpu0"), (TAIL, "n2/gpu0")],
+        ["wpe in stage 1: E is the whole embedding (wte, wpe), in stage 0", "--stages 'E|tt|ttL'"],
+    ),
+    "a head in two stages": (
+        [("wte wpe h.0 h.1 h.2 h.3 ln_f", "n0/gpu0"), ("lm_head loss", "n1/gpu0")],
+        ["ln_f in stage 0: L is the whole head and loss", "--stages 'Et*4|L'"],
+    ),
+    "ranks of different numbers of stages": (
+        [("wte wpe h.0", "n0/gpu0"), ("h.1", "n1/gpu0"), (TAIL, "n0/gpu0")],
+        ["3 stages on 2 pipeline ranks"],
+    ),
+    "replicas with different companions": (
+        [("wte wpe h.0 h.1", "n0/gpu0 n1/gpu0"), (TAIL, "n1/gpu0 n2/gpu0")],
+        ["stage 0 is on n0/gpu0, n1/gpu0, stage 1 on n1/gpu0, n2/gpu0"],
+    ),
+    "several stages on one rank alone": (
+        [("wte wpe h.0 h.1", "n0/gpu0"), (TAIL, "n0/gpu0")],
+        ["interleaving needs two pipeline ranks"],
+    ),
+    "all reasons at once": (
+        [("wte", "n0/gpu0 n1/gpu0"), (f"wpe h.0 h.1 {TAIL}", "n2/gpu0")],
+        ["E is the whole embedding", "'E|t*4L'", "stages have 2, 1 replicas"],
+    ),
+    "microbatches that pipelines cannot share": (
+        [(f"wte wpe h.0 h.1 {TAIL}", "n0/gpu0 n1/gpu0 n2/gpu0")],
+        ["4 cannot be shared out equally among 3 pipelines"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_stages_that_megatron_cannot_run_are_refused(case: str) -> None:
+    stages, expected = REFUSED[case]
+    found = reasons(by_hand(stages))
+    assert len(found) == len(expected)
+    assert all(words in why for why, words in zip(found, expected, strict=True))
+
+
 def test_stages_that_do_not_go_around_the_ranks_are_refused() -> None:
     plan = adopt(problem(transformer(4), machines(2)), "Et|t|t|tL", schedule="zb-v")
     (why,) = reasons(plan)
@@ -327,46 +352,7 @@ def test_stages_that_do_not_go_around_the_ranks_are_refused() -> None:
     assert "pipeline rank i % 2" in why
 
 
-def test_ranks_of_different_numbers_of_stages_are_refused() -> None:
-    plan = by_hand(
-        [
-            ("wte wpe h.0", "n0/gpu0"),
-            ("h.1", "n1/gpu0"),
-            ("h.2 h.3 ln_f lm_head loss", "n0/gpu0"),
-        ]
-    )
-    (why,) = reasons(plan)
-    assert "3 stages on 2 pipeline ranks" in why
-
-
-def test_replicas_with_different_companions_are_refused() -> None:
-    plan = by_hand(
-        [("wte wpe h.0 h.1", "n0/gpu0 n1/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n1/gpu0 n2/gpu0")]
-    )
-    (why,) = reasons(plan)
-    assert "stage 0 is on n0/gpu0, n1/gpu0, stage 1 on n1/gpu0, n2/gpu0" in why
-
-
-def test_several_stages_on_one_rank_alone_are_refused() -> None:
-    plan = by_hand([("wte wpe h.0 h.1", "n0/gpu0"), ("h.2 h.3 ln_f lm_head loss", "n0/gpu0")])
-    (why,) = reasons(plan)
-    assert "interleaving needs two pipeline ranks" in why
-
-
-def test_all_reasons_come_at_once() -> None:
-    plan = by_hand(
-        [("wte", "n0/gpu0 n1/gpu0"), ("wpe h.0 h.1 h.2 h.3 ln_f lm_head loss", "n2/gpu0")]
-    )
-    embedding, nearest, replicas = reasons(plan)
-    assert "E is the whole embedding" in embedding
-    assert "'E|t*4L'" in nearest
-    assert "stages have 2, 1 replicas" in replicas
-
-
-def test_microbatches_that_megatron_cannot_share_out_are_refused() -> None:
-    whole = "wte wpe h.0 h.1 h.2 h.3 ln_f lm_head loss"
-    (why,) = reasons(by_hand([(whole, "n0/gpu0 n1/gpu0 n2/gpu0")]))
-    assert "4 cannot be shared out equally among 3 pipelines" in why
+def test_microbatches_that_are_no_multiple_of_ranks_are_refused() -> None:
     told = problem(transformer(4), machines(2), microbatches=5)
     (why,) = reasons(adopt(told, "Et|t|t|tL", pipeline_size=2))
     assert "job.microbatches: 5: Megatron's interleaved 1F1B asks for a multiple of the 2" in why
