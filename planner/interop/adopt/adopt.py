@@ -137,7 +137,13 @@ def adopted(
     pipelines = pipelines_on(held, ranks, replicas, is_pipeline_first=is_pipeline_first)
     pipeline = placed(on_groups, division, pipelines, recompute_blocks)
     name = schedule_name(schedule, ranks)
-    plan = _planned(pipeline, pipelines, schedule, name)
+    table = schedule if isinstance(schedule, ScheduleTable) else name
+    try:
+        plan = plan_by_hand(pipeline, orders_by(pipeline, pipelines, table))
+    except DeadlockError as error:
+        raise PipeplanError(f"{name}: {error}; correct the order of one of them") from None
+    solver = {"solver": f"none: adopted with {name}"}
+    plan = plan.model_copy(update={"provenance": plan.provenance.model_copy(update=solver)})
     if parallel is not None:
         job = problem.job.model_copy(update={"backward": plan.job.backward})
         plan = plan.of_problem(replace(problem, job=job), parallel)
@@ -155,19 +161,6 @@ def _groups_of(job: Job, names: Sequence[str]) -> TensorParallel | None:
     )
 
 
-def _planned(
-    pipeline: PlacedPipeline, pipelines: PipelineDevices, schedule: Schedule, name: str
-) -> Plan:
-    """Return the plan of placed stages in the order of a schedule."""
-    table = schedule if isinstance(schedule, ScheduleTable) else name
-    try:
-        plan = plan_by_hand(pipeline, orders_by(pipeline, pipelines, table))
-    except DeadlockError as error:
-        raise PipeplanError(f"{name}: {error}; correct the order of one of them") from None
-    solver = {"solver": f"none: adopted with {name}"}
-    return plan.model_copy(update={"provenance": plan.provenance.model_copy(update=solver)})
-
-
 def placed(
     problem: Problem, division: Division, pipelines: PipelineDevices, recompute_blocks: int | None
 ) -> PlacedPipeline:
@@ -182,9 +175,12 @@ def placed(
     Raises:
         PipeplanError: if two devices that must exchange data have no path of links.
     """
-    again = _recomputed(division, recompute_blocks)
-    holders = zip(*pipelines, strict=True)
-    rows = zip(division, holders, again, strict=True)
+    if recompute_blocks is None:
+        blocks = [first_blocks(stage, len(stage)) for stage in division]
+        again = blocks if any(blocks) else list(division)
+    else:
+        again = [first_blocks(stage, recompute_blocks) for stage in division]
+    rows = zip(division, zip(*pipelines, strict=True), again, strict=True)
     pipeline = place(problem, [StageSpec(*row) for row in rows])
     if not is_connected(pipeline):
         raise PipeplanError(
@@ -194,19 +190,16 @@ def placed(
     return pipeline
 
 
-def _recomputed(division: Division, count: int | None) -> list[tuple[str, ...]]:
-    """Return the layers of the first blocks of every stage; of None all, or if none all layers."""
-    if count is not None:
-        return [first_blocks(stage, count) for stage in division]
-    blocks = [first_blocks(stage, len(stage)) for stage in division]
-    return blocks if any(blocks) else list(division)
-
-
 def overflow_problems(adopted: Adopted) -> list[str]:
     """Return a line for each device that exceeds memory and one of remedies; empty if all fits."""
     timeline = replay(adopted.plan)
     problems = list(_overflows(timeline))
-    return [*problems, _advice(adopted, timeline.pipeline)] if problems else []
+    if problems:
+        advice = _what_fits(adopted, timeline.pipeline)
+        problems.append(
+            f"{advice}; --allow-overflow writes the plan as it is, for `pipeplan explain`"
+        )
+    return problems
 
 
 def _overflows(timeline: Timeline) -> Iterator[str]:
@@ -223,14 +216,6 @@ def _overflows(timeline: Timeline) -> Iterator[str]:
             f"which {format_bytes(static)} weights, gradients and optimizer state), but the device "
             f"has {format_bytes(peak - over)}, {format_bytes(over)} too little"
         )
-
-
-def _advice(adopted: Adopted, pipeline: PlacedPipeline) -> str:
-    """Return what was tried and fits in memory."""
-    return (
-        f"{_what_fits(adopted, pipeline)}; --allow-overflow writes the plan as it is, for "
-        "`pipeplan explain`"
-    )
 
 
 def _what_fits(adopted: Adopted, pipeline: PlacedPipeline) -> str:

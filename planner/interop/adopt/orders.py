@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
 from planner.costs.placed_pipeline import PlacedPipeline
@@ -19,35 +20,52 @@ PipelineDevices = tuple[tuple[str, ...], ...]
 """The device of each stage, for each pipeline."""
 
 
-@dataclass(frozen=True)
-class RankLayout:
-    """The pipeline rank of each stage.
+SCHEDULES: dict[str, Rule] = {
+    name.replace(" ", "-"): generator for name, generator in (WHOLE | SPLIT).items()
+}
+"""Published schedules by their names on the command line."""
+V_SHAPED = ("zb-v", "dualpipe-v")
+"""They have stages go down the ranks and up again."""
+Schedule = str | ScheduleTable | None
 
-    Attributes:
-        size: pipeline ranks.
-        rank_of: the rank of each stage.
-    """
+
+class RankLayout(NamedTuple):
+    """The ranks of a pipeline, and the rank of each stage."""
 
     size: int
     rank_of: tuple[int, ...]
 
-    @property
-    def is_loop(self) -> bool:
-        """Whether a rank holds several stages."""
-        return len(self.rank_of) > self.size
 
-
-def ranks_in_turn(stages: int, size: int | None, *, is_v: bool) -> RankLayout:
-    """Place stage i on rank i mod the number of ranks, or in a V: down the ranks and up again.
-
-    Args:
-        stages: their number.
-        size: ranks; None for as many as stages, or half as many of a V.
-        is_v: whether stages go down the ranks and up again.
+def require_schedule(name: str | None) -> None:
+    """Refuse an unknown published schedule; None is allowed.
 
     Raises:
-        PipeplanError: if the stages cannot be dealt out so.
+        PipeplanError: naming those that there are.
     """
+    if name is not None and name not in SCHEDULES:
+        raise PipeplanError(
+            f"schedule {name}: no such schedule; choose from {', '.join(SCHEDULES)}, or give its "
+            "table (--schedule)"
+        )
+
+
+def ranks_of(schedule: Schedule, stages: int, size: int | None) -> RankLayout:
+    """Return the rank of each stage: from the table, or by the schedule's placement.
+
+    Stage i is on rank i mod the number of ranks, or in a V: down the ranks and up again.
+
+    Args:
+        schedule: its name or table.
+        stages: their number.
+        size: ranks; None for as many as stages, or half as many of a V.
+
+    Raises:
+        PipeplanError: if stages, ranks and schedule do not fit together.
+    """
+    if isinstance(schedule, ScheduleTable):
+        return _ranks_of_table(schedule, stages, size)
+    require_schedule(schedule)
+    is_v = schedule in V_SHAPED
     if size is None:
         size = stages // 2 if is_v and stages > 1 else stages
     if size < 1 or stages % size:
@@ -136,40 +154,6 @@ def _wrong(cluster: Cluster, named: Sequence[str]) -> list[str]:
     return problems
 
 
-SCHEDULES: dict[str, Rule] = {
-    name.replace(" ", "-"): generator for name, generator in (WHOLE | SPLIT).items()
-}
-"""Published schedules by their names on the command line."""
-V_SHAPED = ("zb-v", "dualpipe-v")
-"""They have stages go down the ranks and up again."""
-Schedule = str | ScheduleTable | None
-
-
-def ranks_of(schedule: Schedule, stages: int, size: int | None) -> RankLayout:
-    """Return the rank of each stage: from the table, or by the schedule's placement.
-
-    Raises:
-        PipeplanError: if stages, ranks and schedule do not fit together.
-    """
-    if isinstance(schedule, ScheduleTable):
-        return _ranks_of_table(schedule, stages, size)
-    require_schedule(schedule)
-    return ranks_in_turn(stages, size, is_v=schedule in V_SHAPED)
-
-
-def require_schedule(name: str | None) -> None:
-    """Refuse an unknown published schedule; None is allowed.
-
-    Raises:
-        PipeplanError: naming those that there are.
-    """
-    if name is not None and name not in SCHEDULES:
-        raise PipeplanError(
-            f"schedule {name}: no such schedule; choose from {', '.join(SCHEDULES)}, or give its "
-            "table (--schedule)"
-        )
-
-
 def _ranks_of_table(table: ScheduleTable, stages: int, size: int | None) -> RankLayout:
     problems = list(_stage_problems(table, stages))
     if size not in (None, len(table.rows)):
@@ -209,16 +193,12 @@ def _stage_problems(table: ScheduleTable, stages: int) -> Iterator[str]:
             )
 
 
-def default_schedule(ranks: RankLayout) -> str:
-    """Return 1F1B, or interleaved 1F1B if a rank holds several stages."""
-    return "interleaved-1f1b" if ranks.is_loop else "1f1b"
-
-
 def schedule_name(schedule: Schedule, ranks: RankLayout) -> str:
-    """Return the name of the schedule."""
+    """Return the schedule's name: 1F1B by default, interleaved if ranks hold several stages."""
     if isinstance(schedule, ScheduleTable):
         return f"the table {schedule.source}"
-    return schedule or default_schedule(ranks)
+    is_interleaved = len(ranks.rank_of) > ranks.size
+    return schedule or ("interleaved-1f1b" if is_interleaved else "1f1b")
 
 
 def orders_by(
@@ -267,15 +247,13 @@ def _microbatch_problems(table: ScheduleTable, microbatches: int, pipelines: int
         )
         return
     kinds: dict[tuple[int, int], list[str]] = {}
-    for row in table.rows:
-        for op in row:
-            kinds.setdefault((op.stage, op.microbatch), []).append(op.kind)
-    for stage, rank in sorted(table.rank_of.items()):
-        for microbatch in range(share):
-            has = "".join(sorted(kinds.get((stage, microbatch), ()), key="FBIW".index))
-            if has not in ("FB", "FIW"):
-                yield (
-                    f"{table.source}: row {rank + 1}: stage {stage} runs "
-                    f"{', '.join(has) or 'nothing'} of microbatch {microbatch}; it needs F and "
-                    "then B, or F, I and W, once each"
-                )
+    for op in (op for row in table.rows for op in row):
+        kinds.setdefault((op.stage, op.microbatch), []).append(op.kind)
+    for (stage, rank), microbatch in product(sorted(table.rank_of.items()), range(share)):
+        has = sorted(kinds.get((stage, microbatch), ()), key="FBIW".index)
+        if "".join(has) not in ("FB", "FIW"):
+            yield (
+                f"{table.source}: row {rank + 1}: stage {stage} runs "
+                f"{', '.join(has) or 'nothing'} of microbatch {microbatch}; it needs F and then B, "
+                "or F, I and W, once each"
+            )

@@ -157,8 +157,8 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
     least_gb_per_s = least_bandwidths_gb_per_s(pipeline, measured, comparison)
     cluster, links, link_notes = calibrated_cluster(pipeline, samples, least_gb_per_s)
     if plan.tensor_parallel is not None:
-        single = on_single_devices(plan, pipeline, samples, links, comparison)
-        cluster, links, link_notes = single.cluster, single.links, (*link_notes, *single.notes)
+        cluster, links, notes = on_single_devices(plan, pipeline, samples, links, comparison)
+        link_notes = (*link_notes, *notes)
     times = () if links_only else stage_times(timeline, measured)
     placed = place_plan(plan.model_copy(update={"cluster": cluster}))
     record, time_notes = calibrated_graph(plan, placed, times)

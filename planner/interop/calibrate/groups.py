@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import inf
 from statistics import median
+from typing import TypeVar
 
 from planner.analysis.deviation import Comparison
-from planner.cluster.cluster import Cluster, Link
+from planner.cluster.cluster import Cluster
 from planner.cluster.collective_algorithms import all_reduce_algorithms
 from planner.cluster.tensor_groups import TensorGroup, link_bundles
 from planner.costs.group_collectives import inside_times
@@ -25,27 +25,14 @@ from planner.costs.placement import place_plan
 from planner.interop.calibrate.fits import AGREEMENT, Ends, route_of
 from planner.interop.calibrate.links import NOTICEABLE_FACTOR, CalibratedLink, with_links
 from planner.model.figures import MeasuredTimes
-from planner.model.graph_record import GraphRecord
+from planner.model.graph_record import GraphRecord, Layer
+from planner.model.split_record import LayerSplit
 from planner.plan.plan import Plan
 from planner.units import format_seconds
 
+Row = TypeVar("Row", Layer, LayerSplit)
 INSIDE = "collectives"
 """The method of links that messages do not use and collectives inside a group do."""
-
-
-@dataclass(frozen=True)
-class SingleLinks:
-    """Links between single devices after a calibration of groups.
-
-    Attributes:
-        cluster: with them.
-        links: those whose figures changed.
-        notes: what people should know of them.
-    """
-
-    cluster: Cluster
-    links: tuple[CalibratedLink, ...]
-    notes: tuple[str, ...] = ()
 
 
 def on_single_devices(
@@ -54,8 +41,10 @@ def on_single_devices(
     pairs: Collection[Ends],
     changes: Sequence[CalibratedLink],
     measured: Comparison,
-) -> SingleLinks:
-    """Return the links of a plan's cluster, from those between its groups and collectives inside.
+) -> tuple[Cluster, tuple[CalibratedLink, ...], tuple[str, ...]]:
+    """Return a plan's cluster with links from those between groups and collectives inside.
+
+    With it come the links whose figures changed, and what people should know of them.
 
     Args:
         plan: of groups.
@@ -85,7 +74,7 @@ def on_single_devices(
     inside = tuple(_inside(found, parallel.groups, ratios, used))
     found = with_links(found, inside)
     notes = tuple(_notes(_collectives(plan, found, measured)))
-    return SingleLinks(found, (*outside, *inside), notes)
+    return found, (*outside, *inside), notes
 
 
 def _single(cluster: Cluster, index: int, change: CalibratedLink) -> CalibratedLink:
@@ -95,20 +84,13 @@ def _single(cluster: Cluster, index: int, change: CalibratedLink) -> CalibratedL
     latency_us = change.after.latency_us
     if change.before.latency_us:
         latency_us = before.latency_us * (change.after.latency_us / change.before.latency_us)
-    return _changed(index, before, wider, latency_us, change.after.source, change.method)
-
-
-def _changed(
-    index: int, before: Link, wider: float, latency_us: float, source: str, method: str
-) -> CalibratedLink:
-    after = before.model_copy(
-        update={
-            "bandwidth_gb_per_s": before.bandwidth_gb_per_s * wider,
-            "latency_us": latency_us,
-            "source": source,
-        }
-    )
-    return CalibratedLink(index, "-".join(before.between), before, after, method)
+    figures = {
+        "bandwidth_gb_per_s": before.bandwidth_gb_per_s * wider,
+        "latency_us": latency_us,
+        "source": change.after.source,
+    }
+    after = before.model_copy(update=figures)
+    return CalibratedLink(index, before, after, change.method)
 
 
 # --- collectives ----------------------------------------------------------------------------------
@@ -151,8 +133,13 @@ def _inside(
     for index, found in sorted(by_link.items()):
         link, ratio = cluster.links[index], median(found)
         if abs(ratio - 1) > AGREEMENT:
-            latency_us = link.latency_us * ratio
-            yield _changed(index, link, 1 / ratio, latency_us, "measured", INSIDE)
+            figures = {
+                "bandwidth_gb_per_s": link.bandwidth_gb_per_s / ratio,
+                "latency_us": link.latency_us * ratio,
+                "source": "measured",
+            }
+            after = link.model_copy(update=figures)
+            yield CalibratedLink(index, link, after, INSIDE)
 
 
 def _links_inside(cluster: Cluster, group: TensorGroup) -> set[int]:
@@ -196,29 +183,17 @@ def with_times(plan: Plan, found: Mapping[Alike, Mapping[str, MeasuredTimes]]) -
         found: times by the name of the layer.
     """
     record, parallel = plan.model.graph, plan.tensor_parallel
-    update: dict[str, object] = {
-        "layers": tuple(
-            row.model_copy(update={"measured": {**row.measured, **_of(found, 1, row.name)}})
-            for row in record.layers
+
+    def measured(rows: Sequence[Row], members: int) -> tuple[Row, ...]:
+        return tuple(
+            row.model_copy(update={"measured": {**row.measured, **_of(found, members, row.name)}})
+            for row in rows
         )
-    }
+
+    update: dict[str, object] = {"layers": measured(record.layers, 1)}
     if parallel is not None:
         update["splits"] = tuple(
-            split.model_copy(
-                update={
-                    "layers": tuple(
-                        row.model_copy(
-                            update={
-                                "measured": {
-                                    **row.measured,
-                                    **_of(found, split.degree or 0, row.name),
-                                }
-                            }
-                        )
-                        for row in split.layers
-                    )
-                }
-            )
+            split.model_copy(update={"layers": measured(split.layers, split.degree or 0)})
             if split.sequence == parallel.sequence
             else split
             for split in record.splits

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from statistics import median
+from typing import NamedTuple
 
 from planner.analysis.deviation import Comparison, Deviation
 from planner.cluster.cluster import Cluster, Link
@@ -39,10 +40,14 @@ class CalibratedLink:
     """A link before and after; ``method`` as of its pair, or "as its like" where none used it."""
 
     index: int
-    name: str
     before: Link
     after: Link
     method: str
+
+    @property
+    def name(self) -> str:
+        """Its two ends."""
+        return "-".join(self.before.between)
 
 
 def calibrated_cluster(
@@ -108,8 +113,7 @@ def _least(
     return max(least_gb_per_s.get(index, 0.0), width if width > route.bandwidth_gb_per_s else 0.0)
 
 
-@dataclass(frozen=True)
-class _Figures:
+class _Figures(NamedTuple):
     bandwidth_gb_per_s: float
     latency_us: float
     method: str
@@ -182,8 +186,7 @@ def _changes(cluster: Cluster, figures: Mapping[int, _Figures]) -> Iterator[Cali
             continue
         source = "assumed" if row.method == "as its like" else "measured"
         after = before.model_copy(update={**update, "source": source})
-        name = "-".join(before.between)
-        yield CalibratedLink(index, name, before, after, row.method)
+        yield CalibratedLink(index, before, after, row.method)
 
 
 def _contradiction_notes(changes: Sequence[CalibratedLink]) -> Iterator[str]:
@@ -258,9 +261,11 @@ class ReductionChange:
             and self.after.factor > (1 + AGREEMENT) * self.before.factor
         )
 
-    def __str__(self) -> str:
+    @property
+    def seconds(self) -> tuple[float, float, float]:
+        """Predicted before, predicted after, measured."""
         before_s, after_s = self.before.predicted_s or 0.0, self.after.predicted_s or 0.0
-        return _before_and_after(before_s, after_s, self.before.measured_s or 0.0)
+        return before_s, after_s, self.before.measured_s or 0.0
 
 
 def reduction_changes(before: Comparison, after: Comparison) -> tuple[ReductionChange, ...]:
@@ -274,29 +279,22 @@ def reduction_changes(before: Comparison, after: Comparison) -> tuple[ReductionC
 
 def reduction_notes(changes: Sequence[ReductionChange]) -> Iterator[str]:
     """Yield notes on all-reduces that are far off after the calibration."""
+    words = "{} predicted before, {} after, {} measured"
     worse = [change for change in changes if change.is_worse]
     if worse:
         worst = max(worse, key=lambda change: change.after.factor)
         yield (
             f"calibration made the prediction of {len(worse)} of {len(changes)} all-reduces worse, "
-            f"most that of {stages_label(worst.stages)}: {worst}; correct bandwidth_gb_per_s and "
+            f"most that of {stages_label(worst.stages)}: "
+            f"{words.format(*map(format_seconds, worst.seconds))}; correct bandwidth_gb_per_s and "
             "latency_us of its links manually, or measure larger messages"
         )
     elif changes and median(change.after.factor for change in changes) > NOTICEABLE_FACTOR:
-        before_s = median(change.before.predicted_s or 0.0 for change in changes)
-        after_s = median(change.after.predicted_s or 0.0 for change in changes)
-        found_s = median(change.after.measured_s or 0.0 for change in changes)
+        rows = zip(*(change.seconds for change in changes), strict=True)
         yield (
             "all-reduces are predicted from the links, and the prediction is off: "
-            f"{_before_and_after(before_s, after_s, found_s)} (medians)"
+            f"{words.format(*(format_seconds(median(row)) for row in rows))} (medians)"
         )
-
-
-def _before_and_after(before_s: float, after_s: float, found_s: float) -> str:
-    return (
-        f"{format_seconds(before_s)} predicted before, {format_seconds(after_s)} after, "
-        f"{format_seconds(found_s)} measured"
-    )
 
 
 def least_bandwidths_gb_per_s(

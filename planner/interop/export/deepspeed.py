@@ -8,7 +8,7 @@ the innermost dimension of its topology; layers split themselves.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, pairwise, takewhile
 from typing import Any
 
@@ -16,7 +16,6 @@ from planner.costs.gradients import sums_in_float32
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.interop.export.cuts import (
-    StageDevices,
     crossing,
     loss_problems,
     stage_devices_by_replica,
@@ -25,7 +24,7 @@ from planner.interop.export.cuts import (
 from planner.interop.export.exported import Exported, stage_table
 from planner.interop.export.notes import order_notes, overfull, reduction_notes
 from planner.model.blocks import LOSS, block_name
-from planner.model.graph_record import Boundary, Layer
+from planner.model.graph_record import Layer
 from planner.plan.plan import Plan
 from planner.schedules.whole import one_forward_one_backward
 from planner.simulation.simulator import simulate
@@ -126,26 +125,27 @@ def module_text(
 MOST_NAMED = 4
 
 
-def entry_notes(plan: Plan) -> Iterator[str]:
-    """Yield notes on layers that need more than the previous output, or may be lookup tables.
-
-    Args:
-        plan: whose layers, in its order of execution, are the entries of a list.
-    """
+def _entry_notes(plan: Plan) -> Iterator[str]:
+    """Yield notes on layers that need more than the previous output, or may be lookup tables."""
     order = [name for stage in plan.stages for name in stage.layers]
-    given = _given(plan)
+    given: dict[str, list[str]] = {name: [] for name in order}
+    for tensor in plan.model.graph.boundaries:
+        for user in tensor.users:
+            given[user].append(tensor.producer)
     taken = [
         _taken(name, before, given[name])
         for before, name in pairwise(order)
-        if any(tensor.producer != before for tensor in given[name]) or not given[name]
+        if set(given[name]) != {before}
     ]
     if taken:
         yield (
             f"{_some(taken, '; ')}: an entry of `layers`, as loss_fn, is given only what the one "
             "before it returns, so those before it return tuples to hand on what it needs"
         )
-    tables = _tables(plan, order, given)
-    if tables:
+    layers = {layer.name: layer for layer in plan.model.graph.layers}
+    before_blocks = list(takewhile(lambda name: block_name(name) is None, order))
+    tables = [name for name in before_blocks[1:] if given[name] and _may_be_table(layers[name])]
+    if tables and len(before_blocks) < len(order):
         yield (
             f"{_some(list(map(repr, tables)), ', ')}: in the plan's graph such a layer is its "
             "module and the operations that follow it in the model's forward; if it is a lookup "
@@ -153,41 +153,22 @@ def entry_notes(plan: Plan) -> Iterator[str]:
         )
 
 
-def _given(plan: Plan) -> dict[str, list[Boundary]]:
-    """Return the tensors that each layer uses from others."""
-    graph = plan.model.graph
-    given: dict[str, list[Boundary]] = {layer.name: [] for layer in graph.layers}
-    for tensor in graph.boundaries:
-        for user in tensor.users:
-            given[user].append(tensor)
-    return given
-
-
-def _taken(name: str, before: str, tensors: Sequence[Boundary]) -> str:
-    if not tensors:
+def _taken(name: str, before: str, makers: Sequence[str]) -> str:
+    if not makers:
         return f"{name!r} takes nothing of {before!r} before it"
-    makers = dict.fromkeys(tensor.producer for tensor in tensors if tensor.producer != before)
-    how = "together with" if any(tensor.producer == before for tensor in tensors) else "instead of"
-    names = _some([repr(maker) for maker in makers], ", ")
+    how = "together with" if before in makers else "instead of"
+    others = dict.fromkeys(maker for maker in makers if maker != before)
+    names = _some(list(map(repr, others)), ", ")
     return f"{name!r} takes what {names} made, {how} the output of {before!r}"
 
 
-def _tables(plan: Plan, order: Sequence[str], given: Mapping[str, Sequence[Boundary]]) -> list[str]:
-    """Return later layers of the embedding that may be lookup tables.
-
-    They have weights but multiply nothing, and run more than one operation: a lookup and a sum.
-    """
-    layers = {layer.name: layer for layer in plan.model.graph.layers}
-    before_blocks = list(takewhile(lambda name: block_name(name) is None, order))
-    if len(before_blocks) == len(order):
-        return []
-    return [name for name in before_blocks[1:] if given[name] and _may_be_table(layers[name])]
-
-
 def _may_be_table(layer: Layer) -> bool:
-    forwards = [row for row in layer.work if row.phase == "forward"]
-    is_one = bool(forwards) and sum(row.operations for row in forwards) == 1
-    return bool(layer.parameters) and not layer.forward_flops and not is_one
+    """Return whether it has weights but multiplies nothing, and more than one operation.
+
+    A lookup and a sum are two.
+    """
+    operations = sum(row.operations for row in layer.work if row.phase == "forward")
+    return bool(layer.parameters) and not layer.forward_flops and operations != 1
 
 
 def _some(phrases: Sequence[str], between: str) -> str:
@@ -237,10 +218,20 @@ def export(plan: Plan) -> Exported:
         by_pipeline = stage_devices_by_replica(plan)
     except PipeplanError as error:
         raise PipeplanError([*error.problems, *problems]) from None
-    problems += _share_problems(plan, by_pipeline)
+    if plan.microbatches % len(by_pipeline):
+        problems.append(
+            f"microbatches: {plan.microbatches} cannot be divided equally among {len(by_pipeline)} "
+            f"pipelines, as {TOOL} requires; plan again with a multiple of {len(by_pipeline)}"
+        )
     if problems:
         raise PipeplanError(problems)
-    timeline = _one_forward_one_backward(plan, by_pipeline)
+    pipeline = place_plan(plan)
+    owner = {  # Microbatches are dealt to pipelines in turn.
+        (stage.index, microbatch): by_pipeline[microbatch % len(by_pipeline)][stage.index]
+        for stage in plan.stages
+        for microbatch in range(plan.microbatches)
+    }
+    timeline = simulate(pipeline, one_forward_one_backward(pipeline, owner))
     if full := overfull(timeline):
         raise PipeplanError(
             f"orders: {TOOL} runs 1F1B, and then {row}; reduce memory: smaller microbatches, or "
@@ -248,6 +239,16 @@ def export(plan: Plan) -> Exported:
             for row in full
         )
     layers = [[name for name in stage.layers if name != LOSS] for stage in plan.stages]
+    flat = [name for stage in layers for name in stage]
+    again = {name for stage in plan.stages for name in stage.recompute}
+    module = module_text(
+        model=plan.model.name,
+        layers=flat,
+        parts=[0, *accumulate(map(len, layers))],
+        recompute=[index for index, name in enumerate(flat) if name in again],
+        pipelines=len(by_pipeline),
+        members=plan.degree,
+    )
     ranks = [
         device
         for place in zip(*by_pipeline, strict=True)
@@ -256,7 +257,7 @@ def export(plan: Plan) -> Exported:
     ]
     return Exported(
         files={
-            "pipeline_module.py": _module(plan, layers, len(by_pipeline)),
+            "pipeline_module.py": module,
             "ds_config.json": json.dumps(_config(plan, len(by_pipeline)), indent=1) + "\n",
             "stages.json": stage_table(plan, ranks),
         },
@@ -312,46 +313,16 @@ def _precision_problems(plan: Plan) -> Iterator[str]:
         )
 
 
-def _share_problems(plan: Plan, by_pipeline: Sequence[StageDevices]) -> Iterator[str]:
-    if plan.microbatches % len(by_pipeline):
-        yield (
-            f"microbatches: {plan.microbatches} cannot be divided equally among {len(by_pipeline)} "
-            f"pipelines, as {TOOL} requires; plan again with a multiple of {len(by_pipeline)}"
-        )
-
-
-def _one_forward_one_backward(plan: Plan, by_pipeline: Sequence[StageDevices]) -> Timeline:
-    """Simulate the stages in DeepSpeed's order, with microbatches dealt to pipelines in turn."""
-    pipeline = place_plan(plan)
-    owner = {
-        (stage.index, microbatch): by_pipeline[microbatch % len(by_pipeline)][stage.index]
-        for stage in plan.stages
-        for microbatch in range(plan.microbatches)
-    }
-    return simulate(pipeline, one_forward_one_backward(pipeline, owner))
-
-
-def _module(plan: Plan, layers: list[list[str]], pipelines: int) -> str:
-    recomputed = {name for stage in plan.stages for name in stage.recompute}
-    flat = [name for stage in layers for name in stage]
-    return module_text(
-        model=plan.model.name,
-        layers=flat,
-        parts=[0, *accumulate(map(len, layers))],
-        recompute=[index for index, name in enumerate(flat) if name in recomputed],
-        pipelines=pipelines,
-        members=plan.degree,
-    )
-
-
-def _batch_config(plan: Plan, pipelines: int) -> dict[str, Any]:
-    """Return a configuration of batch, precision and shared optimizer state."""
-    job = plan.job
+def _config(plan: Plan, pipelines: int) -> dict[str, Any]:
+    """Return the configuration of batch, precision, optimizer and shared optimizer state."""
+    job, optimizer = plan.job, OPTIMIZERS[plan.job.optimizer]
+    params = {"lr": job.learning_rate, **optimizer["params"]}
     config: dict[str, Any] = {
         "train_batch_size": plan.microbatches * job.samples_per_microbatch,
         "train_micro_batch_size_per_gpu": job.samples_per_microbatch,
         "gradient_accumulation_steps": plan.microbatches // pipelines,
         **DTYPES[job.precision],
+        "optimizer": {"type": optimizer["type"], "params": params},
     }
     if sums_in_float32(job):  # By default it sums and reduces them in the type of the weights.
         config["data_types"] = {"grad_accum_dtype": "fp32"}
@@ -363,18 +334,6 @@ def _batch_config(plan: Plan, pipelines: int) -> dict[str, Any]:
     if job.sequence_parallel:
         # What a device of a group hands on is its own share; it is not to be divided again.
         config["pipeline"] = {"pipe_partitioned": False, "grad_partitioned": False}
-    return config
-
-
-def _config(plan: Plan, pipelines: int) -> dict[str, Any]:
-    optimizer = OPTIMIZERS[plan.job.optimizer]
-    config = {
-        **_batch_config(plan, pipelines),
-        "optimizer": {
-            "type": optimizer["type"],
-            "params": {"lr": plan.job.learning_rate, **optimizer["params"]},
-        },
-    }
     if any(stage.recompute for stage in plan.stages):
         again = {"activation_checkpoint_interval": 1, "use_reentrant": False}
         config["pipeline"] = {**config.get("pipeline", {}), **again}
@@ -387,7 +346,7 @@ def _notes(plan: Plan, timeline: Timeline, pipelines: int) -> Iterator[str]:
         yield f"the layer {LOSS!r} is no entry of `layers`: give it as loss_fn"
     for name in tied_across_stages(plan):
         yield f"parameter {name!r} is used by several stages: use TiedLayerSpec for its layers"
-    yield from entry_notes(plan)
+    yield from _entry_notes(plan)
     if plan.degree > 1:
         yield (
             f"{TOOL} splits no layers over the {plan.degree} ranks of a tensor-parallel group: "
