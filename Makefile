@@ -57,7 +57,7 @@ schemas: $(INSTALLED)
 
 # make bench DATA=FOLDER of the public instances; writes benchmarks/REPORT.md.
 bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks.report_all $(if $(DATA),--data '$(DATA)')
+	$(BIN)/python -m benchmarks $(if $(DATA),--data '$(DATA)')
 
 clean:
 	rm -rf $(VENV) .peers demo build dist site *.egg-info

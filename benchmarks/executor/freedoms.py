@@ -1,13 +1,9 @@
 """Plans that use every freedom at once, trained for real over the testbed's links.
 
-Usage:
-    python -m benchmarks.executor.freedoms [--cases NAMES] [--keep FOLDER]
-
 Each plan is the planner's own: split backwards, two stages on a device, replicas, and gradients
 that are reduced in buckets while the last backwards run. Its ranks compute every operation, wait
 until its predicted time is over, and send real messages over shaped links. Losses, gradients and
 weights are compared with a single process in plain torch, the times of steps with the prediction.
-Needs root on Linux.
 """
 
 from __future__ import annotations
@@ -18,14 +14,15 @@ import statistics
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.executor.on_testbed import CLUSTERS
 from benchmarks.executor.single_process import TOLERANCE
-from benchmarks.testbed.network import Testbed
+from benchmarks.harness import Claim, Result, Row, counted, tell
+from benchmarks.testbed import Testbed
 from models import ZOO
 from planner import Cluster, Job, ModelSource, Problem, solve, trace
 from planner.errors import PipeplanError
@@ -191,163 +188,69 @@ def _early_buckets(plan: Plan) -> Iterator[bool]:
             yield row.start_s < ends[row.synchronisation.stages[0]]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A plan that was trained.
-
-    Attributes:
-        case: its problem.
-        ranks, stages: of the plan.
-        uses: the freedoms that it uses.
-        overlapped: stages whose reduction really set off before their last backward had ended, in
-            every iteration that counts.
-        predicted_s: the plan's iteration time.
-        medians_s: measured ones, of each training.
-        errors: the largest relative errors of all trainings: of a loss, of all gradients as one
-            vector, and of a weight or loss after the whole training.
-        excess: the largest error of gradients over what is allowed.
-        problems: what is no matter of rounding.
-    """
-
-    case: Case
-    ranks: int
-    stages: int
-    uses: Uses
-    overlapped: int
-    predicted_s: float
-    medians_s: tuple[float, ...]
-    errors: tuple[float, float, float]
-    excess: float
-    problems: tuple[str, ...]
-
-    @property
-    def measured_s(self) -> float:
-        """The median of the trainings' medians."""
-        return statistics.median(self.medians_s)
-
-    @property
-    def error(self) -> float:
-        """Measured over predicted, less one."""
-        return self.measured_s / self.predicted_s - 1
-
-    @property
-    def trains_alike(self) -> bool:
-        """Whether everything is within the tolerance of its precision."""
-        bar = TOLERANCE[self.case.precision]
-        return max(self.errors) <= bar and self.excess <= 1 and not self.problems
-
-    @property
-    def cells(self) -> list[str]:
-        """The row's cells, in the order of :data:`COLUMNS`."""
-        shares = dict.fromkeys("+".join(map(str, row)) for row in self.uses.shares.values())
-        errors = [f"{median_s / self.predicted_s - 1:+.1%}" for median_s in self.medians_s]
-        return [
-            *(self.case.cluster, self.case.model, self.case.precision, str(self.ranks)),
-            f"{self.stages} ({self.uses.chunks})",
-            f"{self.uses.split} of {self.uses.backwards}",
-            ", ".join(shares),
-            f"{self.uses.early} of {self.uses.buckets} ({self.overlapped})",
-            *(f"{error:.1e}" for error in self.errors),
-            "yes" if self.trains_alike else "**no**",
-            f"{self.predicted_s * 1e3:.0f}",
-            f"{self.measured_s * 1e3:.0f}",
-            f"{self.error:+.1%}",
-            ", ".join(errors),
-        ]
+def section(options: argparse.Namespace) -> Result:
+    """Everything at once, trained for real."""
+    rows = []
+    for case in CASES[:1] if options.short else CASES:
+        rows.append(_row(case, plan_of(case)))
+        tell(json.dumps(rows[-1]))
+    worst = max(abs(row["error %"]) for row in rows)
+    text = "plans with every freedom that train as one process"
+    return Result(
+        rows,
+        [
+            counted(text, (row["as one process"] for row in rows), "one process, plain torch"),
+            Claim("their iterations against the prediction: worst", worst, at_most=5.0, unit="%"),
+        ],
+    )
 
 
-COLUMNS = (
-    *("cluster", "model", "precision", "ranks", "stages (devices with two)", "split backwards"),
-    *("microbatches of replicas", "buckets ahead (stages, measured)", "loss", "gradients"),
-    *("whole training", "as one process", "predicted ms", "measured ms", "error"),
-    "of each training",
-)
+def _row(case: Case, plan: Plan) -> Row:
+    """Train by a plan on a testbed of its own, and compare."""
+    uses, report = Uses.of(plan), _report(plan, case.name)
+    found, bar = report["errors"], TOLERANCE[case.precision]
+    errors = {
+        "loss": max(row["loss"] for row in found),
+        "gradients": max(row["whole"] for row in found),
+        "whole training": max(report["trainings"]),
+    }
+    is_exact = max(row["excess"] for row in found) <= 1 and not any(r["problems"] for r in found)
+    measured_s = statistics.median(map(statistics.median, report["times_s"]))
+    predicted_s = plan.predicted.iteration_time_s
+    # By training, the stages of which some rank began to reduce before its last backward ended.
+    ahead = [set().union(*ranks) for ranks in zip(*report["overlapped"], strict=True)]
+    return {
+        **{"cluster": case.cluster, "model": case.model, "precision": case.precision},
+        **{"ranks": len(plan.ranks), "stages": len(plan.stages), "devices with two": uses.chunks},
+        "split backwards": f"{uses.split} of {uses.backwards}",
+        "microbatches of replicas": ", ".join("+".join(map(str, s)) for s in uses.shares.values()),
+        "buckets ahead": f"{uses.early} of {uses.buckets}",
+        "stages ahead, measured": len(set.intersection(*ahead)),
+        **errors,
+        "as one process": max(errors.values()) <= bar and is_exact,
+        **{"predicted ms": 1e3 * predicted_s, "measured ms": 1e3 * measured_s},
+        "error %": 100 * (measured_s / predicted_s - 1),
+    }
 
 
-def rows(cases: Sequence[Case], keep: Path | None = None) -> Iterator[Row]:
-    """Plan and train every case, each on a testbed of its own.
-
-    Args:
-        cases: some of :data:`CASES`.
-        keep: a folder in which plans and reports stay.
+def _report(plan: Plan, name: str) -> dict[str, Any]:
+    """Train by a plan; return what its first rank reports.
 
     Raises:
-        PipeplanError: if a plan does not use every freedom, or a run fails.
+        PipeplanError: if the run fails.
     """
-    for case in cases:
-        plan = plan_of(case)
-        with tempfile.TemporaryDirectory() as folder:
-            row = _row(case, plan, _report(plan, keep or Path(folder), case.name.replace("/", "-")))
-        print(json.dumps(row.cells), file=sys.stderr, flush=True)
-        yield row
-
-
-def _report(plan: Plan, folder: Path, name: str) -> dict[str, Any]:
-    """Train by a plan; what its first rank reports."""
-    path, report = folder / f"{name}.json", folder / f"{name}.report.json"
-    plan.save(path)
-    worker = [sys.executable, "-m", "benchmarks.executor.freedoms_worker", str(path), str(report)]
-    with Testbed(plan.cluster) as testbed:
-        outcome = testbed.run(worker, plan.ranks, timeout_s=_TIMEOUT_S)
-    if outcome.status != 0:
-        raise PipeplanError(f"{name} failed:\n" + "\n".join(outcome.outputs))
-    return json.loads(report.read_text())
-
-
-def _row(case: Case, plan: Plan, report: Mapping[str, Any]) -> Row:
-    errors = report["errors"]
-    # By training, the stages that were ahead on some rank.
-    ahead = [set().union(*ranks) for ranks in zip(*report["overlapped"], strict=True)]
-    return Row(
-        case,
-        len(plan.ranks),
-        len(plan.stages),
-        Uses.of(plan),
-        len(set.intersection(*ahead)),
-        plan.predicted.iteration_time_s,
-        tuple(statistics.median(times) for times in report["times_s"]),
-        (
-            max(row["loss"] for row in errors),
-            max(row["whole"] for row in errors),
-            max(report["trainings"]),
-        ),
-        max(row["excess"] for row in errors),
-        tuple(problem for row in errors for problem in row["problems"]),
-    )
-
-
-def table_rows() -> list[list[str]]:
-    """A line for each case, and the extremes."""
-    found = list(rows(CASES))
-    alike = sum(row.trains_alike for row in found)
-    worst = max((row.error for row in found), key=abs)
-    blank = [""] * 10
-    return [
-        *(row.cells for row in found),
-        ["**of all**", *blank, f"**{alike} of {len(found)}**", "", "", f"**{worst:+.1%}**", ""],
-    ]
-
-
-def main() -> int:
-    """Print the cells of each case as it is measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    names = [case.name for case in CASES]
-    parser.add_argument("--cases", default=",".join(names), help="MODEL/CLUSTER,…")
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep plans and reports here")
-    options = parser.parse_args()
-    wanted = options.cases.split(",")
-    if options.keep is not None:
-        options.keep.mkdir(parents=True, exist_ok=True)
-    try:
-        for _ in rows([case for case in CASES if case.name in wanted], options.keep):
-            pass
-    except PipeplanError as error:
-        print("\n".join(error.problems), file=sys.stderr)
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    with tempfile.TemporaryDirectory() as folder:
+        path, report = Path(folder) / "plan.json", Path(folder) / "report.json"
+        plan.save(path)
+        worker = [
+            sys.executable,
+            "-m",
+            "benchmarks.executor.freedoms_worker",
+            str(path),
+            str(report),
+        ]
+        with Testbed(plan.cluster) as testbed:
+            outcome = testbed.run(worker, plan.ranks, timeout_s=_TIMEOUT_S)
+        if outcome.status != 0:
+            raise PipeplanError(f"{name} failed:\n" + "\n".join(outcome.outputs))
+        return json.loads(report.read_text())

@@ -1,8 +1,5 @@
 """What the executor adds to the simulator's iteration: published schedules, emulated compute.
 
-Usage:
-    python -m benchmarks.executor.overhead [--steps N] [--json]
-
 Four processes on this machine run plans whose operations take at least 5 ms by the clock and
 compute nothing, with real messages of 262 kB; the excess over the predicted iteration is what
 runtime, messages and waking up cost.
@@ -16,15 +13,18 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
+from pathlib import Path
 
-from benchmarks.executor.emulated import emulated_times
-from planner import Cluster, Job, Plan, Problem, trace
+from benchmarks.executor.on_testbed import WARM_UP
+from benchmarks.harness import Claim, Result
+from planner import Cluster, Job, ModelSource, Plan, Problem, trace
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
+from planner.errors import PipeplanError
 from planner.schedules.assignment import balanced_assignment
 from planner.schedules.published import published_orders
 
@@ -35,43 +35,29 @@ PLACEMENTS = {
     "two stages a device, as a V": (0, 1, 2, 3, 3, 2, 1, 0),
 }
 REPLICATED = "two stages, two replicas each"
+SHORT_SCHEDULES = ("1f1b", "interleaved 1f1b", "zb-v")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One schedule: predicted seconds of an iteration, and the measured median."""
-
-    placement: str
-    schedule: str
-    predicted_s: float
-    measured_s: float
-
-    @property
-    def overhead(self) -> float:
-        """Measured over predicted, less one."""
-        return self.measured_s / self.predicted_s - 1
-
-    @property
-    def cells(self) -> list[str]:
-        """The row's cells, in the order of :data:`COLUMNS`."""
-        return [
-            *(self.placement, self.schedule),
-            f"{self.predicted_s * 1e3:.1f}",
-            f"{self.measured_s * 1e3:.1f}",
-            f"{self.overhead:+.1%}",
-        ]
-
-
-def rows(steps: int, schedules: Sequence[str] | None = None) -> Iterator[Row]:
-    """Published schedules, by default every one, on every placement of stages that it is for."""
+def section(options: argparse.Namespace) -> Result:
+    """Emulated iterations over the simulator's."""
+    rows = []
     for placement, pipeline in pipelines():
         owner = balanced_assignment(pipeline)
         for name, orders in published_orders(pipeline, owner, split=True):
-            if schedules is not None and name not in schedules:
+            if options.short and name not in SHORT_SCHEDULES:
                 continue
             plan = plan_by_hand(pipeline, orders)
-            measured_s = measure(plan, steps)
-            yield Row(placement, name, plan.predicted.iteration_time_s, measured_s)
+            predicted_s, measured_s = plan.predicted.iteration_time_s, measure(plan, options.steps)
+            rows.append(
+                {
+                    **{"stages": placement, "schedule": name},
+                    **{"predicted ms": 1e3 * predicted_s, "measured ms": 1e3 * measured_s},
+                    "overhead %": 100 * (measured_s / predicted_s - 1),
+                }
+            )
+    worst = max(row["overhead %"] for row in rows)
+    text = "iterations of published schedules over the simulator's: worst overhead"
+    return Result(rows, [Claim(text, worst, at_most=3.0, unit="%")])
 
 
 def pipelines() -> Iterator[tuple[str, PlacedPipeline]]:
@@ -84,7 +70,8 @@ def pipelines() -> Iterator[tuple[str, PlacedPipeline]]:
         model_arguments={"layers": 16},
     )
     graph = trace("models.gpt:gpt_tiny", job)
-    problem = Problem(graph, _cluster(), job)
+    source = ModelSource("models.gpt:gpt_tiny", job.model_arguments)
+    problem = Problem(graph, _cluster(), job, source)
     names = list(graph.layers)
     for placement, devices in PLACEMENTS.items():
         parts = _even(names, len(devices))
@@ -126,45 +113,24 @@ def _cluster() -> Cluster:
 
 
 def measure(plan: Plan, steps: int) -> float:
-    """Median seconds of an emulated iteration.
+    """Return the median seconds of an emulated iteration.
 
     Raises:
-        RuntimeError: if the run fails.
+        PipeplanError: if the run fails.
     """
-
-    def launch(arguments: Sequence[str]) -> None:
-        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    with tempfile.TemporaryDirectory() as folder:
+        path, metrics = Path(folder) / "plan.json", Path(folder) / "metrics.jsonl"
+        plan.save(path)
+        words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        words += ["-m", "executor", str(path), "--emulate", "--steps", str(steps)]
         done = subprocess.run(
-            [sys.executable, *torchrun, *arguments],
+            [sys.executable, *words, "--metrics", str(metrics)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(done.stderr)
-
-    return statistics.median(emulated_times(plan, steps, launch))
-
-
-COLUMNS = ("stages", "schedule", "predicted ms", "measured ms", "overhead")
-
-
-def overhead_rows(steps: int) -> list[list[str]]:
-    """A line for each schedule, and the worst."""
-    found = list(rows(steps))
-    worst = max(row.overhead for row in found)
-    return [*(row.cells for row in found), ["**worst**", "", "", "", f"**{worst:+.1%}**"]]
-
-
-def main() -> None:
-    """Print a line for each schedule as it is measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=12)
-    options = parser.parse_args()
-    for row in rows(options.steps):
-        print(json.dumps({**asdict(row), "overhead": row.overhead}), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+            raise PipeplanError(f"an emulated run failed:\n{done.stderr}")
+        lines = metrics.read_text().splitlines()[WARM_UP:]
+    return statistics.median(json.loads(line)["step_time_s"] for line in lines)

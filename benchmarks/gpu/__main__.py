@@ -28,7 +28,7 @@ import torch
 
 from benchmarks import ROOT
 from benchmarks.gpu.cases import Case, all_cases
-from benchmarks.reporting.report import heading, table
+from benchmarks.harness import heading, table
 from planner.records.document import write_atomically
 
 CORES_OF_A_LANE, FEWEST_LANES = 3, 2

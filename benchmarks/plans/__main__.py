@@ -21,10 +21,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.harness import data_folder
 from benchmarks.plans import page
 from benchmarks.plans.cases import PARTS, Case, freeze
 from benchmarks.plans.runs import Build, Run, Series, Settings, run_all, this_build
-from benchmarks.reporting.report import data_folder
 from planner import PipeplanError
 
 SECONDS = {
@@ -61,7 +61,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--published", type=data_folder, metavar="FOLDER")
     found.add_argument("--output", type=Path, default=Path("plans_out"), help="folder of rows")
     found.add_argument("--page", type=Path, help="write the page to this file")
-    found.add_argument("--picture", type=Path, help="draw time to quality into this file")
     found.add_argument("--freeze", action="store_true", help="trace what the corpus lacks")
     return found
 
@@ -131,8 +130,6 @@ def main() -> int:
     command = f"python -m benchmarks.plans {shlex.join(_told(sys.argv[1:]))}".rstrip()
     results = page.Results(cases, series, rows)
     text = page.report(command, results)
-    if options.picture:
-        page.save_picture(options.picture, results)
     if options.page:
         options.page.write_text(text)
     print(text)
@@ -142,7 +139,7 @@ def main() -> int:
 def _told(words: Sequence[str]) -> list[str]:
     """Return the words of a command without this machine's folders."""
     folders = {"--compare": "BUILD", "--published": "FOLDER"}
-    told, skipped = [], {"--output", "--page", "--picture", "--jobs"}
+    told, skipped = [], {"--output", "--page", "--jobs"}
     for before, word in zip(["", *words], words, strict=False):
         if word not in skipped and before not in skipped:
             told.append(folders.get(before, word))

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
+from benchmarks.harness import heading, table
 from benchmarks.plans.cases import Case
 from benchmarks.plans.runs import Row, Series
-from benchmarks.reporting.report import heading, table
 
 WORST = 8
 """Rows of the table of the worst ones."""
 MOMENTS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-DRAWN_S = tuple(0.2 * 1.1**step for step in range(80))
-"""Moments of the picture."""
 REACHED = {"tiny": 1e-4, "schedules": 2e-3}
 """Share by which a time may exceed the known one, which is rounded, by group."""
 NARROWER = 5e-3
@@ -211,22 +208,6 @@ def _narrower(results: Results) -> str:
             count = f"{len(worse)} of {len(pairs)}"
             cells.append([f"{limit_s:g}", one.name, count, "; ".join(worse)])
     return table(("CPU s", "build", "pairs", "narrower spaces"), cells)
-
-
-def save_picture(path: Path, results: Results) -> None:
-    """Draw the best plans after CPU seconds, over the best of all runs, a line a build."""
-    from matplotlib.figure import Figure
-
-    axes = (figure := Figure(figsize=(7, 4), layout="constrained")).subplots()
-    moments = [moment_s for moment_s in DRAWN_S if moment_s <= results.limits[-1]]
-    for one in results.series:
-        found = [statistics.geometric_mean(results.after(s, one) or [NONE]) for s in moments]
-        axes.step(moments, found, where="post", label=one.name)
-    axes.set(xscale="log", xlabel="CPU seconds", ylabel="iteration time / best known")
-    axes.set_title(f"{len(results.cases)} problems, geometric mean")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
 
 
 def _curves(results: Results) -> str:

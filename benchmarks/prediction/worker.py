@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from benchmarks.executor.peers.memory import held_memory
+from benchmarks.executor.memory import peak_bytes
 from executor.launch.prepare import Prepared, prepare
 from executor.profiling.measure import CacheSweep, MeasuredLayer, Patience, optimizer_costs
 from executor.profiling.profile import with_row, without_figures
@@ -94,11 +94,11 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     trainings: list[Training] = []
-    held = held_memory(lambda: _added(trainings, plan))
+    peak = peak_bytes(lambda: _added(trainings, plan))
     trainings.pop().close()
     training = _added(trainings, plan)
     peaks: list[int] = [0] * dist.get_world_size()
-    dist.all_gather_object(peaks, held.peak_bytes)
+    dist.all_gather_object(peaks, peak)
     profiler = Profiler(plan)
     for _ in range(WARM_UP):
         training.step()

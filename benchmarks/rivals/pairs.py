@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from benchmarks import SAMPLE_CLUSTERS
+from benchmarks.harness import Claim, Result, Row, counted
 from benchmarks.plans.drawn import random_cluster
+from benchmarks.rivals.kept import rows_of
 from benchmarks.rivals.profiles import PRECISION, read_profile
 from planner import Cluster, Job, PipeplanError, Problem
-from planner.analysis.comparison import OURS, ComparisonRow, compare
+from planner.analysis.comparison import OURS, compare
 from planner.baselines import BASELINES
-from planner.records.document import Record
 
 MICROBATCHES = 32
 FREEDOMS = {"backward": "any", "max_stages_per_device": 2}
@@ -29,8 +30,17 @@ RANDOM_CLUSTERS = 20
 STRIDE = 11
 """One in so many pairs makes the table; prime to the number of clusters, so that all kinds of
 clusters and most profiles come by."""
-RIVALS = tuple(BASELINES)
-"""The published planners and the best even layout."""
+LIMIT_S, SHORT_LIMIT_S = 10.0, 5.0
+ROUNDING = 1e-9
+"""Share of a time below which a difference is rounding."""
+BUT_SPP = tuple(name for name in BASELINES if name != "spp")
+SOURCE = "even splits, even grids, PipeDream, DAPPLE, AutoPipe, SPP, in their fastest schedules"
+MEANS = (
+    ("the best rival", tuple(BASELINES), 1.10),
+    ("the best rival but SPP", BUT_SPP, 1.15),
+    ("SPP", ("spp",), 1.05),
+)
+"""Geometric means of rivals' times over ours, with their bars."""
 
 
 @dataclass(frozen=True)
@@ -64,68 +74,11 @@ class Pair:
         return Problem(graph, machines, job)
 
     @property
-    def name(self) -> tuple[str, str]:
+    def name(self) -> dict[str, str]:
         """Profile and cluster."""
         where = self.cluster
-        return self.profile.stem, f"random {where}" if isinstance(where, int) else where.stem
-
-
-class Answer(Record):
-    """What a planner found.
-
-    Attributes:
-        schedule: the method that made the schedule.
-        stages: number of stages.
-        time_s: iteration time.
-        memory_share: the largest share that a device uses of its memory.
-    """
-
-    schedule: str
-    stages: int
-    time_s: float
-    memory_share: float
-
-
-class PairRow(Record):
-    """What every planner makes of a pair.
-
-    Attributes:
-        profile, cluster: of the pair.
-        devices: of the cluster.
-        time_limit_s: of our search, in deterministic seconds.
-        ours: our plan, of a search that knows nothing of the rivals' stages.
-        rivals: by planner; null where it finds nothing that fits.
-    """
-
-    profile: str
-    cluster: str
-    devices: int
-    time_limit_s: float
-    ours: Answer
-    rivals: dict[str, Answer | None]
-
-    @property
-    def best_rival(self) -> tuple[str, Answer]:
-        """The fastest rival and what it found.
-
-        Raises:
-            PipeplanError: if no rival found anything.
-        """
-        found = [(name, answer) for name, answer in self.rivals.items() if answer is not None]
-        if not found:
-            raise PipeplanError(f"{self.profile} on {self.cluster}: no rival finds a plan")
-        return min(found, key=lambda row: row[1].time_s)
-
-    @property
-    def ratio(self) -> float:
-        """Time of the best rival over ours."""
-        return self.best_rival[1].time_s / self.ours.time_s
-
-    def ratio_of(self, names: Sequence[str]) -> float:
-        """Time of the best of some rivals over ours; infinity if none finds a plan."""
-        answers = [self.rivals[name] for name in names]
-        times_s = [answer.time_s for answer in answers if answer is not None]
-        return min(times_s, default=math.inf) / self.ours.time_s
+        cluster = f"random {where}" if isinstance(where, int) else where.stem
+        return {"profile": self.profile.stem, "cluster": cluster}
 
 
 def pairs(data: Path) -> list[Pair]:
@@ -143,83 +96,72 @@ def pairs(data: Path) -> list[Pair]:
     return [Pair(profile, cluster) for profile in profiles for cluster in clusters]
 
 
-def rows_of(
-    chosen: Sequence[Pair], time_limit_s: float, kept: Path | None = None
-) -> Iterator[PairRow]:
-    """Yield a row a pair as it is known, those first that an earlier run left.
+def section(options: argparse.Namespace) -> Result:
+    """Public profiles: Pipeplan against the best of all published planners and schedules."""
+    texts = [f"time of {who} over ours, geometric mean, public profiles" for who, _, _ in MEANS]
+    if options.data is None:
+        bars = zip(texts, (bar for _, _, bar in MEANS), strict=True)
+        return Result([], [Claim(text, None, SOURCE, at_least=bar) for text, bar in bars])
+    limit_s = options.time_limit or (SHORT_LIMIT_S if options.short else LIMIT_S)
+    kept = options.keep and options.keep / "profiles.jsonl"
+    chosen = pairs(options.data)[:: options.every]
+    if options.short:
+        chosen = chosen[::4]
+    rows = rows_of(chosen, lambda pair: pair.name, partial(_measured, limit_s), kept, limit_s)
+    claims = [
+        Claim(text, _mean(rows, names), SOURCE, at_least=bar)
+        for text, (_, names, bar) in zip(texts, MEANS, strict=True)
+    ]
+    fine = (row["rival / ours"] >= 1 - ROUNDING for row in rows)
+    return Result(rows, [*claims, counted("plans that no rival is faster than", fine, SOURCE)])
 
-    One pair a core; each search has one thread and a deterministic limit, so that the figures do
-    not depend on what else the machine does.
 
-    Args:
-        chosen: the pairs.
-        time_limit_s: of each of our searches, in deterministic seconds.
-        kept: file of rows, JSON lines: read first, and rows are added as they are known.
+def _mean(rows: Sequence[Row], names: Sequence[str]) -> float:
+    """Return the geometric mean of the best of some rivals over ours, where one finds a plan."""
+    ratios = []
+    for row in rows:
+        times = [row[f"{name}, ms"] for name in names if row[f"{name}, ms"] is not None]
+        ratios += [min(times) / row["ours, ms"]] if times else []
+    return statistics.geometric_mean(ratios)
 
-    Raises:
-        PipeplanError: naming a line of the file that is no row.
-    """
-    known = {row_name(row): row for row in read_rows(kept) if row.time_limit_s == time_limit_s}
-    yield from (known[pair.name] for pair in chosen if pair.name in known)
-    missing = [pair for pair in chosen if pair.name not in known]
+
+def _measured(limit_s: float, chosen: Sequence[Pair]) -> Iterator[Row]:
+    """Yield a row a pair as it is known, one pair a core."""
     with ProcessPoolExecutor(os.cpu_count()) as executor:
-        running = [executor.submit(partial(measure, pair, time_limit_s)) for pair in missing]
-        for future in as_completed(running):
-            row = future.result()
-            if kept is not None:
-                with kept.open("a") as file:
-                    print(row.model_dump_json(), file=file)
-            yield row
+        for future in as_completed([executor.submit(_row, pair, limit_s) for pair in chosen]):
+            yield future.result()
 
 
-def row_name(row: PairRow) -> tuple[str, str]:
-    """Return the name of a row's pair."""
-    return row.profile, row.cluster
-
-
-def read_rows(path: Path | None) -> list[PairRow]:
-    """Return the rows of a file; none if there is no file.
+def _row(pair: Pair, limit_s: float) -> Row:
+    """Plan a pair with every planner.
 
     Raises:
-        PipeplanError: naming a line that is no row.
+        PipeplanError: if our search or every rival finds nothing.
     """
-    if path is None or not path.exists():
-        return []
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            rows.append(PairRow.model_validate_json(line))
-        except ValidationError as error:
-            told = error.errors()[0]["msg"]
-            raise PipeplanError(f"{path}:{number}: {told}; delete the line") from None
-    return rows
-
-
-def measure(pair: Pair, time_limit_s: float) -> PairRow:
-    """Plan a pair with every planner."""
     problem = pair.problem()
-    search = partial(compare, time_limit_s=time_limit_s, workers=1, deterministic=True)
-    answers = {row.planner: _answer(row) for row in search(problem, RIVALS)}
-    ours = answers.pop(OURS)
-    if ours is None:
-        raise PipeplanError(f"{' on '.join(pair.name)}: no plan was found")
-    profile, cluster = pair.name
-    return PairRow(
-        profile=profile,
-        cluster=cluster,
-        devices=len(problem.cluster.devices),
-        time_limit_s=time_limit_s,
-        ours=ours,
-        rivals=answers,
-    )
-
-
-def _answer(row: ComparisonRow) -> Answer | None:
-    if row.figures is None or row.stages is None or row.schedule is None:
-        return None
-    return Answer(
-        schedule=row.schedule,
-        stages=len(row.stages),
-        time_s=row.figures.iteration_time_s,
-        memory_share=row.figures.peak_memory_share,
-    )
+    found = {
+        row.planner: (row.figures.iteration_time_s, row.schedule)
+        for row in compare(
+            problem, tuple(BASELINES), time_limit_s=limit_s, workers=1, deterministic=True
+        )
+        if row.figures is not None
+    }
+    rivals = {name: found[name] for name in BASELINES if name in found}
+    if OURS not in found or not rivals:
+        raise PipeplanError(f"{pair.name}: no plan was found")
+    ours_s, schedule = found[OURS]
+    best = min(rivals, key=lambda name: rivals[name][0])
+    return {
+        **pair.name,
+        "devices": len(problem.cluster.devices),
+        "ours, ms": 1e3 * ours_s,
+        "our schedule": schedule,
+        "best rival": best,
+        "its schedule": rivals[best][1],
+        "rival, ms": 1e3 * rivals[best][0],
+        "rival / ours": rivals[best][0] / ours_s,
+        **{
+            f"{name}, ms": 1e3 * rivals.get(name, (math.nan, None))[0] if name in rivals else None
+            for name in BASELINES
+        },
+    }

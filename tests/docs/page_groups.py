@@ -25,7 +25,6 @@ GROUPS = {
     ),
 }
 ELSEWHERE = {
-    "published_run.md": "tests/docs/test_run_published.py",
     "own_constraints.md": "tests/solver/test_own_constraints.py",
     "sweep.md": "tests/sweeping/test_sweep_docs.py",
 }

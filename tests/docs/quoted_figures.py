@@ -1,11 +1,11 @@
 """Where the figures come from that README quotes from benchmarks.
 
-A sentence that links to a report or names the command of a benchmark, and the table after it, may
-only have figures that a row of :data:`QUOTED` finds. In its ``text``, a regular expression of the
-words on the page, each ``#`` is a figure; ``figures`` gives them, in order, from today's reports.
-They are compared at the digits that the page has. None stands for a cell without a figure, a bool
-for a group of words that stand there if, and only if, something holds. A row may also find figures
-of sentences without a link.
+A sentence that links to a page of ``benchmarks/`` or names the command of a benchmark, and the
+table after it, may only have figures that a row of :data:`QUOTED` finds. In its ``text``, a regular
+expression of the words on the page, each ``#`` is a figure; ``figures`` gives them, in order, from
+the raw rows in ``benchmarks/results``. They are compared at the digits that the page has. None
+stands for a cell without a figure, a bool for a group of words that stand there if, and only if,
+something holds. A row may also find figures of sentences without a link.
 """
 
 import statistics
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from reports import report
+from reports import column, rows
 
 FIGURE = r"([-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)"
 
@@ -38,108 +38,66 @@ class Quoted:
         return self.text.replace("#", FIGURE)
 
 
-def extremes(*columns: Sequence[float]) -> list[float]:
-    """Return the least and the largest figure."""
-    values = [value for column in columns for value in column]
-    return [min(values), max(values)]
-
-
-def only(values: Sequence[float]) -> float | None:
-    """Return the figure of the one row that was asked for, None without it."""
-    return values[0] if len(values) == 1 else None
-
-
-def absolute(values: Sequence[float]) -> list[float]:
-    """Return errors without their signs."""
-    return [abs(value) for value in values]
-
-
-# --- the testbed ----------------------------------------------------------------------------------
-
-
 def testbed_row(cluster: str) -> list[float | None]:
     """Return a row of README's table: measured times of four planners, and our prediction."""
-    rows = [("measured ms", p) for p in ("even", "pipedream", "spp", "pipeplan")]
-    return [
-        only(
-            report("EXECUTOR").column(
-                "Predicted against measured",
-                column,
-                {"cluster": cluster, "model": "gpt", "planner": planner},
-            )
-        )
-        for column, planner in (*rows, ("predicted ms", "pipeplan"))
-    ]
+    found = {
+        row["planner"]: row for row in rows("executor", "prediction", cluster=cluster, model="gpt")
+    }
+    planners = ("even", "pipedream", "spp", "pipeplan")
+    measured = [found[name]["measured ms"] if name in found else None for name in planners]
+    return [*measured, found["pipeplan"]["predicted ms"]]
 
 
 def freedoms() -> list[float]:
     """Return the bar of all plans' losses and gradients, and the worst error of their times."""
-    rows = partial(report("EXECUTOR").column, "Everything at once", where={"precision": "float32"})
-    bar = report("EXECUTOR").said(r"Bars: (1e-\d+) in float32")[0]
-    worst = max(max(rows(name)) for name in ("loss", "gradients", "whole training"))
-    errors = report("EXECUTOR").column("Everything at once", "error", {"cluster": r"\w+"})
-    return [bar if worst <= bar else worst, max(absolute(errors))]
-
-
-# --- partitions, schedules and rivals -------------------------------------------------------------
-
-
-def gaps(clusters: str) -> list[float]:
-    """Return the least and the largest gap of whole plans on some of the sample clusters."""
-    return extremes(report("SCHEDULE").column("Whole plans: traced", "gap", {"cluster": clusters}))
-
-
-def gpus(cluster: str) -> float:
-    """Return the number of devices of a sample cluster."""
-    return report("SCHEDULE").column("Whole plans: traced", "devices", {"cluster": cluster})[0]
+    single = rows("executor", "freedoms", precision="float32")
+    worst = max(max(r["loss"], r["gradients"], r["whole training"]) for r in single)
+    return [max(1e-6, worst), max(map(abs, column("executor", "freedoms", "error %")))]
 
 
 def gaps_by_cluster() -> list[float]:
     """Return the gaps of whole plans on small, irregular or large, and slow clusters."""
-    irregular = gaps("irregular|eight_nodes")
-    return [*gaps("single_node|two_nodes"), *irregular, gpus("eight_nodes"), *gaps("dapple.*")]
+
+    def extremes(*clusters: str) -> list[float]:
+        gaps = [gap for c in clusters for gap in column("schedule", "joint", "gap %", cluster=c)]
+        return [min(gaps), max(gaps)]
+
+    (gpus,) = set(column("schedule", "joint", "devices", cluster="eight_nodes"))
+    irregular = extremes("irregular", "eight_nodes")
+    return [*extremes("single_node", "two_nodes"), *irregular, gpus, *extremes("dapple_testbed")]
 
 
-def rivals() -> list[float | bool]:
-    """Return pairs, mean and extremes of the best rival's time, then the same without its stages.
-
-    Ours starts from the rivals' stages; the last two figures are of searches without them: the
-    mean, and on how many pairs a rival is faster.
-    """
-    rows = partial(report("RIVALS").column, "Pipeplan against")
-    found, rival_ms = rows("rival / ours"), rows("rival, ms")
-    alone = [a / b for a, b in zip(rival_ms, rows("ours without their stages, ms"), strict=True)]
-    counts = report("RIVALS").said(r"^(\d+) pairs of a public profile")
-    not_slower = report("RIVALS").said(r"no rival is faster than: (\d+) of \d+")
-    means = [statistics.geometric_mean(row) for row in (found, alone)]
-    return [*counts, means[0], *extremes(found), means[1], counts[0] - not_slower[0]]
-
-
-# --- predictions ----------------------------------------------------------------------------------
+def rivals() -> list[float]:
+    """Return pairs, mean and extremes of the best rival's time, and how often it is faster."""
+    found = column("rivals", "profiles", "rival / ours")
+    faster = sum(ratio < 1 for ratio in found)
+    return [len(found), statistics.geometric_mean(found), min(found), max(found), faster]
 
 
 def trained() -> list[float]:
     """Return plans, extreme errors and their median of two ranks, then without it of four."""
     two, four = (
-        absolute(report("PREDICTION").column(heading, "error"))
-        for heading in ("Two ranks", "Four ranks on two cores")
+        list(map(abs, column("prediction", f"trained, {ranks} ranks", "error %")))
+        for ranks in ("two", "four")
     )
-    return [len(two), *extremes(two), statistics.median(two), len(four), *extremes(four)]
+    middle = statistics.median(two)
+    return [len(two), min(two), max(two), middle, len(four), min(four), max(four)]
 
 
-def even_layouts() -> list[float | bool]:
+def even_layouts() -> list[float]:
     """Return how much longer the best even layouts take, and over how many pairs."""
-    told = report("GROUPS")
-    ratio = r"geometric mean, {} clusters: ([\d.]+)"
-    means = [told.said(ratio.format(kind))[0] for kind in ("uneven", "even")]
-    return [*means, *told.said(r"not slower than the best even layout: \d+ of (\d+)")]
+    uneven, even = (
+        list(filter(None, column("rivals", "groups", "even / ours", **{"even cluster": is_even})))
+        for is_even in (False, True)
+    )
+    means = [statistics.geometric_mean(found) for found in (uneven, even)]
+    return [*means, len(uneven) + len(even)]
 
 
 def to_the_loss(strategy: str) -> list[float | None]:
     """Return the speed-up to the loss where one of eight real pipelines is slow; None: never."""
-    where = {"setting": "one_4x_slow", "strategy": f"`{strategy}`"}
     name = "to the loss, against overlapped"
-    return [only(report("SYNC").column("Eight real pipelines", name, where, part=r"^([\d.]+)"))]
+    return column("sync", "loopback", name, setting="one_4x_slow", strategy=strategy)
 
 
 PAPER_ROWS = {
@@ -160,7 +118,7 @@ CELL = "[*]*#[*]*"
 TESTBED_ROW = rf"{CELL} [|] {CELL} [|] (?:{CELL}|-) [|] {CELL} [|] #"
 RIVALS = (
     "On # pairs of a public profile and a cluster, the best baseline of all takes # times as "
-    "long as Pipeplan in the geometric mean [(]# to #[)][.;] .*without .* # times .* faster on #"
+    "long as Pipeplan in the geometric mean [(]# to #[)] and is faster on #"
 )
 
 

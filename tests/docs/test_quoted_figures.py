@@ -1,4 +1,4 @@
-"""Figures that README quotes from benchmarks are those of the reports."""
+"""Figures that README quotes from benchmarks are those of their rows."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 from builders import ROOT
 from quoted_figures import QUOTED, Quoted
-from reports import Report
+from reports import column
 
 PAGES = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 SOURCE = re.compile(r"\]\([^)]*benchmarks/\w+\.md[^)]*\)|python -m benchmarks\.\w+")
@@ -15,9 +15,7 @@ HIDDEN = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|<!--.*?-->", re.DOTALL |
 """Code, targets of links and comments: their numbers are no figures."""
 NUMBER = re.compile(r"(?<![\w.,-])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?(?!\w|-\w|[.,]\d)")
 SENTENCE = re.compile(r"(?<=[.:?!])\s+(?=[A-Z`\[*-])")
-WHAT_TO_DO = (
-    "tell in QUOTED of tests/docs/quoted_figures.py where the report has it, or leave it out"
-)
+WHAT_TO_DO = "tell in QUOTED of tests/docs/quoted_figures.py which rows have it, or leave it out"
 
 
 def test_quoted_figures_are_those_of_the_reports() -> None:
@@ -52,7 +50,7 @@ def disagreements(row: Quoted, found: re.Match[str]) -> Iterator[str]:
         return
     for text, figure in zip(found.groups(), expected, strict=True):
         if not agrees(text, figure):
-            yield f"{row.page}, {found[0]!r}: says {text}, the report {figure}"
+            yield f"{row.page}, {found[0]!r}: says {text}, the rows {figure}"
 
 
 def agrees(text: str | None, figure: float | bool | None) -> bool:
@@ -92,13 +90,8 @@ def passages(text: str) -> Iterator[tuple[int, int]]:
         yield start, end
 
 
-REPORT = Report(
-    "benchmarks/SPEED.md", "# Speed\n\n## Cars\n\n| car | km/h |\n|---|---|\n| a | **41.6** |\n"
-)
-
-
 def speed() -> list[float]:
-    return REPORT.column("Cars", "km/h", {"car": "a"})
+    return [41.6]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +99,7 @@ def speed() -> list[float]:
     [
         ("It drives 42 km/h ([s](benchmarks/SPEED.md)).", []),
         ("It drives 41.6 km/h ([s](benchmarks/SPEED.md)).", []),
-        ("It drives 41 km/h ([s](benchmarks/SPEED.md)).", ["says 41, the report 41.6"]),
+        ("It drives 41 km/h ([s](benchmarks/SPEED.md)).", ["says 41, the rows 41.6"]),
         ("It drives fast ([s](benchmarks/SPEED.md)).", ["no longer says"]),
         ("It drives 42 km/h. In 3 s ([s](benchmarks/SPEED.md)).", ["3 is quoted from benchmarks"]),
         ("It drives 42 km/h. See `python -m benchmarks.speed`: 7.", ["7 is quoted from python"]),
@@ -123,13 +116,10 @@ def test_stale_and_unknown_figures_are_told(page: str, said: list[str]) -> None:
     assert all(words in line for words, line in zip(said, found, strict=True))
 
 
-def test_a_report_that_lacks_what_is_quoted_is_named() -> None:
-    def lost() -> list[float]:
-        return REPORT.column("Lorries", "km/h")
-
-    row = Quoted("a.md", "drives # km/h", lost)
+def test_rows_that_lack_what_is_quoted_are_named() -> None:
+    row = Quoted("a.md", "drives # km/h", lambda: column("executor", "lorries", "km/h"))
     (line,) = problems({"a.md": "It drives 42 km/h."}, [row])
-    assert "benchmarks/SPEED.md has no heading 'Lorries'" in line
+    assert "benchmarks/results/executor.json has no row in lorries" in line
 
 
 @pytest.mark.parametrize(

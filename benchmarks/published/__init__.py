@@ -1,1 +1,0 @@
-"""Published runs of other systems, predicted from their own profiles."""

@@ -1,1 +1,0 @@
-"""Replanning after a change of the machines, against planning again."""

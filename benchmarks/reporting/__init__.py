@@ -1,1 +1,0 @@
-"""What all benchmarks share: claims, tables, running and the page of results."""

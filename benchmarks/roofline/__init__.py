@@ -1,1 +1,0 @@
-"""How far predicted layer times are off where nothing is measured."""

@@ -1,1 +1,0 @@
-"""Training under failures: what continues, and how long others wait."""

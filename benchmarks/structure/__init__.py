@@ -1,1 +1,0 @@
-"""The shape of the code as it is: sizes, imports, names, and how far a microbatch travels."""
