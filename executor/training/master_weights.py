@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -147,48 +146,21 @@ CHUNK = 4096
 """Elements whose norm float32 holds to its last digits."""
 
 
-@dataclass(frozen=True)
-class HeldParameter:
-    """A parameter that this rank holds.
-
-    Attributes:
-        parameter: with its gradient, the same on every rank that holds it.
-        counted: whether this rank counts it; exactly one of the ranks that hold it does.
-    """
-
-    parameter: nn.Parameter
-    counted: bool
-
-
-def gradient_norm(
-    held: Iterable[HeldParameter], sum_over_ranks: SumOverRanks, device: torch.device = CPU
+def norm_of(
+    pieces: Iterable[tuple[Tensor, float]],
+    sum_over_ranks: SumOverRanks,
+    device: torch.device = CPU,
 ) -> Tensor:
-    """The Euclidean norm of the whole model's gradient, a scalar that is the same on all ranks.
+    """The Euclidean norm of pieces of gradients on all ranks, a scalar that is the same on all.
 
     Norms of :data:`CHUNK` elements are taken in float32, their squares added in float64, on each
     device and then over the ranks; torch's own norm of a large float32 tensor loses digits on a
-    CPU. Not finite if any rank's gradient is not.
-
-    Args:
-        held: this rank's parameters; those without a gradient add nothing.
-        sum_over_ranks: for a float64 tensor of one element, on the device.
-        device: of the gradients, and of the result.
-    """
-    gradients = (
-        row.parameter.grad for row in held if row.counted and row.parameter.grad is not None
-    )
-    return norm_of(((gradient, 1.0) for gradient in gradients), device, sum_over_ranks)
-
-
-def norm_of(
-    pieces: Iterable[tuple[Tensor, float]], device: torch.device, sum_over_ranks: SumOverRanks
-) -> Tensor:
-    """The Euclidean norm of pieces on all ranks; see :func:`gradient_norm`.
+    CPU. Not finite if any piece is not.
 
     Args:
         pieces: of this rank, each with what it is to be multiplied by.
-        device: of the pieces.
-        sum_over_ranks: as of :func:`gradient_norm`.
+        sum_over_ranks: for a float64 tensor of one element, on the device.
+        device: of the pieces, and of the result.
     """
     total = torch.zeros(1, dtype=torch.float64, device=device)
     for piece, factor in pieces:
@@ -237,10 +209,10 @@ def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
 
 
 @torch.no_grad()
-def scale_gradients(held: Iterable[HeldParameter], factor: Tensor | None) -> None:
-    """Multiply this rank's gradients in place, unless there is no factor."""
+def scale_gradients(parameters: Iterable[nn.Parameter], factor: Tensor | None) -> None:
+    """Multiply the gradients of parameters in place, unless there is no factor."""
     if factor is None:
         return
-    for row in held:
-        if row.parameter.grad is not None:
-            row.parameter.grad.mul_(factor)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad.mul_(factor)

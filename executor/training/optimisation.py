@@ -15,11 +15,9 @@ from executor.distributed.failure import talking_to
 from executor.training.loss_scale import LossScale
 from executor.training.master_weights import (
     CPU,
-    HeldParameter,
     MakeOptimizer,
     MasterWeights,
     clip_factor,
-    gradient_norm,
     norm_of,
     scale_gradients,
 )
@@ -179,7 +177,7 @@ class Optimisation:
         self.clip_norm = clip_norm
         self.factor = factor
         self.loss_scale = loss_scale
-        self._held = {n: HeldParameter(p, n in counted) for n, p in self.weights.masters.items()}
+        self._counted = counted & self.weights.masters.keys()
         self._device = device
         self._skips = skip_non_finite
 
@@ -205,12 +203,14 @@ class Optimisation:
         """Unscale and clip the gradients and let the optimizer step; all ranks do the same."""
         rate = self.set_rate(step)
         self.weights.unscale(self.scale)
-        norm = gradient_norm(self._held.values(), self._sum, self._device)
+        masters = self.weights.masters.items()
+        counted = (master.grad for name, master in masters if name in self._counted)
+        norm = self.norm((gradient, 1.0) for gradient in counted if gradient is not None)
         decided = self.judge(norm)
         if decided.skipped:
             self.weights.skip()
         else:
-            scale_gradients(self._held.values(), decided.factor)
+            scale_gradients(self.weights.masters.values(), decided.factor)
             self._train(step, None)
         return self.outcome(rate, norm, decided)
 
@@ -237,7 +237,7 @@ class Optimisation:
 
         It is that of all ranks' pieces if a step depends on it, else of this rank's own.
         """
-        return norm_of(pieces, self._device, self._sum)
+        return norm_of(pieces, self._sum, self._device)
 
     def _sum(self, total: Tensor) -> None:
         if self.needs_norm:
@@ -246,7 +246,7 @@ class Optimisation:
 
     def is_counted(self, name: str) -> bool:
         """Return whether this rank counts a parameter in the model's norm."""
-        return name in self._held and self._held[name].counted
+        return name in self._counted
 
     def judge(self, norm: Tensor) -> StepDecision:
         """Decide on gradients of this norm; moves the loss scale on.
@@ -283,9 +283,9 @@ class Optimisation:
             scale: of the loss that the gradients are of.
             factor: of what :meth:`judge` decided.
         """
-        mine = [name for name in names if name in self._held]
+        mine = [name for name in names if name in self.weights.masters]
         self.weights.unscale(scale, mine)
-        scale_gradients((self._held[name] for name in mine), factor)
+        scale_gradients((self.weights.masters[name] for name in mine), factor)
         self._train(step, mine)
 
     def _train(self, step: int, names: Iterable[str] | None) -> None:

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from thread_ranks import clip_gradients
 
 from executor.checkpoint import Checkpoint, Ranks, save_checkpoint
-from executor.training.master_weights import HeldParameter
 from planner.errors import PipeplanError
 
 
@@ -28,11 +26,6 @@ def main(folder: Path) -> None:
     with pytest.raises(PipeplanError, match=message):
         save_checkpoint(folder, 4, {str(rank): torch.zeros(1, dtype=dtype)}, {}, ranks=ranks)
     assert Checkpoint.open(folder).step == 3
-    parameter = torch.nn.Parameter(torch.zeros(1))
-    parameter.grad = torch.tensor([3.0 + rank])
-    norm = clip_gradients([HeldParameter(parameter, counted=True)], 1.0, dist.all_reduce)
-    assert norm == 5
-    torch.testing.assert_close(parameter.grad, torch.tensor([(3.0 + rank) / 5]))
     # One write: torchrun's Python has no buffer, and the other rank may write between two.
     print(f"rank {rank} done\n", end="", flush=True)
     dist.destroy_process_group()

@@ -1,17 +1,24 @@
 """Clipping over ranks is torch's clipping on one process."""
 
 import math
+from collections.abc import Callable, Sequence
 from threading import Barrier, Thread
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from thread_ranks import clip_gradients
 from torch import Tensor, nn
 
-from executor.training.master_weights import HeldParameter, gradient_norm
+from executor.training.master_weights import (
+    clip_factor,
+    norm_of,
+    require_finite,
+    scale_gradients,
+)
 from planner.errors import PipeplanError
+
+SumOverRanks = Callable[[Tensor], object]
 
 
 def parameters(seed: int, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
@@ -22,8 +29,25 @@ def parameters(seed: int, dtype: torch.dtype = torch.float32) -> list[nn.Paramet
     return found
 
 
-def on_ranks(ranks: list[list[HeldParameter]], max_norm: float) -> list[float]:
-    """Clip on every rank, each a thread, with one sum over all."""
+def norm(held: Sequence[nn.Parameter], sum_over_ranks: SumOverRanks) -> Tensor:
+    return norm_of([(p.grad, 1.0) for p in held if p.grad is not None], sum_over_ranks)
+
+
+def clip(
+    held: Sequence[nn.Parameter],
+    max_norm: float,
+    sum_over_ranks: SumOverRanks,
+    counted: Sequence[nn.Parameter] | None = None,
+) -> float:
+    """Clip as the optimizer's step does, where this rank counts some or all; the norm before."""
+    found = norm(held if counted is None else counted, sum_over_ranks)
+    require_finite(1, 0.0, [float(found)])
+    scale_gradients(held, clip_factor(found, max_norm))
+    return float(found)
+
+
+def on_ranks(ranks: list[tuple[list, list]], max_norm: float) -> list[float]:
+    """Clip what every rank holds and counts, each a thread, with one sum over all."""
     norms = [math.nan] * len(ranks)
     parts: list[Tensor] = [torch.zeros(1)] * len(ranks)
     barrier = Barrier(len(ranks), timeout=600)
@@ -35,7 +59,8 @@ def on_ranks(ranks: list[list[HeldParameter]], max_norm: float) -> list[float]:
             total.copy_(torch.stack(parts).sum(0))
             barrier.wait()
 
-        norms[rank] = clip_gradients(ranks[rank], max_norm, sum_over_ranks)
+        held, counted = ranks[rank]
+        norms[rank] = clip(held, max_norm, sum_over_ranks, counted)
 
     threads = [Thread(target=run, args=(rank,)) for rank in range(len(ranks))]
     for thread in threads:
@@ -58,11 +83,10 @@ def test_ranks_clip_as_one_process_does(seed: int, max_norm: float, holders: lis
     expected = torch.nn.utils.clip_grad_norm_(alone, max_norm)
     copies = [parameters(seed) for _ in range(3)]
     ranks = [
-        [
-            HeldParameter(copies[rank][index], counted=mask & -mask == 1 << rank)
-            for index, mask in enumerate(holders)
-            if mask >> rank & 1
-        ]
+        (
+            [p for p, mask in zip(copies[rank], holders, strict=True) if mask >> rank & 1],
+            [p for p, mask in zip(copies[rank], holders, strict=True) if mask & -mask == 1 << rank],
+        )
         for rank in range(3)
     ]
     norms = on_ranks(ranks, max_norm)
@@ -77,7 +101,7 @@ def test_ranks_clip_as_one_process_does(seed: int, max_norm: float, holders: lis
 def test_gradients_below_the_norm_stay_bit_by_bit() -> None:
     held = parameters(0)
     before = [None if p.grad is None else p.grad.clone() for p in held]
-    clip_gradients([HeldParameter(p, counted=True) for p in held], 100.0, same)
+    clip(held, 100.0, same)
     for parameter, gradient in zip(held, before, strict=True):
         assert (parameter.grad is None) == (gradient is None)
         assert gradient is None or parameter.grad.equal(gradient)
@@ -88,19 +112,18 @@ def test_squares_are_not_taken_in_low_precision(dtype: torch.dtype) -> None:
     """100 x 3000^2 is beyond float16, and 1 beside it is lost in bfloat16."""
     parameter = nn.Parameter(torch.zeros(101, dtype=dtype))
     parameter.grad = torch.cat([torch.full((100,), 3000.0), torch.ones(1)]).to(dtype)
-    held = [HeldParameter(parameter, counted=True)]
     expected = math.sqrt(sum(value**2 for value in parameter.grad.tolist()))
-    assert gradient_norm(held, same) == pytest.approx(expected, rel=1e-6)
+    assert norm([parameter], same) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("count", [4095, 4096, 4097, 3_000_000])
 def test_the_norm_of_many_elements_keeps_its_digits(count: int) -> None:
     parameter = nn.Parameter(torch.zeros(count))
     parameter.grad = torch.rand(count, generator=torch.Generator().manual_seed(count))
-    found = gradient_norm([HeldParameter(parameter, counted=True)], same)
+    found = norm([parameter], same)
     assert found == pytest.approx(parameter.grad.double().norm().item(), rel=1e-7)
     parameter.grad[-1] = math.nan
-    assert math.isnan(gradient_norm([HeldParameter(parameter, counted=True)], same))
+    assert math.isnan(norm([parameter], same))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -108,12 +131,11 @@ def test_a_norm_that_is_not_finite_is_told_and_changes_nothing(value: float) -> 
     held = parameters(0)
     held[2].grad[3] = value
     before = held[0].grad.clone()
-    rows = [HeldParameter(parameter, counted=True) for parameter in held]
-    assert not math.isfinite(gradient_norm(rows, same))
+    assert not math.isfinite(norm(held, same))
     with pytest.raises(PipeplanError, match="training diverges; lower the learning rate"):
-        clip_gradients(rows, 1.0, same)
+        clip(held, 1.0, same)
     assert held[0].grad.equal(before)
 
 
 def test_a_rank_without_gradients_takes_part() -> None:
-    assert gradient_norm([], lambda total: total.add_(9)) == 3
+    assert norm([], lambda total: total.add_(9)) == 3

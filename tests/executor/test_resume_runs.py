@@ -71,18 +71,29 @@ def everything(folder: Path) -> Named:
 def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps on four ranks, and steps 4 to 6 again from the checkpoint of step 3."""
     folder = tmp_path_factory.mktemp("four")
-    write(folder, "a_whole", plan_of(4), training_file(folder / "whole", every=3), {})
-    resume = {"resume": str(folder / "whole" / "step-00000003")}
-    write(folder, "b_resumed", plan_of(4), training_file(folder / "resumed", every=9), resume)
+    for prefix, job in (("", {}), ("half_", {"precision": "float16"})):
+        whole, resumed = folder / f"{prefix}whole", folder / f"{prefix}resumed"
+        # The first steps of float16 overflow, so that its loss scale has moved.
+        scale = "[loss_scale]\ninitial = 1048576.0\ngrowth_interval = 2\n" if job else ""
+        text = training_file(whole, every=3) + scale
+        write(folder, f"a_{prefix}whole", plan_of(4, **job), text, {})
+        resume = {"resume": str(whole / "step-00000003")}
+        text = training_file(resumed, every=9) + scale
+        write(folder, f"b_{prefix}resumed", plan_of(4, **job), text, resume)
     launch(4, folder)
     return folder
 
 
-def test_a_resumed_training_is_the_uninterrupted_one_bit_by_bit(four: Path) -> None:
-    assert losses(four, "b_resumed") == losses(four, "a_whole")[3:]
-    whole, resumed = everything(four / "whole"), everything(four / "resumed")
+@pytest.mark.parametrize("prefix", ["", "half_"])
+def test_a_resumed_training_is_the_uninterrupted_one_bit_by_bit(four: Path, prefix: str) -> None:
+    assert losses(four, f"b_{prefix}resumed") == losses(four, f"a_{prefix}whole")[3:]
+    folders = four / f"{prefix}whole", four / f"{prefix}resumed"
+    whole, resumed = map(everything, folders)
     assert whole.keys() == resumed.keys()
     assert all(resumed[name].equal(tensor) for name, tensor in whole.items())
+    scales = [Checkpoint.open(folder).facts["loss_scale"] for folder in folders]
+    assert scales[0] == scales[1]
+    assert (scales[0] is not None and scales[0]["scale"] != 2.0**20) == bool(prefix)
 
 
 REFUSED = {

@@ -1,6 +1,6 @@
 """Ranks as threads of one process, and small checkpoints to write with them."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -8,13 +8,6 @@ import torch
 from torch import Tensor
 
 from executor.checkpoint import Checkpoint, Ranks
-from executor.training.master_weights import (
-    HeldParameter,
-    clip_factor,
-    gradient_norm,
-    require_finite,
-    scale_gradients,
-)
 from planner.errors import PipeplanError
 
 
@@ -55,14 +48,3 @@ def assert_holds(checkpoint: Checkpoint, expected: dict[str, Tensor]) -> None:
         assert found[name].dtype == tensor.dtype
         assert found[name].shape == tensor.shape
         assert found[name].equal(tensor), name
-
-
-def clip_gradients(
-    held: Iterable[HeldParameter], max_norm: float, sum_over_ranks: Callable[[Tensor], object]
-) -> float:
-    """Clip the whole model's gradient as the optimizer's step does; the norm before."""
-    rows = list(held)
-    norm = gradient_norm(rows, sum_over_ranks)
-    require_finite(1, 0.0, [float(norm)])
-    scale_gradients(rows, clip_factor(norm, max_norm))
-    return norm
