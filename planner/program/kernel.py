@@ -151,7 +151,8 @@ def _begin_links(p: int, w: int) -> None:
     for n in range(h.links):
         link = row(w, LINKS, n)
         link.head = link.tail = -1
-        link.is_changed = link.users = link.seen = 0
+        link.is_changed = link.was_full = link.users = link.seen = 0
+        link.demand = 0.0
     for n in range(h.lines):
         line = row(w, LINES, n)
         line.head = line.tail = -1

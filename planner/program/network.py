@@ -28,7 +28,7 @@ from planner.program.program import (
     WAY_ONCE,
     WAYS,
 )
-from planner.program.sharing import divide, give, note_changed, note_link, reach
+from planner.program.sharing import demand, divide, give, note_changed, note_link, reach
 from planner.program.work import (
     CHANGED,
     FLOWS,
@@ -137,6 +137,7 @@ def _join_links(p: int, w: int, n: int, way: Any, now: float) -> None:
         link.tail = at
         at += 1
     state.n_link_nodes = at
+    demand(p, w, way, row(w, FLOWS, n).gb_per_s)
     if is_shared:
         _meet(p, w, way, now)
 
@@ -181,6 +182,7 @@ def ends_now(p: int, w: int, n: int, now: float) -> bool:
     if task.slot == 1:
         _hold_sender(p, w, task.effect, -1)
     _leave_links(p, w, flow.link_node, way)
+    demand(p, w, way, -flow.gb_per_s)
     way_lines = items(p, WAY_LINES)
     for i in range(way.line, way.line_end):
         line = row(w, LINES, way_lines[i])
@@ -262,11 +264,10 @@ def _slow(p: int, w: int, n: int, now: float) -> None:
     if most == flow.most:
         return
     flow.most = most
+    demand(p, w, way, way.gb_per_s * most - flow.gb_per_s)
     flow.gb_per_s = way.gb_per_s * most
-    if way.once < way.once_end:
-        note_changed(p, w, way)
-    else:
-        give(p, w, n, most, now)
+    note_changed(p, w, way)
+    give(p, w, n, most, now)
 
 
 @compiled
@@ -284,4 +285,6 @@ def settle(p: int, w: int, now: float) -> None:
         row(w, LINKS, changed[i]).is_changed = 0
     state.n_changed = 0
     reach(p, w, n)
+    for i in range(n):
+        row(w, LINKS, changed[i]).was_full = row(w, LINKS, changed[i]).is_full
     divide(p, w, now)

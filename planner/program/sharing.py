@@ -17,13 +17,13 @@ from planner.program.work import (
     CHANGED,
     FLOWS,
     FOUND,
+    FULL_LINKS,
     LINK_NODES,
     LINKS,
     RATES,
     RISING,
     STACK,
     STATES,
-    TOUCHED_LINKS,
     WORK,
 )
 
@@ -50,20 +50,48 @@ def note_link(w: int, number: int) -> None:
         state.n_changed += 1
 
 
+@inlined
+def demand(p: int, w: int, way: Any, gb_per_s: float) -> None:
+    """Add what a flow would take of the links of its way if it had all its rate."""
+    way_links = items(p, WAY_LINKS)
+    for i in range(way.link, way.link_end):
+        link = row(w, LINKS, way_links[i])
+        # Of a link without flows, without what rounding leaves.
+        link.demand = link.demand + gb_per_s if link.head >= 0 else 0.0
+
+
+@compiled
+def note_full(p: int, w: int, number: int) -> bool:
+    """Note, and return, whether the flows of a link would take more than its bandwidth."""
+    link = row(w, LINKS, number)
+    link.is_full = link.demand > items(p, LINK_GB_PER_S)[number] * (1 + ROUNDING)
+    return bool(link.is_full)
+
+
 @compiled
 def reach(p: int, w: int, top: int) -> None:
-    """Find flows over the links on the stack, flows that share a link with them, and so on."""
+    """Find flows over the links on the stack, flows that share a link with them, and so on.
+
+    A link that has enough for all its flows changes the rate of none, and is left out.
+    """
     state = header(w, WORK)
     stamp = state.stamp + 1
     state.stamp = stamp
     stack, found, way_links = items(w, STACK), items(w, FOUND), items(p, WAY_LINKS)
-    n = 0
+    full = items(w, FULL_LINKS)
+    n = n_full = 0
     while top > 0:
         top -= 1
-        link = row(w, LINKS, stack[top])
+        number = stack[top]
+        link = row(w, LINKS, number)
         if link.seen == stamp:
             continue
         link.seen = stamp
+        if note_full(p, w, number):
+            full[n_full] = number
+            n_full += 1
+        elif not link.was_full:
+            continue
         at = link.head
         while at >= 0:
             node = row(w, LINK_NODES, at)
@@ -78,7 +106,7 @@ def reach(p: int, w: int, top: int) -> None:
                         stack[top] = way_links[i]
                         top += 1
             at = node.next
-    state.n_found = n
+    state.n_found, state.n_full = n, n_full
 
 
 @compiled
@@ -90,8 +118,6 @@ def divide(p: int, w: int, now: float) -> None:
     while left > 0:
         level = _next_level(p, w, left)
         left = _fix_rates(p, w, left, level)
-    if header(w, WORK).tells_links:
-        _note_room_left(p, w, n)
     for i in range(n):
         number = found[i]
         flow = row(w, FLOWS, number)
@@ -106,8 +132,11 @@ def divide(p: int, w: int, now: float) -> None:
 @compiled
 def _take_under_way(p: int, w: int, now: float) -> int:
     """Keep of the flows found those whose first byte has set off; return how many these are."""
-    found, rising, once = items(w, FOUND), items(w, RISING), items(p, WAY_ONCE)
-    links_gb_per_s = items(p, LINK_GB_PER_S)
+    found, rising, way_links = items(w, FOUND), items(w, RISING), items(p, WAY_LINKS)
+    full = items(w, FULL_LINKS)
+    for i in range(header(w, WORK).n_full):
+        link = row(w, LINKS, full[i])
+        link.used, link.users = 0.0, 0
     n = 0
     for i in range(header(w, WORK).n_found):
         number = found[i]
@@ -116,40 +145,24 @@ def _take_under_way(p: int, w: int, now: float) -> int:
             found[n] = number
             rising[n] = n
             n += 1
-            for j in range(way.once, way.once_end):
-                link = row(w, LINKS, once[j])
-                link.used = 0.0
-                link.users = 0
-                link.left = links_gb_per_s[once[j]]
+            for j in range(way.link, way.link_end):
+                row(w, LINKS, way_links[j]).users += 1
     return n
 
 
 @inlined
 def _next_level(p: int, w: int, left: int) -> float:
     """Return the rate that all rising flows have when the next link or flow has all it can."""
-    found, rising, touched_links = items(w, FOUND), items(w, RISING), items(w, TOUCHED_LINKS)
-    way_links, links_gb_per_s = items(p, WAY_LINKS), items(p, LINK_GB_PER_S)
-    touched = 0
+    found, rising, full = items(w, FOUND), items(w, RISING), items(w, FULL_LINKS)
+    links_gb_per_s = items(p, LINK_GB_PER_S)
     level = np.inf
     for i in range(left):
-        number = found[rising[i]]
-        gb_per_s = row(w, FLOWS, number).gb_per_s
-        if gb_per_s < level:
-            level = gb_per_s
-        way = row(p, WAYS, row(p, TASKS, number).resource)
-        for j in range(way.link, way.link_end):
-            link = row(w, LINKS, way_links[j])
-            if link.users == 0:
-                touched_links[touched] = way_links[j]
-                touched += 1
-            link.users += 1
-    for i in range(touched):
-        link = row(w, LINKS, touched_links[i])
-        room = (links_gb_per_s[touched_links[i]] - link.used) / link.users
-        link.users = 0
-        link.room = room
-        if room < level:
-            level = room
+        level = min(level, row(w, FLOWS, found[rising[i]]).gb_per_s)
+    for i in range(header(w, WORK).n_full):
+        link = row(w, LINKS, full[i])
+        if link.users > 0:
+            link.room = (links_gb_per_s[full[i]] - link.used) / link.users
+            level = min(level, link.room)
     return level
 
 
@@ -167,28 +180,21 @@ def _fix_rates(p: int, w: int, left: int, level: float) -> int:
         stays = gb_per_s > most
         if stays:
             for j in range(way.link, way.link_end):
-                if row(w, LINKS, way_links[j]).room <= most:
+                link = row(w, LINKS, way_links[j])
+                if link.is_full and link.room <= most:
                     stays = False
                     break
         if stays:
             rising[still] = at
             still += 1
             continue
-        rate = gb_per_s if gb_per_s < level else level
+        rate = min(gb_per_s, level)
         rates[at] = rate
         for j in range(way.link, way.link_end):
-            row(w, LINKS, way_links[j]).used += rate
+            link = row(w, LINKS, way_links[j])
+            link.used += rate
+            link.users -= 1
     return still
-
-
-@compiled
-def _note_room_left(p: int, w: int, n: int) -> None:
-    """Take all rates off the links that carry them."""
-    found, rates, way_links = items(w, FOUND), items(w, RATES), items(p, WAY_LINKS)
-    for i in range(n):
-        way = row(p, WAYS, row(p, TASKS, found[i]).resource)
-        for j in range(way.link, way.link_end):
-            row(w, LINKS, way_links[j]).left -= rates[i]
 
 
 @compiled
@@ -196,11 +202,12 @@ def _fullest_link(p: int, w: int, n: int) -> int:
     """Return the link of a flow with the least share left; of equal ones the first."""
     way_links, links_gb_per_s = items(p, WAY_LINKS), items(p, LINK_GB_PER_S)
     way = row(p, WAYS, row(p, TASKS, n).resource)
-    least, fullest = np.inf, -1
+    most, fullest = -np.inf, -1
     for j in range(way.link, way.link_end):
-        share = row(w, LINKS, way_links[j]).left / links_gb_per_s[way_links[j]]
-        if share < least:
-            least, fullest = share, way_links[j]
+        link = row(w, LINKS, way_links[j])
+        share = link.used / links_gb_per_s[way_links[j]]
+        if link.is_full and share > most:
+            most, fullest = share, way_links[j]
     return fullest
 
 

@@ -38,7 +38,9 @@ MACHINE = record(
 REPLICA_STATE = record(i4="left in_flight owed")
 QUEUE = record(i4="first head tail")
 MADE = record(f8="due_s made_s")
-LINK = record(f8="room used left", i4="head tail users seen", i1="is_changed")
+LINK = record(f8="room used demand", i4="head tail users seen", i1="is_changed is_full was_full")
+"""Of a link: ``demand`` is what its flows would take if each had all its rate, ``is_full`` and
+``was_full`` whether this is more than its bandwidth, and was so when it was last divided."""
 LINE = record(i4="head tail")
 LINE_NODE = record(i4="next flow")
 LINK_NODE = record(i4="next before flow")
@@ -46,20 +48,20 @@ EVENT = record(f8="time_s", i8="code")
 
 (
     WORK, STATES, FLOWS, MACHINES, REPLICA_STATES, QUEUES, QUEUED, MADES, LINKS, LINES, LINE_NODES,
-    LINK_NODES, EVENTS, CHANGED, STACK, FOUND, RISING, RATES, TOUCHED_LINKS, DIRTY, TOUCHED, READY,
+    LINK_NODES, EVENTS, CHANGED, STACK, FOUND, RISING, RATES, FULL_LINKS, DIRTY, TOUCHED, READY,
     RAN, GROUP_LEFT, RUNNING, SLOWED, AT_WORK,
 ) = block(
-    # Rows in use of EVENTS, CHANGED, FOUND, DIRTY, TOUCHED, READY, RUNNING, SLOWED and of the two
-    # kinds of nodes; `stamp` and `moment` are raised instead of clearing marks. `tells_links` asks
-    # which link slowed a flow, for which nothing else needs to be known. `computations` of the
-    # program, of which so many were `started`.
+    # Rows in use of EVENTS, CHANGED, FOUND, FULL_LINKS, DIRTY, TOUCHED, READY, RUNNING, SLOWED and
+    # of the two kinds of nodes; `stamp` and `moment` are raised instead of clearing marks.
+    # `tells_links` asks which link slowed a flow, for which nothing else needs to be known.
+    # `computations` of the program, of which so many were `started`.
     "status n_events n_changed n_found n_dirty n_touched n_ready n_running n_slowed n_line_nodes"
-    " n_link_nodes stamp moment load_changed tells_links computations started",
+    " n_link_nodes n_full stamp moment load_changed tells_links computations started",
     # A replay ends once it is certain that it takes longer than `most_s`.
     reals="time_s most_s",
     states=STATE, flows=FLOWING, machines=MACHINE, replica_states=REPLICA_STATE, queues=QUEUE,
     queued=INT, mades=MADE, links=LINK, lines=LINE, line_nodes=LINE_NODE, link_nodes=LINK_NODE,
-    events=EVENT, changed=INT, stack=INT, found=INT, rising=INT, rates=REAL, touched_links=INT,
+    events=EVENT, changed=INT, stack=INT, found=INT, rising=INT, rates=REAL, full_links=INT,
     dirty=INT, touched=INT, ready=INT, ran=INT, group_left=INT, running=INT, slowed=INT,
     at_work=INT,
 )  # fmt: skip
@@ -85,7 +87,7 @@ class Work(Block):
                 QUEUED: 3 * tasks, READY: tasks, SLOWED: tasks,
                 MACHINES: devices, DIRTY: devices, TOUCHED: devices, RUNNING: devices,
                 REPLICA_STATES: replicas, QUEUES: 3 * replicas, MADES: sizes["makers"],
-                LINKS: links, CHANGED: links, TOUCHED_LINKS: links, LINES: sizes["lines"],
+                LINKS: links, CHANGED: links, FULL_LINKS: links, LINES: sizes["lines"],
                 LINE_NODES: sizes["line_nodes"], LINK_NODES: sizes["link_nodes"],
                 EVENTS: events if events is not None else 2 * tasks + sizes["makers"] + 64,
                 STACK: max(links + uses, 3 * tasks),
