@@ -216,9 +216,8 @@ def _ticks_of(
 def _least_way(pipeline: PlacedPipeline, stage: int, kind: str) -> int:
     """Return the ticks of the quickest message that a stage sends after a kind of operation."""
     to = stage + 1 if kind == "F" else stage - 1
-    send = pipeline.forward_transfer if kind == "F" else pipeline.backward_transfer
     pairs = product(*(pipeline.stages[s].spec.devices for s in (stage, to)))
-    return min(int(send(stage, u, v).seconds / TICK_S) for u, v in pairs)
+    return min(int(pipeline.transfer(stage, kind, u, v).seconds / TICK_S) for u, v in pairs)
 
 
 def _ways_to_reduce(problem: Problem, specs: Sequence[StageSpec]) -> Iterator[PlacedPipeline]:
@@ -472,8 +471,8 @@ class _Schedule:
             self._model.add_bool_or([both, ~first, ~second])
             self._model.add_implication(both, first)
             self._model.add_implication(both, second)
-            self._send(key, "F", after, self._pipeline.forward_transfer(stage, u, v), both)
-            self._send(after, "I", key, self._pipeline.backward_transfer(stage + 1, v, u), both)
+            self._send(key, "F", after, self._pipeline.transfer(stage, "F", u, v), both)
+            self._send(after, "I", key, self._pipeline.transfer(stage + 1, "B", v, u), both)
 
     def _send(
         self, key: Key, kind: str, to: Key, transfer: Transfer, both: cp_model.BoolVarT

@@ -214,7 +214,7 @@ class TimelineWriter:
                 "source": self.plan.ranks[source],
                 "target": self.plan.ranks[event.rank],
                 "operation": operation,
-                "bytes": pipeline.held_of_message(what)[0],
+                "bytes": pipeline.held_of_message(what),
                 "start_s": start_s,
                 "end_s": max(start_s, event.end_s),
             }

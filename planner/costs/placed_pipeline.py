@@ -195,15 +195,42 @@ class PlacedPipeline:
         """Return the duration of an operation."""
         return self.stages[stage].times[device].seconds(kind)
 
-    def forward_transfer(self, stage: int, source: str, target: str) -> Transfer:
-        """Return the transfer of a stage's activations to the next stage."""
-        row = self.stages[stage]
-        return self._transfer(row.sent_bytes, row.gathered_bytes, source, target)
+    def received(self, stage: int, kind: str) -> tuple[int, int]:
+        """Return the bytes of the message that a stage receives before a forward, or a backward.
 
-    def backward_transfer(self, stage: int, source: str, target: str) -> Transfer:
-        """Return the transfer of the gradients of a stage's input to the stage before."""
-        row = self.stages[stage]
-        return self._transfer(row.returned_bytes, row.returned_gathered_bytes, source, target)
+        Args:
+            stage: the receiver.
+            kind: F, or any other for a backward.
+
+        Returns:
+            All bytes, and those of them that a tensor-parallel group gathers then; 0 at the ends.
+        """
+        source = stage - 1 if kind == "F" else stage + 1
+        if not 0 <= source < len(self.stages):
+            return 0, 0
+        row = self.stages[source]
+        if kind == "F":
+            return row.sent_bytes, row.gathered_bytes
+        return row.returned_bytes, row.returned_gathered_bytes
+
+    def received_s(self, stage: int, kind: str, device: str) -> float:
+        """Return the seconds of such a message in which no link is used: host time, and gathering.
+
+        Args:
+            stage: the receiver.
+            kind: F, or any other for a backward.
+            device: of the receiver.
+        """
+        bytes_, gathered = self.received(stage, kind)
+        group = self.problem.cluster.device_type(device).group if gathered else None
+        gather_s = 0.0 if group is None else group.seconds("all_gather", gathered)
+        return self.behaviour.message_s(bytes_) + gather_s
+
+    def held_of_message(self, made: Operation) -> int:
+        """Return the bytes that the receiver holds of a message, made by an operation."""
+        if made.kind == "F":
+            return self.stages[made.stage + 1].input_bytes
+        return self.stages[made.stage - 1].output_gradient_bytes
 
     def transfers_s(self, stage: int, *, forward: bool) -> FloatArray:
         """Return the seconds of all transfers between a stage and the next, by their devices.
@@ -216,33 +243,40 @@ class PlacedPipeline:
             A row for each device of ``stage``, a column for each of the next; infinite without a
             path.
         """
-        here, there = self.stages[stage], self.stages[stage + 1]
-        bytes_ = here.sent_bytes if forward else there.returned_bytes
-        numbers, table = self.problem.cluster.numbers, self.problem.cluster.link_table
-        rows, columns = ([numbers[d] for d in side.spec.devices] for side in (here, there))
+        rows, columns = (
+            [self.problem.cluster.numbers[name] for name in self.stages[n].spec.devices]
+            for n in (stage, stage + 1)
+        )
+        target, kind = (stage + 1, "F") if forward else (stage, "B")
+        bytes_, _ = self.received(target, kind)
         if bytes_ == 0:
             return np.zeros((len(rows), len(columns)))
-        block = np.ix_(rows, columns) if forward else np.ix_(columns, rows)
+        table, block = self.problem.cluster.link_table, np.ix_(rows, columns)
+        if not forward:
+            block = block[::-1]
         seconds = table.latency_s[block] + bytes_ * table.s_per_byte[block]
+        devices = self.stages[target].spec.devices
+        more_s = np.array([self.received_s(target, kind, device) for device in devices])
         is_sent = np.not_equal.outer(rows, columns)
-        host_s = self.behaviour.message_s(bytes_) * is_sent
-        gathered = here.gathered_bytes if forward else there.returned_gathered_bytes
-        receivers = (there if forward else here).spec.devices
-        gather_s = np.array([self.gather_s(gathered, device) for device in receivers])
-        gather_s = (gather_s[None, :] if forward else gather_s[:, None]) * is_sent
-        return np.asarray((seconds if forward else seconds.T) + host_s + gather_s)
+        return np.asarray(seconds + (more_s if forward else more_s[:, None]) * is_sent)
 
-    def gather_s(self, bytes_: int, device: str) -> float:
-        """Return the seconds in which a tensor-parallel group gathers what it got in parts."""
-        group = self.problem.cluster.device_type(device).group if bytes_ else None
-        return 0.0 if group is None else group.seconds("all_gather", bytes_)
+    def transfer(self, stage: int, kind: str, source: str, target: str) -> Transfer:
+        """Return the transfer of what a stage has made.
 
-    def _transfer(self, bytes_: int, gathered_bytes: int, source: str, target: str) -> Transfer:
-        route = self._route(source, target)
+        Args:
+            stage: the sender.
+            kind: F, activations for the next stage; any other, gradients for the stage before.
+            source: device of the sender.
+            target: device of the receiver.
+
+        Raises:
+            PipeplanError: if no path joins the two.
+        """
+        to = stage + 1 if kind == "F" else stage - 1
+        route, (bytes_, _) = self._route(source, target), self.received(to, kind)
         if source == target or bytes_ == 0:
             return Transfer(0.0)
-        host_s = self.behaviour.message_s(bytes_)
-        more_s = host_s + self.gather_s(gathered_bytes, target)
+        more_s = self.received_s(to, kind, target)
         return Transfer(
             route.seconds(bytes_) + more_s,
             route.links,
@@ -250,7 +284,7 @@ class PlacedPipeline:
             route.latency_s + more_s,
             route.bandwidth_gb_per_s,
             (source, target),
-            host_s,
+            self.behaviour.message_s(bytes_),
         )
 
     def _waits_for(self, route: Route, source: str, target: str) -> tuple[Resource, ...]:
@@ -258,19 +292,6 @@ class PlacedPipeline:
         streams = (source, target) if self.behaviour.streams == "one" else ()
         # Over links that any number may use at once, messages of one pair need not wait either.
         return (*([(source, target)] if route.links else []), *streams)
-
-    def held_of_message(self, made: Operation) -> tuple[int, int]:
-        """Return the bytes that the target and the source of a message hold of it.
-
-        They are equal unless the two are tensor-parallel groups of several sizes.
-
-        Args:
-            made: what made it: activations of a forward, else gradients of a stage's input.
-        """
-        here = self.stages[made.stage]
-        if made.kind == "F":
-            return self.stages[made.stage + 1].input_bytes, here.output_bytes
-        return self.stages[made.stage - 1].output_gradient_bytes, here.input_gradient_bytes
 
     def _route(self, source: str, target: str) -> Route:
         route = self.problem.cluster.route(source, target)

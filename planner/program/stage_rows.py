@@ -8,6 +8,7 @@ microbatches have one length there is one class.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -119,8 +120,16 @@ def stage_rows(
     set_rules(found, placed.behaviour)
     _fill_stages(found, placed, pairs)
     found[SECONDS][:] = np.ravel([_seconds(row, pairs) for row in classes])
-    found[RECEIVED_BYTES][:] = np.ravel([_received_bytes(row) for row in classes])
-    found[RECEIVED_S][:] = np.ravel([_received_s(row, pairs) for row in classes])
+    found[RECEIVED_BYTES][:] = [
+        row.received(stage, kind)[0]
+        for row in classes
+        for stage, kind in product(range(len(row.stages)), "BF")
+    ]
+    found[RECEIVED_S][:] = [
+        row.received_s(stage, kind, name)
+        for row in classes
+        for (stage, name), kind in product(pairs, "BF")
+    ]
     found[LENGTH_OF][:] = list(length_of) or 0
     _fill_reductions(found, placed, members, links, makers)
     found[AHEAD_S][:] = np.ravel(
@@ -168,27 +177,6 @@ def _fill_stages(rows: Block, placed: PlacedPipeline, pairs: Sequence[tuple[int,
 def _seconds(placed: PlacedPipeline, pairs: Sequence[tuple[int, str]]) -> list[list[float]]:
     times = [placed.stages[stage].times[name] for stage, name in pairs]
     return [[row.seconds(kind) for kind in KINDS] for row in times]
-
-
-def _received_bytes(placed: PlacedPipeline) -> list[tuple[int, int]]:
-    sent = [0, *(stage.sent_bytes for stage in placed.stages[:-1])]
-    returned = [*(stage.returned_bytes for stage in placed.stages[1:]), 0]
-    return list(zip(returned, sent, strict=True))
-
-
-def _received_s(
-    placed: PlacedPipeline, pairs: Sequence[tuple[int, str]]
-) -> list[tuple[float, float]]:
-    bytes_, message_s = _received_bytes(placed), placed.behaviour.message_s
-    sent = [0, *(stage.gathered_bytes for stage in placed.stages[:-1])]
-    returned = [*(stage.returned_gathered_bytes for stage in placed.stages[1:]), 0]
-    return [
-        (
-            message_s(bytes_[s][0]) + placed.gather_s(returned[s], name),
-            message_s(bytes_[s][1]) + placed.gather_s(sent[s], name),
-        )
-        for s, name in pairs
-    ]
 
 
 def _members(

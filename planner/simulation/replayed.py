@@ -11,13 +11,15 @@ from planner.costs.placed_pipeline import PlacedPipeline, Transfer
 from planner.plan.operations import Kind, Operation
 from planner.program.lower.lower import Lowered
 from planner.program.lower.room import MESSAGE_TASK
-from planner.program.program import COMPUTE, KINDS, MAKERS, REPLICAS
+from planner.program.program import COMPUTE, EFFECTS, KINDS, MAKERS, REPLICAS
 from planner.program.replay import Times
 from planner.simulation.timeline import (
     CopyEvent,
     Event,
+    Longs,
     OperationEvent,
     OptimizerEvent,
+    Reals,
     SynchronisationEvent,
     Timeline,
     TransferEvent,
@@ -91,7 +93,19 @@ class _Reader:
             tuple(sorted(copies.values(), key=lambda event: event.start_s)),
             by_task,
             self._causes(by_task),
+            self._changes(),
         )
+
+    def _changes(self) -> tuple[Longs, Reals, Longs]:
+        """Return what tasks hold from their starts on, and what no more from their ends on."""
+        effect, times = self._program.tasks["effect"], self._times
+        (tasks,) = np.nonzero(effect >= 0)
+        of = self._program[EFFECTS][effect[tasks]]
+        bytes_ = np.concatenate([of["start_bytes"], of["end_bytes"]])
+        devices = np.concatenate([of["start_device"], of["end_device"]])
+        moments_s = np.concatenate([times.start_s[tasks], times.end_s[tasks]])
+        changes = bytes_ != 0
+        return devices[changes], moments_s[changes], bytes_[changes]
 
     def _causes(self, by_task: Mapping[int, Event]) -> list[int]:
         """Return the task with an event that the start of each waited for last."""
@@ -152,8 +166,7 @@ class _Reader:
         placed = self._by_microbatch[made.microbatch] if self._by_microbatch else self._placed
         key = id(placed), made.kind, made.stage, source, target
         if key not in self._transfers:
-            of = placed.forward_transfer if made.kind == "F" else placed.backward_transfer
-            self._transfers[key] = of(made.stage, source, target)
+            self._transfers[key] = placed.transfer(made.stage, made.kind, source, target)
         return self._transfers[key]
 
     def _collective(self, number: int, n: int, *, is_gather: bool = False) -> SynchronisationEvent:

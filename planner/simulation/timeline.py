@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
+from numpy.typing import NDArray
+
 from planner.costs.placed_pipeline import PlacedPipeline, Resource, Transfer
 from planner.costs.reductions import GradientReduction
 from planner.plan.operations import Operation
+
+Reals = NDArray[np.float64]
+Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -121,7 +127,8 @@ class Timeline:
     ``gathers`` are the all-gathers of parameters after optimizer steps, in the order of reductions.
     ``copies`` are those of offloaded stashes. ``by_task`` has all events by the numbers of their
     tasks in the program that was replayed; ``causes`` says for each task which task with an event
-    its start waited for last (-1: none).
+    its start waited for last (-1: none). ``changes`` are the devices, moments and bytes of what is
+    held from then on or no more.
     """
 
     pipeline: PlacedPipeline
@@ -135,6 +142,7 @@ class Timeline:
     copies: tuple[CopyEvent, ...]
     by_task: Mapping[int, Event] = field(compare=False, repr=False)
     causes: Sequence[int] = field(compare=False, repr=False)
+    changes: tuple[Longs, Reals, Longs] = field(compare=False, repr=False)
 
     @cached_property
     def iteration_time_s(self) -> float:
@@ -187,8 +195,19 @@ class Timeline:
 
     @cached_property
     def memory(self) -> dict[str, list[tuple[float, int]]]:
-        """Bytes in use on each device: steps ``(time, bytes from then on)``."""
-        return memory_profile(self)
+        """Bytes in use on each device: steps ``(time, bytes from then on)``.
+
+        A received tensor counts from the start of its transfer, a sent one until the end of its
+        transfer; a stash from the start of its forward to the end of its backward. If that is
+        split, the input gradient leaves what the weight gradient needs. What is offloaded is gone
+        from the end of its copy to the host until the start of its copy back.
+        """
+        devices, moments_s, bytes_ = self.changes
+        rows = ((name, devices == place) for place, name in enumerate(self.pipeline.devices))
+        return {
+            name: _accumulated(self.pipeline.static_bytes(name), moments_s[mine], bytes_[mine])
+            for name, mine in rows
+        }
 
     @cached_property
     def peak_memory_bytes(self) -> dict[str, int]:
@@ -215,62 +234,9 @@ def reduction_spans(timeline: Timeline) -> dict[tuple[int, ...], tuple[float, fl
     return spans
 
 
-def memory_profile(timeline: Timeline) -> dict[str, list[tuple[float, int]]]:
-    """Return the bytes in use over time on each device.
-
-    A received tensor counts from the start of its transfer, a sent one until the end of its
-    transfer; a stash from the start of its forward to the end of its backward. If that is split,
-    the input gradient leaves what the weight gradient needs. What is offloaded is gone from the end
-    of its copy to the host until the start of its copy back.
-    """
-    pipeline = timeline.pipeline
-    changes: dict[str, list[tuple[float, int]]] = {
-        device: [(0.0, pipeline.static_bytes(device))] for device in pipeline.devices
-    }
-    for event in timeline.operations:
-        changes[event.device] += _operation_changes(pipeline, event)
-    for transfer in timeline.transfers:
-        received, sent = pipeline.held_of_message(transfer.operation)
-        changes[transfer.target].append((transfer.start_s, received))
-        changes[transfer.source].append((transfer.end_s, -sent))
-    for copy in timeline.copies:
-        change = (copy.end_s, -copy.bytes) if copy.is_out else (copy.start_s, copy.bytes)
-        changes[copy.device].append(change)
-    return {device: _accumulate(rows) for device, rows in changes.items()}
-
-
-def _operation_changes(pipeline: PlacedPipeline, event: OperationEvent) -> list[tuple[float, int]]:
-    index, kind, _ = event.operation
-    stage = pipeline.stages[index]
-    last = index == len(pipeline.stages) - 1
-    rows = []
-    if kind == "F":
-        # The input, counted on arrival, becomes part of the stash.
-        rows.append((event.start_s, stage.stash_bytes - stage.input_bytes))
-        rows.append((event.start_s, stage.output_bytes))
-    if kind in "BI":
-        rows.append((event.start_s, stage.input_gradient_bytes))
-        rows.append((event.end_s, 0 if last else -stage.output_gradient_bytes))
-    if kind == "B":
-        rows.append((event.end_s, -stage.stash_bytes))
-    if kind == "I":
-        extra = pipeline.split_extra_bytes(index, event.device)
-        rows.append((event.start_s, extra))
-        rows.append((event.end_s, -extra))
-        rows.append((event.end_s, stage.weight_stash_bytes - stage.stash_bytes))
-    if kind == "W":
-        rows.append((event.end_s, -stage.weight_stash_bytes))
-    return rows
-
-
-def _accumulate(changes: list[tuple[float, int]]) -> list[tuple[float, int]]:
+def _accumulated(static: int, moments_s: Reals, bytes_: Longs) -> list[tuple[float, int]]:
     """Return the running sum; memory freed at a moment is free for what starts at it."""
-    steps: list[tuple[float, int]] = []
-    total = 0
-    for time, change in sorted(changes):
-        total += change
-        if steps and steps[-1][0] == time:
-            steps[-1] = (time, total)
-        else:
-            steps.append((time, total))
-    return steps
+    times_s, places = np.unique([0.0, *moments_s], return_inverse=True)
+    changes = np.zeros(len(times_s), np.int64)
+    np.add.at(changes, places, [static, *bytes_])
+    return list(zip(times_s.tolist(), np.cumsum(changes).tolist(), strict=True))

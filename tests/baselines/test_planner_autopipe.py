@@ -75,8 +75,8 @@ def test_simulated_1f1b_takes_as_long_as_in_the_simulator(seed, stages, microbat
         Timings(
             np.array([placed.seconds(n, "F", f"d{n}") for n in range(stages)]),
             np.array([placed.seconds(n, "B", f"d{n}") for n in range(stages)]),
-            np.array([placed.forward_transfer(n, u, v).seconds for n, u, v in channels]),
-            np.array([placed.backward_transfer(n + 1, v, u).seconds for n, u, v in channels]),
+            np.array([placed.transfer(n, "F", u, v).seconds for n, u, v in channels]),
+            np.array([placed.transfer(n + 1, "B", v, u).seconds for n, u, v in channels]),
         ),
         microbatches,
     )

@@ -111,8 +111,8 @@ def test_tensors_sent_in_parts_by_hand() -> None:
     assert verify(plan) == []
     placed, other = place_plan(plan.on_groups), place_plan(whole.on_groups)
     for transfer in (
-        placed.forward_transfer(0, "g0", "g1"),
-        placed.backward_transfer(1, "g1", "g0"),
+        placed.transfer(0, "F", "g0", "g1"),
+        placed.transfer(1, "B", "g1", "g0"),
     ):
         assert (transfer.seconds, transfer.latency_s) == pytest.approx((1.0, 0.5))
     assert placed.transfers_s(0, forward=True) == pytest.approx(np.array([[1.0]]))

@@ -251,7 +251,7 @@ def test_neighbours_without_a_path_are_named() -> None:
     placed = pipeline(graph([layer("a"), layer("b")]), islands, stages)
     assert not is_connected(placed)
     with pytest.raises(PipeplanError, match="'d0' and 'd2'"):
-        placed.forward_transfer(0, "d0", "d2")
+        placed.transfer(0, "F", "d0", "d2")
 
 
 def test_replicas_without_a_path_are_not_connected() -> None:

@@ -43,7 +43,6 @@ def test_stashes_travel_one_at_a_time_and_backwards_wait_for_them() -> None:
         (0, 2 * GIGA),
         (1, 4 * GIGA),
         (2, 4 * GIGA),
-        (3, 4 * GIGA),
         (4, 4 * GIGA),
         (5, 2 * GIGA),
         (7, 0),

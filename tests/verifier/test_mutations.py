@@ -21,6 +21,7 @@ from planner.costs import (
     stage_table,
 )
 from planner.costs.gradients import gradient_bytes
+from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.stage_table import StageTable
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
@@ -31,13 +32,17 @@ from planner.verification import verify
 
 FIGURES = placement._StageFigures
 ARRAYS: Any = inspect.unwrap(stage_table.layer_arrays)
+
+
+def without(bytes_: str) -> tuple[Any, str, str]:
+    """Figures of stages that lack some bytes."""
+    figure = "min(getattr(stage, field), MOST_BYTES)"
+    return stage_rows._fill_stages, figure, f'{figure} * (field != "{bytes_}_bytes")'
+
+
 MUTATIONS: dict[str, tuple[Any, str, str]] = {
     "a message has no latency": (network_table._Routes._fill, "= route.latency_s", "= 0.0"),
-    "a message has no bytes": (
-        stage_rows._received_bytes,
-        "(stage.sent_bytes",
-        "(0 * stage.sent_bytes",
-    ),
+    "a message has no bytes": (PlacedPipeline.received, "row.sent_bytes", "0 * row.sent_bytes"),
     "the latency of the middle of a route is left out": (
         Routing._route_between_ports,
         "middle.latency_s + ends_us",
@@ -61,12 +66,16 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         'behaviour.streams == "one"',
         "False",
     ),
-    "a message takes no host time": (stage_rows._received_s, "message_s(bytes_[s][1])", "0.0"),
+    "a message takes no host time": (
+        PlacedPipeline.received_s,
+        "self.behaviour.message_s(bytes_)",
+        "0.0",
+    ),
     "an operation takes no host time": (FIGURES._times_on, "+ self._host_s", ""),
     "activations are charged for gradients": (
-        stage_rows._received_bytes,
-        "stage.returned_bytes",
-        "stage.input_bytes",
+        PlacedPipeline.received,
+        "row.returned_bytes",
+        "row.input_bytes",
     ),
     "buckets are twice as large": (
         gradient_tables.set_buckets,
@@ -140,37 +149,17 @@ MUTATIONS: dict[str, tuple[Any, str, str]] = {
         "masters = 1",
         "masters = 0",
     ),
-    "a stash is freed as its backward starts": (
-        timeline._operation_changes,
-        "rows.append((event.end_s, -stage.stash_bytes))",
-        "rows.append((event.start_s, -stage.stash_bytes))",
-    ),
-    "a received tensor counts twice": (
-        timeline._operation_changes,
-        "stage.stash_bytes - stage.input_bytes",
-        "stage.stash_bytes",
-    ),
-    "a received gradient is kept": (
-        timeline._operation_changes,
-        "0 if last else -stage.output_gradient_bytes",
-        "0",
-    ),
-    "an output is free as its forward ends": (
-        timeline.memory_profile,
-        "transfer.end_s, -sent",
-        "transfer.start_s, -sent",
-    ),
-    "the weight stash is forgotten": (
-        timeline._operation_changes,
-        "stage.weight_stash_bytes - stage.stash_bytes",
-        "-stage.stash_bytes",
-    ),
+    "the stash is forgotten": without("stash"),
+    "a received tensor counts twice": without("input"),
+    "a received gradient is forgotten": without("output_gradient"),
+    "an output is forgotten": without("output"),
+    "the weight stash is forgotten": without("weight_stash"),
     "an input gradient apart takes no more": (
-        placement.PlacedPipeline.split_extra_bytes,
+        PlacedPipeline.split_extra_bytes,
         "max(0, self",
         "min(0, self",
     ),
-    "a byte too little": (timeline._accumulate, "total = 0", "total = -10**6"),
+    "a byte too little": (timeline._accumulated, "[static, ", "[static - 10**6, "),
     "the workspace is forgotten": (ARRAYS, '"peak": peak', '"peak": 0 * peak'),
     "a recomputed layer keeps its stash": (
         StageTable._of_given,

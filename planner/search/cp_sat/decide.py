@@ -255,7 +255,7 @@ class _Decisions:
             placed = place(self.problem, specs)
             for stage, (first, second) in enumerate(pairwise(specs)):
                 for pair in product(first.devices, second.devices):
-                    placed.forward_transfer(stage, *pair)
+                    placed.transfer(stage, "F", *pair)
         except PipeplanError:
             return None
         return placed

@@ -136,10 +136,10 @@ class OwnerModel:
             if forward is None:
                 self.model.add(self._start[row] >= end).only_enforce_if(here)
                 continue
-            transfer = self.placed.forward_transfer if forward else self.placed.backward_transfer
+            transfer, kind = self.placed.transfer, "F" if forward else "B"
             for target in self._devices[row.stage]:
                 there = self._runs[row.stage, row.microbatch, target]
-                ticks = self._ticks(transfer(before.stage, source, target).seconds)
+                ticks = self._ticks(transfer(before.stage, kind, source, target).seconds)
                 self.model.add(self._start[row] >= end + ticks).only_enforce_if(here, there)
 
     def _add_devices(self) -> None:
@@ -185,15 +185,16 @@ class OwnerModel:
     def _way(self, stage: int, device: str, kinds: tuple[Kind, ...]) -> int:
         """Return the least ticks of one microbatch between the first stage and a device."""
         ahead = 0
-        is_forward = "F" in kinds
-        transfer = self.placed.forward_transfer if is_forward else self.placed.backward_transfer
+        transfer, is_forward = self.placed.transfer, "F" in kinds
         # By device of the stage that comes next on the way to this one.
         for s in range(stage):
             row = Operation(s, kinds[0], 0)
             ahead += min(self._duration(row, d) for d in self._devices[s])
             targets = (device,) if s + 1 == stage else self._devices[s + 1]
             ahead += min(
-                self._ticks((transfer(s, a, b) if is_forward else transfer(s + 1, b, a)).seconds)
+                self._ticks(
+                    (transfer(s, "F", a, b) if is_forward else transfer(s + 1, "B", b, a)).seconds
+                )
                 for a in self._devices[s]
                 for b in targets
             )

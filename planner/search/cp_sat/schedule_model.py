@@ -158,8 +158,7 @@ class ScheduleInstance:
         """Return the ticks of a message from a stage, alone."""
         other = stage + 1 if forward else stage - 1
         ends = self.owner[stage, microbatch], self.owner[other, microbatch]
-        transfer = self.placed.forward_transfer if forward else self.placed.backward_transfer
-        return self._ticks(transfer(stage, *ends).seconds)
+        return self._ticks(self.placed.transfer(stage, "F" if forward else "B", *ends).seconds)
 
     def tail(self, stage: int, device: str) -> int:
         """Return the least ticks of what follows a stage's last backward on a device."""
