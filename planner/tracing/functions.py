@@ -10,7 +10,8 @@ any other code: the plan decides what is recomputed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,40 +19,38 @@ from torch import Tensor
 from torch.utils import checkpoint
 
 from planner.errors import PipeplanError
-from planner.tracing.torch_private import FunctionBase, tree_leaves
+from planner.tracing.torch_private import FunctionBase, tree_leaves, tree_map_only
 
 _TENSOR = object()
 """Stands for an operand, or a result, that is a tensor."""
-Apply = Callable[..., Any]
 
 
+@dataclass
 class _Call:
     """A Function with those of its arguments and results that are no tensors."""
 
-    def __init__(self, function: type, arguments: Sequence[Any]) -> None:
-        self.function = function
-        self.arguments = _marked(arguments)
-        self.results: Any = _TENSOR  # A single result is not a tuple.
+    function: type
+    arguments: tuple[Any, ...]
+    results: Any = None
 
     def is_of(self, function: type, arguments: Sequence[Any]) -> bool:
         """Return whether another call differs in its tensors alone."""
         if function is not self.function or len(arguments) != len(self.arguments):
             return False
-        pairs = zip(self.arguments, _marked(arguments), strict=True)
-        plain = str | int | float
         return all(
-            one is other or (type(one) is type(other) and isinstance(one, plain) and one == other)
-            for one, other in pairs
+            one is other
+            or (type(one) is type(other) and isinstance(one, str | int | float) and one == other)
+            for one, other in zip(self.arguments, _marked(arguments), strict=True)
         )
 
 
-def _marked(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(_TENSOR if isinstance(value, Tensor) else value for value in values)
+def _marked(values: Any) -> Any:
+    return tree_map_only(Tensor, lambda _: _TENSOR, values)
 
 
-def _filled(marked: Sequence[Any], tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+def _filled(marked: Any, tensors: Sequence[Tensor]) -> Any:
     left = iter(tensors)
-    return tuple(next(left) if value is _TENSOR else value for value in marked)
+    return tree_map_only(object, lambda x: next(left) if x is _TENSOR else x, marked)
 
 
 _calls: list[_Call] = []
@@ -67,9 +66,12 @@ def apply_itself(function: Any, *arguments: Any) -> Any:
 def _run(call: int, operands: Sequence[Tensor]) -> list[Tensor]:
     kept = _calls[call]
     found = apply_itself(kept.function, *_filled(kept.arguments, operands))
-    several = found if isinstance(found, tuple) else (found,)
-    kept.results = _marked(several) if isinstance(found, tuple) else _marked(several)[0]
-    return [value for value in several if isinstance(value, Tensor)]
+    kept.results = _marked(found)
+    return _tensors(found)
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
 
 
 _library.impl("custom_function", _run, "CompositeImplicitAutograd")
@@ -84,11 +86,9 @@ def _as_operator(function: Any, *arguments: Any) -> Any:
     number = next((i for i, row in enumerate(_calls) if row.is_of(function, arguments)), None)
     if number is None:
         number = len(_calls)
-        _calls.append(_Call(function, arguments))
-    operands = [value for value in arguments if isinstance(value, Tensor)]
-    made = torch.ops.pipeplan.custom_function(number, operands)
-    results = _calls[number].results
-    return _filled(results, made) if isinstance(results, tuple) else _filled([results], made)[0]
+        _calls.append(_Call(function, _marked(arguments)))
+    made = torch.ops.pipeplan.custom_function(number, _tensors(arguments))
+    return _filled(_calls[number].results, made)
 
 
 def is_of_torch(function: Any) -> bool:
@@ -118,19 +118,17 @@ def require_operator(function: type, arguments: Sequence[Any], results: Any, whe
     Raises:
         PipeplanError: naming the Function and the remedy.
     """
-    tensors = [value for value in arguments if isinstance(value, Tensor)]
-    others = tree_leaves([value for value in arguments if not isinstance(value, Tensor)])
-    problem = ""
-    if any(isinstance(value, Tensor) for value in others):
+    operands, problem = _tensors(arguments), ""
+    if len(operands) > sum(isinstance(value, Tensor) for value in arguments):
         problem = "takes tensors inside a list or dict; give each as an argument of its own"
-    elif any(made is tensor for made in tree_leaves([results]) for tensor in tensors):
+    elif any(made is operand for made in _tensors(results) for operand in operands):
         problem = "writes into its argument (mark_dirty); return a new tensor instead"
     if problem:
         raise PipeplanError(f"autograd Function {function.__qualname__} ({where}) {problem}")
 
 
 @contextmanager
-def applied_by(apply: Apply) -> Iterator[None]:
+def applied_by(apply: Callable[..., Any]) -> Iterator[None]:
     """Let every ``Function.apply``, also one that was bound before, call something else.
 
     Args:
@@ -143,6 +141,6 @@ def applied_by(apply: Apply) -> Iterator[None]:
         delattr(FunctionBase, "apply")
 
 
-def functions_kept() -> Any:
+def functions_kept() -> AbstractContextManager[None]:
     """Keep calls of Functions as operators while a model is exported."""
     return applied_by(_as_operator)
