@@ -17,77 +17,40 @@ from torch.utils._pytree import tree_leaves, tree_map
 from planner.tracing.export import ExportedStep
 from planner.tracing.sharding.local import LocalStep, join, share
 from planner.tracing.sharding.split import Split
+from planner.tracing.sharing import attribute_of
 
 
 class Shares(list[Any]):
     """The values of all ranks."""
 
 
-class _AllReduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
-        total = torch.stack(values).sum(0)
-        return tuple(total.clone() for _ in values)
+class _Collective(torch.autograd.Function):
+    """What becomes of the values of all ranks forwards, and of their gradients backwards."""
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        return gradients
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *values: Tensor) -> tuple[Tensor, ...]:
-        return tuple(value.clone() for value in values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        total = torch.stack(gradients).sum(0)
-        return tuple(total.clone() for _ in gradients)
-
-
-def _shared(whole: Tensor, place: Any, degree: int) -> tuple[Tensor, ...]:
-    return tuple(share(whole, *place, degree, rank).clone() for rank in range(degree))
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, place: Any, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.place = place
-        return _shared(torch.stack(values).sum(0), place, len(values))
+    def forward(ctx: Any, run: Any, back: Any, *values: Tensor) -> tuple[Tensor, ...]:
+        ctx.back = back
+        return tuple(value.clone() for value in run(values))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        whole = join(gradients, *ctx.place)
-        return None, *(whole.clone() for _ in gradients)
+        return None, None, *(gradient.clone() for gradient in ctx.back(gradients))
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, place: Any, is_partial: bool, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.place, ctx.is_partial = place, is_partial
-        whole = join(values, *place)
-        return tuple(whole.clone() for _ in values)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        if ctx.is_partial:
-            return None, None, *_shared(torch.stack(gradients).sum(0), ctx.place, len(gradients))
-        own = [share(g, *ctx.place, len(gradients), rank) for rank, g in enumerate(gradients)]
-        return None, None, *own
+def _same(values: Sequence[Tensor]) -> Sequence[Tensor]:
+    return values
 
 
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, place: Any, *values: Tensor) -> tuple[Tensor, ...]:
-        ctx.place = place
-        return tuple(
-            share(value, *place, len(values), rank).clone() for rank, value in enumerate(values)
-        )
+def _totals(values: Sequence[Tensor]) -> list[Tensor]:
+    return [torch.stack(tuple(values)).sum(0)] * len(values)
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        whole = join(gradients, *ctx.place)
-        return None, *(whole.clone() for _ in gradients)
+
+def _own_shares(values: Sequence[Tensor], place: Any) -> list[Tensor]:
+    return [share(value, *place, len(values), rank) for rank, value in enumerate(values)]
+
+
+def _joins(values: Sequence[Tensor], place: Any) -> list[Tensor]:
+    return [join(values, *place)] * len(values)
 
 
 class ListGroup:
@@ -99,24 +62,33 @@ class ListGroup:
         self.calls: list[str] = []
 
     def all_reduce(self, values: Shares, is_fresh: bool = False) -> Shares:
-        return Shares(_AllReduce.apply(*values))
+        return Shares(_Collective.apply(_totals, _same, *values))
 
     def copy(self, values: Shares, is_fresh: bool) -> Shares:
-        return Shares(_Copy.apply(*values))
+        return Shares(_Collective.apply(_same, _totals, *values))
 
     def reduce_scatter(self, values: Shares, *place: Any) -> Shares:
-        return Shares(_ReduceScatter.apply(place, *values))
+        return Shares(
+            _Collective.apply(
+                lambda x: _own_shares(_totals(x), place), lambda g: _joins(g, place), *values
+            )
+        )
 
     def gather(self, values: Shares, dimension: int, parts: Any, is_partial: bool) -> Shares:
-        return Shares(_Gather.apply((dimension, parts), is_partial, *values))
+        place, whole = (dimension, parts), _totals if is_partial else _same
+        return Shares(
+            _Collective.apply(
+                lambda x: _joins(x, place), lambda g: _own_shares(whole(g), place), *values
+            )
+        )
 
     def scatter(self, values: Shares, *place: Any) -> Shares:
-        return Shares(_Scatter.apply(place, *values))
-
-    def take(self, values: Shares, dimension: int, parts: tuple[int, ...]) -> Shares:
         return Shares(
-            share(value, dimension, parts, self.degree, rank) for rank, value in enumerate(values)
+            _Collective.apply(lambda x: _own_shares(x, place), lambda g: _joins(g, place), *values)
         )
+
+    def take(self, values: Shares, *place: Any) -> Shares:
+        return Shares(_own_shares(values, place))
 
     def own_rows(self, hidden: Shares, chosen: Shares, experts: int) -> Shares:
         return Shares(
@@ -281,7 +253,7 @@ def run_on_shards(
     leaves: dict[str, Shares] = {}
     values: dict[str, Shares] = {}
     for target, name in exported.names.items():
-        whole = _attribute(exported.module, target)
+        whole = attribute_of(exported.module, target)
         if not isinstance(whole, nn.Parameter):
             continue
         if name not in leaves:
@@ -302,13 +274,6 @@ def run_on_shards(
     }
     assert all(torch.equal(loss, losses[0]) for loss in losses)
     return losses[0].detach(), gradients, group.calls
-
-
-def _attribute(module: nn.Module, target: str) -> object:
-    found: Any = module
-    for part in target.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def _part(whole: Tensor, split: Split, name: str, degree: int, rank: int) -> Tensor:
