@@ -12,8 +12,8 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from copy import copy
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -50,8 +50,7 @@ _INSTEAD_OF_HOOKS = (
 )
 
 
-@dataclass
-class Observation:
+class Observation(NamedTuple):
     """What two calls of a training step have shown.
 
     Attributes:
@@ -59,8 +58,8 @@ class Observation:
         notes: what the exported step leaves out although it changes no gradient.
     """
 
-    trained: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
+    trained: frozenset[str]
+    notes: tuple[str, ...]
 
 
 def observe(step: nn.Module, batch: Mapping[str, Tensor]) -> Observation:
@@ -83,7 +82,8 @@ def observe(step: nn.Module, batch: Mapping[str, Tensor]) -> Observation:
     if hooks_of_all._global_backward_hooks or hooks_of_all._global_backward_pre_hooks:
         raise PipeplanError(f"all modules have a backward hook; {_INSTEAD_OF_HOOKS}")
     watch = _Watch(step)
-    with watch.active():
+    with attributes_restored(step), watch.active():
+        _give_tensors(step, watch.fakes)
         watch.call(batch)
         first, before = watch.operations, _state(step)
         loss, after = watch.call(batch), _state(step)
@@ -148,15 +148,14 @@ class _Watch(TorchDispatchMode):
     def call(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Call the step; what it did is in ``operations`` afterwards."""
         self.operations, drawn = [], _drawn()
-        held = (*self.step.parameters(), *self.step.buffers(), *self.fakes.values())
-        registered = {id(value) for value in held}
+        registered = {*self.fakes, *map(id, self.fakes.values())}
         self.plain = {
             id(value): name
             for name, value in _attributes(self.step)
             if isinstance(value, Tensor) and id(value) not in registered
         }
         entries = {name: self.fake.from_tensor(value) for name, value in batch.items()}
-        with _with_tensors(self.step, self.fakes), self.fake, torch.enable_grad(), self:
+        with self.fake, torch.enable_grad(), self:
             loss: Tensor = self.step(**entries)
         for library, after in _drawn().items():
             if drawn[library] != after:
@@ -353,34 +352,23 @@ def _require_equal(
     )
 
 
-@contextmanager
-def _with_tensors(step: nn.Module, others: Mapping[int, Tensor]) -> Iterator[None]:
+def _give_tensors(step: nn.Module, others: Mapping[int, Tensor]) -> None:
     """Give modules other tensors for parameters and buffers, also where an LSTM lists them."""
-    held: list[tuple[Any, Any, Tensor]] = []
     for module in step.modules():
-        lists: list[Any] = [value for value in vars(module).values() if type(value) is list]
-        rows: list[tuple[Any, Any]] = [(owner, i) for owner in lists for i in range(len(owner))]
-        rows += [(owner, name) for owner in (module._parameters, module._buffers) for name in owner]
-        held += [(owner, key, owner[key]) for owner, key in rows if id(owner[key]) in others]
-    for owner, key, value in held:
-        owner[key] = others[id(value)]
-    try:
-        yield
-    finally:
-        for owner, key, value in held:
-            owner[key] = value
+        for held in vars(module).values():
+            if type(held) not in (dict, list):
+                continue
+            for place, value in [*(held.items() if type(held) is dict else enumerate(held))]:
+                held[place] = others.get(id(value), value)
 
 
 @contextmanager
 def attributes_restored(step: nn.Module) -> Iterator[None]:
     """Give modules the attributes back that they had, which calls may set to fake tensors."""
-    kept = []
-    for module in step.modules():
-        own = dict(vars(module))
-        for name, value in own.items():
-            if type(value) in (dict, list) and name not in _OF_TORCH:
-                own[name] = type(value)(value)
-        kept.append((module, own))
+    kept = [
+        (module, {n: copy(x) if type(x) in (dict, list) else x for n, x in vars(module).items()})
+        for module in step.modules()
+    ]
     try:
         yield
     finally:
