@@ -3,7 +3,6 @@
 import logging
 
 import pytest
-from builders import ROOT
 
 from planner.cli.sync import require_sync
 from planner.errors import PipeplanError
@@ -59,9 +58,3 @@ def test_given_options_come_before_those_of_the_paper(text: str, options: dict) 
 def test_what_no_paper_has_is_refused(text: str, words: str) -> None:
     with pytest.raises(PipeplanError, match=words):
         parse_sync(text)
-
-
-def test_readme_has_a_row_for_each_paper() -> None:
-    readme = (ROOT / "README.md").read_text()
-    for name in NAMES:
-        assert f"`--sync {name}`" in readme

@@ -10,7 +10,8 @@ least change of what the cluster file says.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import combinations, pairwise
 from statistics import median
 from typing import Any
@@ -71,16 +72,12 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
         return _with_links(_with_latency(scaled, trace), found, 0.0, median, (BYTES, OVERHEAD))
     if isinstance(options, SemiDecentralizedOptions):
         # A group may stay open after its last member has come: the quickest ones did not.
-        return _with_links(scaled, found, scaled.scheduler_round_trip_s, _tenth_percentile)
+        tenth = partial(np.quantile, q=0.1)
+        return _with_links(scaled, found, scaled.scheduler_round_trip_s, tenth)
     alone = [seconds for shape, rows in found.items() if shape[1] == 1 for seconds in rows]
     if alone:
         scaled = replace(scaled, scheduler_round_trip_s=median(alone))
     return _with_links(scaled, found, scaled.scheduler_round_trip_s, median)
-
-
-def _tenth_percentile(seconds: Sequence[float]) -> float:
-    """Return the 10th percentile."""
-    return float(np.quantile(np.array(seconds), 0.1))
 
 
 def _require_measurable(options: Options, name: str) -> None:
@@ -182,15 +179,6 @@ def _with_latency(world: World, trace: SyncTrace) -> World:
     return world.at_links(within, between)
 
 
-@dataclass(frozen=True)
-class _Fit:
-    """Latency and seconds per byte of one kind of link, and the overhead of each collective."""
-
-    overhead_s: float
-    latency_s: float
-    s_per_byte: float
-
-
 def _with_links(
     world: World,
     found: Mapping[Shape, Sequence[float]],
@@ -213,13 +201,10 @@ def _with_links(
             fits[crosses] = _fitted(rows, given, round_trip_s, open_figures)
     if not fits:
         return world
-    overhead_s = median(fit.overhead_s for fit in fits.values())
-    links = {}
-    for crosses, link in ((False, world.within), (True, world.between)):
-        fit = fits.get(crosses)
-        links[crosses] = (
-            link if fit is None else LinkCost(fit.latency_s, 1e-9 / max(fit.s_per_byte, 1e-15))
-        )
+    links = {False: world.within, True: world.between}
+    for crosses, (s_per_byte, latency_s, _) in fits.items():
+        links[crosses] = LinkCost(latency_s, 1e-9 / max(s_per_byte, 1e-15))
+    overhead_s = median(fit[OVERHEAD] for fit in fits.values())
     return replace(world.at_links(links[False], links[True]), collective_overhead_s=overhead_s)
 
 
@@ -228,8 +213,10 @@ def _fitted(
     given: Sequence[float],
     round_trip_s: float,
     open_figures: Sequence[int],
-) -> _Fit:
-    """Fit the ring's seconds as a linear function of bytes moved, steps and overhead.
+) -> tuple[float, float, float]:
+    """Return seconds a byte, of latency and of overhead.
+
+    Fits the ring's seconds as a linear function of bytes moved, steps and overhead.
 
     A trace has few shapes, which several combinations of the three figures explain: of a group that
     takes longer than expected, the link may be narrower, or each message may take longer before its
@@ -257,8 +244,8 @@ def _fitted(
             values[free] = _not_negative(columns[:, free], rest, target)
             errors = (columns @ values - target) / (target + round_trip_s)
             found.append((_cost(errors, values, before), tuple(values)))
-    _, (s_per_byte, latency_s, fixed_s) = min(found)
-    return _Fit(float(fixed_s), float(latency_s), float(s_per_byte))
+    s_per_byte, latency_s, overhead_s = map(float, min(found)[1])
+    return s_per_byte, latency_s, overhead_s
 
 
 def _cost(errors: FloatArray, values: FloatArray, given: FloatArray) -> float:

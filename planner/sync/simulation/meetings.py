@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from math import pi, sqrt
@@ -143,14 +143,10 @@ def durations(world: World, meetings: Sequence[GroupMeeting]) -> dict[Shape, lis
         meetings: of the trace.
     """
     found: dict[Shape, list[float]] = defaultdict(list)
-    for shape, seconds in _durations(world, meetings):
-        found[shape].append(seconds)
-    return found
-
-
-def _durations(world: World, meetings: Sequence[GroupMeeting]) -> Iterator[tuple[Shape, float]]:
     for meeting in meetings:
         if meeting.is_whole:
             bytes_, members = world.ranks[meeting.key].parameter_bytes, meeting.members
             end_s = fmean(meeting.ends_s(world)) - MEAN * world.lateness_s
-            yield (bytes_, len(members), world.crosses(members)), end_s - meeting.asked_s
+            shape = bytes_, len(members), world.crosses(members)
+            found[shape].append(end_s - meeting.asked_s)
+    return found

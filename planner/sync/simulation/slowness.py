@@ -23,8 +23,6 @@ _FORMS = {
     "drift": "drift[:SPREAD]",
     "fault": "fault:WORKER:LEAVES_S[:RETURNS_S]",
 }
-_VALUES = {"steady": (0, 0), "slow": (1, 1), "sleep": (2, 2), "drift": (0, 1), "fault": (2, 3)}
-"""Least and largest number of values of each kind."""
 Block = tuple[FloatArray, FloatArray]
 """A factor and extra seconds for each (worker, iteration) of a block."""
 
@@ -238,22 +236,21 @@ def _part(text: str, whole: str) -> Trace | SimulatedFault:
         raise PipeplanError(
             f"slowness: {found} cannot be read; expected {', '.join(_FORMS.values())}, joined by +"
         )
-    fewest, most = _VALUES[name]
-    if not fewest <= len(values) <= most:
-        raise PipeplanError(
-            f"slowness: {shorten(text)} has {len(values)} values; write it as {_FORMS[name]}"
-        )
-    match name:
-        case "slow":
-            return SlowWorker(tuple(_slow_worker(item, text) for item in values[0].split(",")))
-        case "sleep":
-            probability = _number("probability", values[0], text, 0, 1)
-            return Sleep(probability, _number("seconds", values[1], text, 0, MOST_S))
-        case "drift":
-            return Drift(*(_number("spread", value, text, 0, 1) for value in values))
-        case "fault":
-            return _fault(text, *values)
-    return Steady()
+    match [name, *values]:
+        case ["steady"]:
+            return Steady()
+        case ["slow", workers]:
+            return SlowWorker(tuple(_slow_worker(item, text) for item in workers.split(",")))
+        case ["sleep", probability, seconds]:
+            share = _number("probability", probability, text, 0, 1)
+            return Sleep(share, _number("seconds", seconds, text, 0, MOST_S))
+        case ["drift", *spread] if len(spread) < 2:
+            return Drift(*(_number("spread", value, text, 0, 1) for value in spread))
+        case ["fault", worker, leaves, *returns] if len(returns) < 2:
+            return _fault(text, worker, leaves, *returns)
+    raise PipeplanError(
+        f"slowness: {shorten(text)} has {len(values)} values; write it as {_FORMS[name]}"
+    )
 
 
 def _slow_worker(item: str, text: str) -> tuple[int, float]:

@@ -39,43 +39,38 @@ def _share(flows: Any, links: Any, capacity: Any, used: Any, room: Any, users: A
         room: what is left of it for each flow that rises.
         users: how often these cross it.
     """
+    left, rate, most, count = flows["left"], flows["rate"], flows["most"], flows["crossings"]
+    rate[:] = -1.0
     for n in range(len(flows)):
-        flows[n].rate = -1.0
-        for i in range(flows[n].crossings):
+        for i in range(count[n]):
             used[links[n, i]] = 0.0
+            users[links[n, i]] = 0
     rising = len(flows)
     while rising:
         for n in range(len(flows)):
-            if flows[n].rate < 0:
-                for i in range(flows[n].crossings):
-                    users[links[n, i]] = 0
-        for n in range(len(flows)):
-            if flows[n].rate < 0:
-                for i in range(flows[n].crossings):
-                    users[links[n, i]] += 1
+            for i in range(count[n] if rate[n] < 0 else 0):
+                users[links[n, i]] += 1
         level = np.inf
         for n in range(len(flows)):
-            if flows[n].rate < 0:
-                level = min(level, flows[n].most)
-                for i in range(flows[n].crossings):
+            if rate[n] < 0:
+                level = min(level, most[n])
+                for i in range(count[n]):
                     link = links[n, i]
                     room[link] = (capacity[link] - used[link]) / users[link]
                     level = min(level, room[link])
         full = level * (1 + _ROUNDING)
         for n in range(len(flows)):
-            if flows[n].rate < 0:
-                stops = flows[n].most <= full
-                for i in range(flows[n].crossings):
+            if rate[n] < 0:
+                stops = most[n] <= full
+                for i in range(count[n]):
+                    users[links[n, i]] = 0
                     stops = stops or room[links[n, i]] <= full
                 if stops:
-                    flows[n].rate = min(level, flows[n].most)
+                    rate[n] = min(level, most[n])
                     rising -= 1
-                    for i in range(flows[n].crossings):
-                        used[links[n, i]] += flows[n].rate
-    first_s = np.inf
-    for n in range(len(flows)):
-        first_s = min(first_s, flows[n].left / flows[n].rate)
-    return max(first_s, 0.0)
+                    for i in range(count[n]):
+                        used[links[n, i]] += rate[n]
+    return max((left / rate).min(), 0.0) if len(flows) else np.inf
 
 
 class WorkerTransfers:
