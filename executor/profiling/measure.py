@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +20,12 @@ from executor.profiling.layer_run import (
     INPUT_GRADIENT,
     OPERATIONS,
     WEIGHT_GRADIENT,
+    Handed,
     LayerRun,
-    entries,
-    gradients,
-    held,
-    held_bytes,
-    received,
+    MadeUp,
 )
 from executor.profiling.sizes import SizedModel
+from executor.runtime.runtime import clock_of
 from executor.stage.gradient_types import gradient_type, set_gradient_types
 from executor.training.master_weights import MasterWeights
 from executor.training.optimizer import job_optimizer
@@ -63,31 +62,15 @@ def timed_round(
     Returns:
         Seconds of each.
     """
-    if device.type == "cuda":
-        return _by_events(run, operations, device, before)
-    times = []
+    clock: Any = clock_of(device)
+    marks = []
     for place in range(operations):
         before(place)
-        begin_s = time.perf_counter()
+        begin = clock.mark()
         run(place)
-        times.append(time.perf_counter() - begin_s)
-    return times
-
-
-def _by_events(run: Run, operations: int, device: torch.device, before: Run) -> list[float]:
-    """A GPU works behind: its own marks around the operations, read when all are done."""
-    marks = [
-        torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        for _ in range(2 * operations)
-    ]
-    torch.cuda.synchronize(device)
-    for place in range(operations):
-        before(place)
-        marks[2 * place].record()
-        run(place)
-        marks[2 * place + 1].record()
-    torch.cuda.synchronize(device)
-    return [a.elapsed_time(b) / 1e3 for a, b in zip(marks[::2], marks[1::2], strict=True)]
+        marks.append((begin, clock.mark()))
+    clock.settle(marks[0][0], marks[-1][1])
+    return [clock.seconds(end) - clock.seconds(begin) for begin, end in marks]
 
 
 class CacheSweep:
@@ -186,25 +169,26 @@ class MeasuredLayer:
         self, model: SizedModel, layer: str, device: torch.device, sweep: CacheSweep | None = None
     ) -> None:
         self._model, self._layer, self._device = model, layer, device
-        generator = torch.Generator().manual_seed(0)
-        cut = partial(model.cut, (layer,), held(device, generator), device)
+        made_up = MadeUp(device)
+        cut = partial(model.cut, (layer,), made_up.held, device)
         stage = cut()
-        handed = (
-            received(stage, device, generator),
-            entries(stage, model.batch, device),
-            gradients(stage, device, generator),
+        entries = {name: model.batch[name] for name in stage.model_inputs}
+        handed = Handed(
+            [made_up.like(b.sent_shape, b.dtype) for b in stage.receives],
+            {n: x.pin_memory() if device.type == "cuda" else x for n, x in entries.items()},
+            [made_up.like(b.shape, b.dtype) for b in stage.gradients_in],
         )
-        self._run = LayerRun(stage, *handed, device)
+        self._run = LayerRun(stage, handed, device)
         begin_s = time.perf_counter()
         self._run.round()  # Warms up, and makes the parameters' gradients.
         self._warm_up_s = time.perf_counter() - begin_s
-        self._bytes = held_bytes(self._run.run, OPERATIONS, device)
+        self._bytes = self._run.held_bytes()
         self._before: Run = _nothing
         if sweep is not None and sweep.bytes:
             own_bytes = sum(weight.nbytes for weight in stage.parameters.values())
             # Weights that fill the caches by themselves are as cold the second time.
             other = stage if own_bytes > sweep.bytes else cut()
-            self._before = after_another(sweep, LayerRun(other, *handed, device))
+            self._before = after_another(sweep, LayerRun(other, handed, device))
 
     def costs(self, patience: Patience) -> SizedCosts:
         """Return its times and bytes.
