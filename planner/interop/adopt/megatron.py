@@ -71,7 +71,7 @@ def _layout(found: MegatronArguments) -> RuntimeLayout:
     size = found.number("pipeline-model-parallel-size") or 1
     samples, batch = found.number("micro-batch-size"), found.number("global-batch-size")
     partition = DeepSpeedPartition.of(found, size, degree)
-    stages = MegatronStages.of(found, size)
+    stages = MegatronStages(found, size)
     notes = [f"--{name}: {note}" for name, note in _NOTES.items() if found.has(name)]
     return RuntimeLayout(
         source=found.source,

@@ -49,6 +49,10 @@ _REFUSED = {
     "num-distributed-optimizer-instances": "all pipelines share one optimizer state; leave it out",
     "use-checkpoint-args": "the checkpoint's arguments are not in the file; paste them",
     "yaml-cfg": "the arguments are in another file; give that one",
+    "heterogeneous-layers-config-path": "blocks are counted as equal; give the stages (--stages)",
+    "distribute-saved-activations": "plans keep what blocks start from whole; leave it out",
+    "cpu-offloading": "plans keep stashes on the device; leave it out",
+    "fine-grained-activation-offloading": "plans keep stashes on the device; leave it out",
 }
 _ALIASES = {
     "tensor-parallel-size": "tensor-model-parallel-size",

@@ -8,8 +8,6 @@ Meanings are those of megatron-core 0.16.1: ``TransformerConfig.__post_init__``,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from planner.errors import PipeplanError
 from planner.interop.adopt.division import Division, divide
 from planner.interop.adopt.megatron_arguments import MegatronArguments
@@ -31,67 +29,33 @@ _EXCLUDING = ((_LAYOUT, _EACH, _CHUNKS), (_LAYOUT, _FIRST, _EMBEDDING), (_LAYOUT
               (_LAYOUT, _LAST, _EMBEDDING), (_LAYOUT, _LAST, _LOSS), (_EACH, _FIRST),
               (_EACH, _LAST))  # fmt: skip
 """Arguments of which Megatron-LM takes one alone."""
-STAGE_ARGUMENTS = (_LAYOUT, _EACH, _CHUNKS, _FIRST, _LAST, _EMBEDDING, _LOSS, "mtp-num-layers")
+_BLOCKS, _AHEAD = "num-layers", "mtp-num-layers"
+_NUMBERS = (_BLOCKS, _EACH, _CHUNKS, _FIRST, _LAST, _TURN)
+STAGE_ARGUMENTS = (_LAYOUT, _EACH, _CHUNKS, _FIRST, _LAST, _EMBEDDING, _LOSS, _AHEAD)
 """Arguments that deal out blocks."""
 
 
-@dataclass(frozen=True)
 class MegatronStages:
     """How blocks are dealt out to stages.
 
-    Attributes:
-        source: the file, for messages.
+    Args:
+        found: the arguments, which note what Megatron-LM refuses.
         size: pipeline ranks.
-        layout: symbols of each stage; None: by the numbers.
-        blocks: of the model; None: not told.
-        each: blocks of a stage; None: by the number of stages.
-        chunks: stages of a rank; None: not told.
-        first: blocks of the first rank; None: as the others.
-        last: blocks of the last rank; None: as the others.
-        embedding: whether the embedding counts as a block.
-        loss: whether the head counts as a block.
-        ahead: blocks of multi-token prediction.
-        turn: microbatches that a stage runs in turn; None: as many as ranks.
-        overlaps: whether messages overlap where stages are interleaved.
     """
 
-    source: str
-    size: int
-    layout: tuple[str, ...] | None
-    blocks: int | None
-    each: int | None
-    chunks: int | None
-    first: int | None
-    last: int | None
-    embedding: bool
-    loss: bool
-    ahead: int
-    turn: int | None
-    overlaps: bool
-
-    @classmethod
-    def of(cls, found: MegatronArguments, size: int) -> MegatronStages:
-        """Return what arguments say of stages, and note what Megatron-LM refuses."""
+    def __init__(self, found: MegatronArguments, size: int) -> None:
         for names in _EXCLUDING:
             given = [name for name in names if found.has(name)]
             if len(given) > 1:
                 rest = " or ".join(f"--{name}" for name in given[1:])
                 found.wrong(given[0], f"Megatron-LM does not take it with {rest}; give one of them")
-        return cls(
-            source=found.source,
-            size=size,
-            layout=_layout(found, size),
-            blocks=found.number("num-layers"),
-            each=found.number(_EACH),
-            chunks=found.number(_CHUNKS),
-            first=found.number(_FIRST),
-            last=found.number(_LAST),
-            embedding=found.has(_EMBEDDING),
-            loss=found.has(_LOSS),
-            ahead=found.number("mtp-num-layers") or 0,
-            turn=found.number(_TURN),
-            overlaps=not found.has("no-overlap-p2p-communication"),
-        )
+        self._source, self._size = found.source, size
+        self._layout = _layout(found, size)
+        self._numbers = {name: found.number(name) for name in _NUMBERS}
+        self._embedding, self._loss = found.has(_EMBEDDING), found.has(_LOSS)
+        self._ahead = found.number(_AHEAD) or 0
+        self.overlaps = not found.has("no-overlap-p2p-communication")
+        """Whether messages overlap where stages are interleaved."""
 
     def divide(self, graph: LayerGraph) -> Division:
         """Return the layers of every stage of a model.
@@ -100,27 +64,27 @@ class MegatronStages:
             PipeplanError: if its blocks cannot be dealt out so.
         """
         blocks = len(block_stack(graph).blocks)
-        if self.blocks not in (None, blocks):
+        if (told := self._numbers[_BLOCKS]) not in (None, blocks):
             raise PipeplanError(
-                f"{self.source}: --num-layers {self.blocks}: the model has {blocks} blocks; make "
-                "them equal"
+                f"{self._source}: --{_BLOCKS} {told}: the model has {blocks} blocks; make them "
+                "equal"
             )
-        stages = self.layout or self._by_numbers(blocks)
-        chunks = len(stages) // self.size
+        stages = self._layout or self._by_numbers(blocks)
+        chunks = len(stages) // self._size
         self._require_prediction(stages)
-        if chunks > 1 and self.size <= (1 if self.overlaps else 2):
+        if chunks > 1 and self._size <= (1 if self.overlaps else 2):
             why = "" if self.overlaps else " and --no-overlap-p2p-communication"
             raise PipeplanError(
-                f"{self.source}: --pipeline-model-parallel-size {self.size}: Megatron-LM does not "
-                f"interleave {chunks} stages a rank on as many ranks{why}; use more ranks, or one "
-                "stage a rank"
+                f"{self._source}: --pipeline-model-parallel-size {self._size}: Megatron-LM does "
+                f"not interleave {chunks} stages a rank on as many ranks{why}; use more ranks, or "
+                "one stage a rank"
             )
-        return divide(graph, "|".join(filter(None, stages)), self.source)
+        return divide(graph, "|".join(filter(None, stages)), self._source)
 
     @property
     def empty(self) -> tuple[int, ...]:
         """Stages without a layer, which hand on what they receive."""
-        return tuple(number for number, row in enumerate(self.layout or ()) if not row)
+        return tuple(number for number, row in enumerate(self._layout or ()) if not row)
 
     def table(self, stages: int, share: int) -> ScheduleTable | None:
         """Return the order of ranks, where it is not that of the schedule's name.
@@ -136,23 +100,23 @@ class MegatronStages:
             PipeplanError: if Megatron-LM does not interleave so many microbatches.
         """
         count = stages + len(self.empty)
-        turn = (self.turn or self.size) if count > self.size else share
+        turn = (self._numbers[_TURN] or self._size) if count > self._size else share
         rest = share % turn
-        if count > self.size and (not self.size <= turn <= share or 0 < rest < self.size):
+        if count > self._size and (not self._size <= turn <= share or 0 < rest < self._size):
             raise PipeplanError(
-                f"{self.source}: {plural(share, 'microbatch', 'es')} of each pipeline, {turn} in "
-                f"turn, on {self.size} pipeline ranks: Megatron-LM's interleaved 1F1B takes "
-                f"{_working(share, turn, self.size)}; change --global-batch-size or --{_TURN}"
+                f"{self._source}: {plural(share, 'microbatch', 'es')} of each pipeline, {turn} in "
+                f"turn, on {self._size} pipeline ranks: Megatron-LM's interleaved 1F1B takes "
+                f"{_working(share, turn, self._size)}; change --global-batch-size or --{_TURN}"
             )
-        if not self.empty and self.size in (count, turn):
+        if not self.empty and self._size in (count, turn):
             return None
         held = [number for number in range(count) if number not in self.empty]
         rounds = [range(first, min(first + turn, share)) for first in range(0, share, turn)]
-        each = 1 if count == self.size else 2
+        each = 1 if count == self._size else 2
         rows = []
-        for rank in range(self.size):
-            ahead = (count // self.size - 1) * turn + each * (self.size - 1 - rank)
-            order = in_turn(range(rank, count, self.size), rounds, ahead)
+        for rank in range(self._size):
+            ahead = (count // self._size - 1) * turn + each * (self._size - 1 - rank)
+            order = in_turn(range(rank, count, self._size), rounds, ahead)
             rows.append(
                 tuple(op._replace(stage=held.index(op.stage)) for op in order if op.stage in held)
             )
@@ -161,49 +125,50 @@ class MegatronStages:
     def _by_numbers(self, blocks: int) -> tuple[str, ...]:
         rows = ["t" * count for count in self._counts(blocks)]
         rows[0] = "E" + rows[0]
-        rows[-1] += "m" * self.ahead + "L"
+        rows[-1] += "m" * self._ahead + "L"
         return tuple(rows)
 
     def _require_prediction(self, stages: tuple[str, ...]) -> None:
         """Refuse multi-token prediction of another number, or not in the last stage of a rank."""
         found = sum(row.count("m") for row in stages)
-        if found != self.ahead:
+        if found != self._ahead:
             raise PipeplanError(
-                f"{self.source}: --mtp-num-layers {self.ahead}: the layout has {found} m; make "
+                f"{self._source}: --mtp-num-layers {self._ahead}: the layout has {found} m; make "
                 "them equal"
             )
-        early = [number for number, row in enumerate(stages[: -self.size]) if "m" in row]
+        early = [number for number, row in enumerate(stages[: -self._size]) if "m" in row]
         if early:
             raise PipeplanError(
-                f"{self.source}: --{_LAYOUT}: m is in stage {early[0]}, but Megatron-LM has it in "
-                f"the last stage of a rank, one of the last {self.size}; move it there"
+                f"{self._source}: --{_LAYOUT}: m is in stage {early[0]}, but Megatron-LM has it in "
+                f"the last stage of a rank, one of the last {self._size}; move it there"
             )
 
     def _counts(self, blocks: int) -> list[int]:
         """Return the number of blocks of every stage, as ``get_num_layers_to_build`` does."""
-        of_rank: list[int | None] = [None] * self.size
-        of_rank[0] = self.first
-        of_rank[-1] = of_rank[-1] if self.last is None else self.last
-        left = blocks + self.embedding + self.loss - sum(row or 0 for row in of_rank)
+        first, last, depth = (self._numbers[name] for name in (_FIRST, _LAST, _EACH))
+        of_rank: list[int | None] = [None] * self._size
+        of_rank[0] = first
+        of_rank[-1] = of_rank[-1] if last is None else last
+        left = blocks + self._embedding + self._loss - sum(row or 0 for row in of_rank)
         each, rest = divmod(left, of_rank.count(None)) if None in of_rank else (0, left)
         numbers = [each if row is None else row for row in of_rank]
-        chunks = max(each // self.each, 1) if self.each else self.chunks or 1
-        is_uneven = self.each is not None and each != self.each * chunks
+        chunks = max(each // depth, 1) if depth else self._numbers[_CHUNKS] or 1
+        is_uneven = depth is not None and each != depth * chunks
         if rest or is_uneven or any(row < 1 or row % chunks for row in numbers):
             raise PipeplanError(
-                f"{self.source}: {plural(blocks, 'block')} cannot be dealt out equally to "
-                f"{plural(self.size * chunks, 'stage')} on {plural(self.size, 'pipeline rank')}; "
+                f"{self._source}: {plural(blocks, 'block')} cannot be dealt out equally to "
+                f"{plural(self._size * chunks, 'stage')} on {plural(self._size, 'pipeline rank')}; "
                 f"{self._remedy(blocks)}, or give --{_LAYOUT}"
             )
         rows = [number // chunks for _ in range(chunks) for number in numbers]
-        rows[0] -= self.embedding
-        rows[-1] -= self.loss
+        rows[0] -= self._embedding
+        rows[-1] -= self._loss
         return rows
 
     def _remedy(self, blocks: int) -> str:
         """Return the numbers of ranks that divide the blocks, or what to change instead."""
-        counted = blocks + self.embedding + self.loss
-        if self.first is None and self.last is None and not (self.each or self.chunks):
+        counted = blocks + self._embedding + self._loss
+        if not any(self._numbers[name] for name in (_FIRST, _LAST, _EACH, _CHUNKS)):
             ranks = [str(n) for n in range(2, counted + 1) if counted % n == 0]
             if ranks:
                 return f"--pipeline-model-parallel-size {', '.join(ranks)} would do"
