@@ -15,7 +15,6 @@ from executor.coordinator.line import Channel, fenced
 from executor.coordinator.messages import Ask, Hello, Incarnations, Take, answers_of, groups_of
 from executor.coordinator.secret import key_of
 from executor.coordinator.store import BEAT_S, Meeting, beats_of
-from executor.coordinator.waits import WaitLog
 from executor.launch.console import print_error
 
 _FENCED_GRACE_S = 3.0
@@ -81,7 +80,6 @@ class Client:
         meeting: where it is met.
         pipeline, place: of this rank.
         incarnation_id: of its pipeline's incarnation, the same on all its places.
-        waits: notes what the rank waits for.
 
     Attributes:
         key: of the training.
@@ -96,13 +94,11 @@ class Client:
         pipeline: int,
         place: int,
         incarnation_id: str,
-        waits: WaitLog,
     ) -> None:
         self.meeting = meeting
         self.pipeline = pipeline
         self.place = place
         self.incarnation_id = incarnation_id
-        self.waits = waits
         self.store = meeting.connect()
         self.key = key_of(self.store)
         self._work = Channel(
@@ -135,8 +131,7 @@ class Client:
         Raises:
             NothingLeftError: if there is nothing to take part in.
         """
-        with self.waits.waiting("welcome"):
-            body = self._work.asked(Hello(**self._from()), lambda body: body["kind"] == "welcome")
+        body = self._work.asked(Hello(**self._from()), lambda body: body["kind"] == "welcome")
         donor = None if body["donor"] is None else (body["donor"][0], body["donor"][1])
         return Welcome(body["incarnation"], body["step"], donor)
 
@@ -153,11 +148,10 @@ class Client:
         Raises:
             FencedError: if the others go on without this pipeline.
         """
-        with self.waits.waiting("share"):
-            body = self._work.asked(
-                Take(**self._from(), step=step, reduced=reduced),
-                lambda body: body["kind"] == "snapshot" or _is_of(body, "share", step),
-            )
+        body = self._work.asked(
+            Take(**self._from(), step=step, reduced=reduced),
+            lambda body: body["kind"] == "snapshot" or _is_of(body, "share", step),
+        )
         if body["kind"] == "snapshot":
             return None
         there = {int(number): incarnation for number, incarnation in body["there"].items()}
@@ -174,8 +168,7 @@ class Client:
             FencedError: if the others go on without this pipeline.
         """
         message = Ask(**self._from(), step=step, reduced=reduced)
-        with self.waits.waiting("group"):
-            body = self._groups.asked(message, lambda body: _is_of(body, "group", step))
+        body = self._groups.asked(message, lambda body: _is_of(body, "group", step))
         if body["kind"] == "away":
             return GroupAssignment(None, (), 0)
         members = tuple((number, incarnation) for number, incarnation in body["members"])

@@ -147,16 +147,13 @@ class Calls:
             RefusedError: if it refuses.
         """
         key = pipeline, incarnation
-        with self._neighbours.client.waits.waiting(name, pipeline) as whom:
-            client = self._clients[key] if key in self._clients else self._connected(*key)
-            self._clients[key] = client
-            try:
-                answer, found = client.call(name, header, tensors)
-            except CallError:
-                self._clients.pop(key).close()
-                raise
-            whom += answer.get("waited_for", [])
-            return answer, found
+        client = self._clients[key] if key in self._clients else self._connected(*key)
+        self._clients[key] = client
+        try:
+            return client.call(name, header, tensors)
+        except CallError:
+            self._clients.pop(key).close()
+            raise
 
     def _connected(self, pipeline: int, incarnation: int) -> TensorClient:
         near = self._neighbours
@@ -171,11 +168,10 @@ class Calls:
     def there_without(self, pipeline: int, incarnation: int) -> dict[int, int]:
         """Wait until a pipeline is given up, and return who is left; none if it takes too long."""
         until_s = time.monotonic() + self._neighbours.timeout_s
-        with self._neighbours.client.waits.waiting("loss", pipeline):
-            while (there := self.there()).get(pipeline) == incarnation:
-                if time.monotonic() > until_s:
-                    return {}
-                time.sleep(_LOOK_S)
+        while (there := self.there()).get(pipeline) == incarnation:
+            if time.monotonic() > until_s:
+                return {}
+            time.sleep(_LOOK_S)
         return there
 
     def _address(self, key: str) -> str:

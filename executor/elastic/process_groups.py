@@ -17,7 +17,6 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from executor.coordinator.client import GroupAssignment
 from executor.coordinator.messages import Incarnations, keep
 from executor.coordinator.store import incarnations_there
-from executor.coordinator.waits import WaitLog
 from executor.distributed.host_tuning import let_others_finish
 from planner.tracing.torch_private import GlooDevice, gloo_device, gloo_group
 
@@ -41,7 +40,6 @@ class DynamicGroups:
         host: address of this rank's connections.
         timeout_s: of a member that does not come, or stops within.
         before_reduction: called when a reduction is about to begin, which others may have begun.
-        waits: notes averages that take long.
     """
 
     def __init__(
@@ -52,7 +50,6 @@ class DynamicGroups:
         host: str,
         timeout_s: float,
         before_reduction: Callable[[], None] = lambda: None,
-        waits: WaitLog | None = None,
     ) -> None:
         self._connect = connect
         self._store = connect()
@@ -68,7 +65,6 @@ class DynamicGroups:
         # group waits for its reductions.
         self._left: list[tuple[float, Any]] = []
         self._before_reduction = before_reduction
-        self._waits = waits or WaitLog()
 
     def mean(self, group: GroupAssignment, tensors: Sequence[Tensor]) -> bool:
         """Replace tensors by their mean over the members.
@@ -84,14 +80,12 @@ class DynamicGroups:
         if len(group.members) < 2:
             return True
         self._left = [row for row in self._left if row[0] > time.monotonic()]
-        others = [number for number, _ in group.members if number != self._pipeline]
         try:
-            with self._waits.waiting("average", *others):
-                made = self._group_of(group)
-                sums = [tensor.cpu() if tensor.is_cuda else tensor.clone() for tensor in tensors]
-                self._before_reduction()
-                for work in [made.allreduce([total]) for total in sums]:
-                    self._wait(work, group.members)
+            made = self._group_of(group)
+            sums = [tensor.cpu() if tensor.is_cuda else tensor.clone() for tensor in tensors]
+            self._before_reduction()
+            for work in [made.allreduce([total]) for total in sums]:
+                self._wait(work, group.members)
         except (RuntimeError, ConnectionError):
             left = self._made.pop(group.members, None)
             if left is not None:

@@ -173,7 +173,6 @@ class PipelineRun:
             assignment.meeting.connect,
             *(client.pipeline, client.place, host, setup.group_timeout_s),
             faults.inside,
-            client.waits,
         )
         neighbours = Neighbours(
             client,

@@ -6,14 +6,12 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from executor.checkpoint.ranks import Ranks
 from executor.checkpoint.read import Checkpoint
 from executor.coordinator.client import Client
 from executor.coordinator.store import ABOUT
 from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator, work_of
-from executor.coordinator.waits import WaitLog
 from executor.distributed.process_group import device_of_this_process, require_backend
 from executor.elastic.faults import parse_faults
 from executor.elastic.rank_assignment import new_incarnation, rank_assignment_of
@@ -114,9 +112,8 @@ class Setup:
         if run.group_timeout_s is not None:
             require_timeout(run.group_timeout_s, "group_timeout_s")
         self.injected = parse_faults(run.inject, len(self.replicas))
-        for path in (run.sync_trace, run.wait_log):
-            if path is not None:
-                require_file_path(path)
+        if run.sync_trace is not None:
+            require_file_path(run.sync_trace)
         self.device = device_of_this_process(run.device)
         require_backend(run.backend, self.device)
         self.prepared = self._prepare()
@@ -245,10 +242,8 @@ def _end_all(why: str) -> None:
 
 @contextmanager
 def _client(setup: Setup) -> Iterator[Client]:
-    assignment, path = setup.assignment, setup.run.wait_log
-    number, place = assignment.pipeline, assignment.place.rank
-    waits = WaitLog(None if path is None else Path(path), number, place)
-    client = Client(assignment.meeting, number, place, new_incarnation(), waits)
+    own = setup.assignment
+    client = Client(own.meeting, own.pipeline, own.place.rank, new_incarnation())
     try:
         yield client
     finally:

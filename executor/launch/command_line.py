@@ -170,12 +170,6 @@ def _add_synchronisation(add: Add) -> None:
     )
     add("--sync-trace", metavar="FILE", help="write the measured synchronisation trace")
     add(
-        "--wait-log",
-        metavar="FILE",
-        help="add a line of JSON for every wait of more than 0.25 s for another pipeline or the "
-        "coordinator: whom, why, how long",
-    )
-    add(
         "--inject",
         default="",
         metavar="FAULTS",

@@ -66,7 +66,6 @@ def _without_effect(plan: Plan, run: RunSettings) -> Iterator[str]:
     others = {
         "inject": run.inject or None,
         "group-timeout": run.group_timeout_s,
-        "wait-log": run.wait_log,
     }
     for option, value in others.items():
         if value is not None:

@@ -51,8 +51,6 @@ class RunSettings:
         group_timeout_s: a pipeline that lets others of its group wait for so long is left out;
             None: 30 s.
         sync_trace: file for what was measured of the synchronisation.
-        wait_log: file that long waits for other pipelines are added to, see
-            :class:`executor.coordinator.waits.WaitLog`.
         inject: faults on purpose, see :mod:`executor.elastic.faults`.
         check: whether the first rank compares the stages with eager autograd before they train.
     """
@@ -72,7 +70,6 @@ class RunSettings:
     coordinator: str | None = None
     group_timeout_s: float | None = None
     sync_trace: str | None = None
-    wait_log: str | None = None
     inject: str = ""
     check: bool = False
 

@@ -34,25 +34,20 @@ class _Gathering:
     Attributes:
         members: incarnations of the pipelines that are waited for, by number.
         rows: gradients that have come, by pipeline.
-        last: whose came last.
-        given_up: members that were waited for until they were lost.
         is_over: whether the server has stepped on them.
     """
 
     members: dict[int, int]
     rows: dict[int, list[Tensor]] = field(default_factory=dict)
-    last: int = -1
-    given_up: list[int] = field(default_factory=list)
     is_over: bool = False
 
     @property
-    def missing(self) -> list[int]:
-        """Members whose gradients have not come."""
-        return [number for number in self.members if number not in self.rows]
+    def is_whole(self) -> bool:
+        """Whether the gradients of all members have come."""
+        return self.members.keys() <= self.rows.keys()
 
     def keep(self, there: Mapping[int, int]) -> None:
         """Wait for nobody but these, by number and incarnation."""
-        self.given_up += [n for n in self.missing if there.get(n) != self.members[n]]
         self.members = {n: i for n, i in self.members.items() if there.get(n) == i}
 
 
@@ -125,8 +120,7 @@ class GradientShard:
             timeout_s: how long to wait for the others.
 
         Returns:
-            ``waited_for``, whoever came last or did not come, and ``left_out`` if these gradients
-            came too late.
+            ``left_out`` if these gradients came too late.
         """
         group, pipeline = int(header["group"]), int(header["pipeline"])
         members = {int(number): int(incarnation) for number, incarnation in header["members"]}
@@ -137,15 +131,13 @@ class GradientShard:
             # Whoever turns here from a server that was lost knows better who is left.
             gathering.keep(members)
             gathering.rows[pipeline] = gradients
-            gathering.last = pipeline
-            self._changed.wait_for(lambda: gathering.is_over or not gathering.missing, timeout_s)
+            self._changed.wait_for(lambda: gathering.is_over or gathering.is_whole, timeout_s)
             if not gathering.is_over:
                 gathering.is_over, self._last_group = True, group
                 del self._gathered[group]
                 self._changed.notify_all()
                 self._step([row for _, row in sorted(gathering.rows.items())], header)
-            absent = gathering.given_up + gathering.missing
-            return {"waited_for": absent or [gathering.last]}
+            return {}
 
     def __bool__(self) -> bool:
         """Return whether gradients of others are waited for."""

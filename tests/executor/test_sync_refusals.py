@@ -45,10 +45,6 @@ REFUSED_IF_SYNCHRONOUS = {
         RunSettings(group_timeout_s=5),
         r"--group-timeout 5: it has no effect with",
     ),
-    "wait_log": (
-        RunSettings(wait_log="waits.jsonl"),
-        r"--wait-log waits\.jsonl: it has no effect with",
-    ),
     "pipeline": (
         RunSettings(pipeline=0, coordinator="node1:29600"),
         r"--pipeline 0 --coordinator node1:29600: all_reduce runs all pipelines in step, as one "
