@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -281,10 +281,6 @@ class Cluster(ShownInNotebooks, Record):
             Seconds and GB/s of unlike messages; None if some edge has no path.
         """
         return self._routing.at_once(edges)
-
-    def each_at_once(self, sets: Sequence[Edges]) -> list[Messages | None]:
-        """Return the same for each of several sets of edges, along all of which is sent at once."""
-        return self._routing.each_at_once(sets)
 
     def attachment(self, device: str) -> Hashable:
         """Return a key of a device's attachment to the network.

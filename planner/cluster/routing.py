@@ -98,18 +98,11 @@ class Routing:
         if edges not in self._at_once:
             if len(self._at_once) >= MOST_KEPT:
                 self._at_once.clear()
-            (self._at_once[edges],) = self.each_at_once([edges])
+            found = [route for edge in edges if (route := self.route(*edge)) is not None]
+            sharing = Counter(link for route in found for link in route.links)
+            is_joined = len(found) == len(edges)
+            self._at_once[edges] = self._sharing(found, sharing) if is_joined else None
         return self._at_once[edges]
-
-    def each_at_once(self, sets: Sequence[Edges]) -> list[Messages | None]:
-        """Return the same for each of several sets of edges, along all of which is sent at once."""
-        routes = [[self.route(*edge) for edge in edges] for edges in sets]
-        known = [[route for route in row if route is not None] for row in routes]
-        sharing = Counter(link for row in known for route in row for link in route.links)
-        return [
-            self._sharing(found, sharing) if len(found) == len(row) else None
-            for row, found in zip(routes, known, strict=True)
-        ]
 
     def _sharing(self, known: Sequence[Route], sharing: Mapping[tuple[int, int], int]) -> Messages:
         widths = (

@@ -1,4 +1,4 @@
-"""Seconds of all-reduces in any topology, and their lower bounds."""
+"""Seconds of all-reduces in any topology."""
 
 from __future__ import annotations
 
@@ -40,36 +40,6 @@ def ring_half_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
         return 0.0
     steps, step_bytes, edges = ring_half(devices, bytes_)
     return steps * _step_s(cluster, edges, step_bytes)
-
-
-def fastest_all_reduce_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
-    """Return a lower bound of :func:`all_reduce_s` for these devices in any order.
-
-    Every device exchanges at least 2(r-1)/r of the bytes in :func:`fewest_steps` steps or more;
-    :meth:`LinkTable.reduction` gives the best links.
-    """
-    count = len(devices)
-    return _fastest_s(cluster, devices, bytes_, fewest_steps(count), 2)
-
-
-def fastest_ring_half_s(cluster: Cluster, devices: Sequence[str], bytes_: int) -> float:
-    """Return a lower bound of :func:`ring_half_s` for these devices in any order."""
-    return _fastest_s(cluster, devices, bytes_, len(devices) - 1, 1)
-
-
-def _fastest_s(
-    cluster: Cluster, devices: Sequence[str], bytes_: int, steps: int, halves: int
-) -> float:
-    """Return the least seconds of steps in which every device sends (r-1)/r a half of a ring."""
-    count = len(devices)
-    if count < 2 or bytes_ == 0:
-        return 0.0
-    moved = halves * (count - 1) / count * bytes_
-    numbers = [cluster.numbers[name] for name in devices]
-    return max(
-        steps * step.latency_s + moved * step.s_per_byte
-        for step in cluster.link_table.reduction(numbers)
-    )
 
 
 def fewest_steps(count: int) -> int:

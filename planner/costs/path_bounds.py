@@ -78,7 +78,7 @@ class PathBounds:
         Of a reduction that overlaps with it, what cannot be over before its end.
         """
         return [
-            min(self.pipeline.least_tail_s(index, device) for device in self._unlike(stage))
+            min(self.pipeline.tail_s(index, device) for device in self._unlike(stage))
             for index, stage in enumerate(self.pipeline.stages)
         ]
 

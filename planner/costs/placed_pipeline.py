@@ -334,19 +334,11 @@ class PlacedPipeline:
 
     def tail_s(self, stage: int, device: str) -> float:
         """Return the least time from a stage's last backward on this device to the end."""
-        return self._listed_tails.tail_s(stage, device) + self.optimizer_s[device]
-
-    def least_tail_s(self, stage: int, device: str) -> float:
-        """Return the same where each all-reduce has the best order of its devices."""
-        return self._least_tails.tail_s(stage, device) + self.optimizer_s[device]
+        return self._tails.tail_s(stage, device) + self.optimizer_s[device]
 
     @cached_property
-    def _listed_tails(self) -> ReductionTails:
+    def _tails(self) -> ReductionTails:
         return ReductionTails(self.problem.cluster, self.synchronisations, self.overlaps)
-
-    @cached_property
-    def _least_tails(self) -> ReductionTails:
-        return replace(self._listed_tails, fastest=True)
 
 
 def _fitting(free_bytes: int, each_bytes: int, most: int) -> int:

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from planner.cluster.cluster import Cluster
-from planner.costs.collectives import (
-    all_reduce_s,
-    fastest_all_reduce_s,
-    fastest_ring_half_s,
-    ring_half_s,
-)
+from planner.costs.collectives import all_reduce_s, ring_half_s
 from planner.plan.problem import Problem
 
 
@@ -106,13 +102,6 @@ def _reducers(reduction: GradientReduction) -> _Reducers:
     return reduction.stages, reduction.devices
 
 
-class CollectiveSeconds(NamedTuple):
-    """Seconds of a reduction, and of the all-gather that follows the optimizer's step, if any."""
-
-    reduction_s: float
-    gather_s: float
-
-
 @dataclass(frozen=True)
 class ReductionTails:
     """The time from the last backward of a stage to the end of its device's collectives.
@@ -123,25 +112,11 @@ class ReductionTails:
         cluster: whose devices reduce.
         reductions: all of an iteration, in the order in which a device starts them.
         overlap: whether gradients are reduced in buckets while the last backwards still run.
-        fastest: whether each all-reduce has the best order of its devices, not the cluster's.
     """
 
     cluster: Cluster
     reductions: Sequence[GradientReduction]
     overlap: bool
-    fastest: bool = False
-
-    @cached_property
-    def _seconds(self) -> Mapping[GradientReduction, CollectiveSeconds]:
-        if not self.fastest:
-            return {row: CollectiveSeconds(row.seconds, row.gather_s) for row in self.reductions}
-        keys = {row: (row.devices, row.bytes, row.gathered_bytes) for row in self.reductions}
-        seconds = {key: self._of_bytes(*key) for key in set(keys.values())}
-        return {row: seconds[key] for row, key in keys.items()}
-
-    def _of_bytes(self, devices: Sequence[str], bytes_: int, gathered: int) -> CollectiveSeconds:
-        collective_s = _fastest_s if self.fastest else _listed_s
-        return collective_s(self.cluster, devices, bytes_, gathered)
 
     @cached_property
     def _at_once_s(self) -> Mapping[_Reducers, float]:
@@ -153,11 +128,12 @@ class ReductionTails:
         found = {}
         for reducers in dict.fromkeys(map(_reducers, self.reductions)):
             buckets = [sync for sync in self.reductions if _reducers(sync) == reducers]
-            seconds = [self._seconds[bucket] for bucket in buckets]
+            seconds = [(bucket.seconds, bucket.gather_s) for bucket in buckets]
             if len(buckets) > 1:
-                total = sum(bucket.bytes for bucket in buckets)
                 gathered = sum(bucket.gathered_bytes for bucket in buckets)
-                seconds.append(self._of_bytes(buckets[0].devices, total, gathered))
+                all_s = ring_half_s if gathered else all_reduce_s
+                whole_s = all_s(self.cluster, reducers[1], sum(bucket.bytes for bucket in buckets))
+                seconds.append((whole_s, ring_half_s(self.cluster, reducers[1], gathered)))
             found[reducers] = sum(map(max, zip(*seconds, strict=True)))
         return found
 
@@ -166,9 +142,8 @@ class ReductionTails:
         """The reductions of each stage in which each device takes part."""
         found: dict[tuple[int, str], list[GradientReduction]] = {}
         for sync in self.reductions:
-            for stage in sync.stages:
-                for device in sync.devices:
-                    found.setdefault((stage, device), []).append(sync)
+            for stage, device in product(sync.stages, sync.devices):
+                found.setdefault((stage, device), []).append(sync)
         return found
 
     def tail_s(self, stage: int, device: str) -> float:
@@ -186,35 +161,17 @@ class ReductionTails:
             stage: number of the stage.
             device: one of its replicas.
         """
-        seconds = self._seconds
         own = self._of_stage.get((stage, device), ())
-        left_s = sum(seconds[sync].reduction_s for sync in own)
-        gather_s = sum(seconds[sync].gather_s for sync in own)
+        left_s = sum(sync.seconds for sync in own)
+        gather_s = sum(sync.gather_s for sync in own)
         if not self.overlap:
             return left_s + gather_s
         tail_s = 0.0
         for sync in own:
             tail_s = max(tail_s, left_s - max(sync.ahead[stage, device]))
-            left_s -= seconds[sync].reduction_s
+            left_s -= sync.seconds
         once = sum(self._at_once_s[key] for key in dict.fromkeys(map(_reducers, own)))
         return min(tail_s + gather_s, once)
-
-
-def _listed_s(
-    cluster: Cluster, devices: Sequence[str], bytes_: int, gathered_bytes: int
-) -> CollectiveSeconds:
-    if not gathered_bytes:
-        return CollectiveSeconds(all_reduce_s(cluster, devices, bytes_), 0.0)
-    return CollectiveSeconds(*(ring_half_s(cluster, devices, b) for b in (bytes_, gathered_bytes)))
-
-
-def _fastest_s(
-    cluster: Cluster, devices: Sequence[str], bytes_: int, gathered_bytes: int
-) -> CollectiveSeconds:
-    if not gathered_bytes:
-        return CollectiveSeconds(fastest_all_reduce_s(cluster, devices, bytes_), 0.0)
-    both = (fastest_ring_half_s(cluster, devices, b) for b in (bytes_, gathered_bytes))
-    return CollectiveSeconds(*both)
 
 
 def reduces_in_turn(

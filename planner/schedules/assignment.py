@@ -141,7 +141,7 @@ def islands_of(pipeline: PlacedPipeline) -> list[Islands]:
     cluster, devices = pipeline.problem.cluster, pipeline.devices
     found: list[Islands] = []
     if (by_links := cluster.link_table.groups) is not None:
-        found.append({d: int(by_links.of[cluster.numbers[d]]) for d in devices})
+        found.append({d: int(by_links[cluster.numbers[d]]) for d in devices})
     switches, numbers = frozenset(cluster.switches), dict[frozenset[str], int]()
     attached = {d: switches.intersection(cluster.graph[d]) for d in devices}
     found.append({d: numbers.setdefault(attached[d], len(numbers)) for d in devices})

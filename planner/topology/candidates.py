@@ -100,7 +100,7 @@ def _divisions(found: Measurements, pairs: Cluster) -> Iterator[_Division]:
     if groups is None or found.missing:
         return
     by_width: dict[int, list[str]] = {}
-    for member, number in zip(found.members, groups.of, strict=True):
+    for member, number in zip(found.members, groups, strict=True):
         by_width.setdefault(int(number), []).append(member.name)
     if sorted(map(tuple, by_width.values())) != sorted(by_host.values()):
         named = {f"group{n}": tuple(group) for n, group in enumerate(by_width.values())}

@@ -145,7 +145,7 @@ class OwnerModel:
     def _add_devices(self) -> None:
         for s, device in ((s, d) for s, devices in enumerate(self._devices) for d in devices):
             rows = [row for row in self._start if row.stage == s]
-            tail = self._ticks(self.placed.least_tail_s(s, device))
+            tail = self._ticks(self.placed.tail_s(s, device))
             for row in rows:
                 if row.kind == self._final:
                     end = self._start[row] + self._duration(row, device)

@@ -97,7 +97,7 @@ class ScheduleInstance:
         """Return a unit in which all times are whole numbers; None if none that is tried is."""
         found = {event.end_s - event.start_s for event in self.incumbent.operations}
         found |= {event.end_s - event.start_s for event in self.incumbent.transfers}
-        found |= {self.placed.least_tail_s(stage, name) for (stage, _), name in self.owner.items()}
+        found |= {self.placed.tail_s(stage, name) for (stage, _), name in self.owner.items()}
         for times in (stage.times[name] for stage in self.placed.stages for name in stage.times):
             found |= {times.seconds(kind) for kind in "FBIW"}
         span_s = self.incumbent.iteration_time_s
@@ -162,7 +162,7 @@ class ScheduleInstance:
 
     def tail(self, stage: int, device: str) -> int:
         """Return the least ticks of what follows a stage's last backward on a device."""
-        return self._ticks(self.placed.least_tail_s(stage, device))
+        return self._ticks(self.placed.tail_s(stage, device))
 
     @cached_property
     def rows(self) -> dict[str, list[Operation]]:

@@ -87,7 +87,7 @@ class StagesBound:
         return self._round_trip_s(0)
 
     def _tail_s(self, stage: int, device: str) -> float:
-        return self.placed.least_tail_s(stage, device)
+        return self.placed.tail_s(stage, device)
 
     def _share_s(self, stage: int) -> float:
         """All microbatches on the replicas of a stage, shared out as they are fastest."""

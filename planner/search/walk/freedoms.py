@@ -131,7 +131,7 @@ def places_of(problem: Problem) -> list[NDArray[np.int64]]:
     found = []
     by_links = cluster.link_table.groups
     if by_links is not None:
-        found.append(np.asarray(by_links.of, dtype=np.int64))
+        found.append(np.asarray(by_links, dtype=np.int64))
     numbers: dict[frozenset[str], int] = {}
     switches = frozenset(cluster.switches)
     attached = [switches.intersection(cluster.graph[name]) for name in cluster.device_names]
