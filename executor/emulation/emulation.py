@@ -18,7 +18,7 @@ from executor.emulation.pace import Pace
 from executor.launch.prepare import Prepared
 from executor.launch.run import PlanRank
 from executor.runtime.lowering import lower
-from executor.runtime.worker import TensorSpec
+from executor.runtime.worker import TensorSpec, Worker
 from executor.stage.gradient_types import set_gradient_types
 from executor.sync.shared_parameters import shared_parameters
 from executor.training.optimisation import Optimisation, StepOutcome
@@ -31,7 +31,7 @@ from planner.model.graph_record import Boundary
 from planner.plan.plan import Plan
 
 
-class EmulatedWorker:
+class EmulatedWorker(Worker):
     """A stage that computes nothing and hands on tensors of the right shapes.
 
     Args:
@@ -47,8 +47,6 @@ class EmulatedWorker:
         sent = [] if self.is_last else _crossing(pipeline, index + 1)
         self._incoming = [_spec(tensor) for tensor in received]
         self._returning = [_spec(t) for t in sent if t.requires_grad]
-        self.statistics = None
-        self.batch_wait_s = 0.0
         self._needed = list(part.pacer.moments[index].needed)
         self._before_use = part.before_use
         self._outputs = tuple(map(_empty, map(_spec, sent)))
@@ -62,12 +60,6 @@ class EmulatedWorker:
         """Return the gradients that the next stage sends back for a microbatch."""
         return self._returning
 
-    def bring_back(self, microbatch: int) -> None:
-        """Nothing is kept, and so nothing on the host."""
-
-    def begin(self, step: int, loss_scale: float) -> None:
-        """Nothing is kept from one iteration to the next."""
-
     def forward(self, microbatch: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return tensors for the next stage, or a loss of zero."""
         if self._before_use is not None:
@@ -78,12 +70,6 @@ class EmulatedWorker:
     def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Return gradients for the previous stage."""
         return self._gradients
-
-    def weight_gradients(self, microbatch: int) -> None:
-        """Compute nothing."""
-
-    def end(self) -> None:
-        """Nothing is kept from one iteration to the next."""
 
 
 def _crossing(pipeline: PlacedPipeline, index: int) -> list[Boundary]:

@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from executor.launch.partial_model import Needed, NeededPart, PartialModel, build_partially
+from executor.distributed.member_group import MemberShare
+from executor.launch.partial_model import Needed, PartialModel, build_partially
 from planner.errors import PipeplanError
 from planner.job import LOSSES
 from planner.model.graph_record import Boundary, GraphRecord, Parameter
@@ -83,7 +84,7 @@ def build_model(
     factory: Factory,
     seed: int,
     is_needed: Needed = lambda name: True,
-    shares: Mapping[str, NeededPart] | None = None,
+    shares: Mapping[str, MemberShare] | None = None,
 ) -> PartialModel:
     """The model on the CPU with its initial weights, the same on every rank.
 

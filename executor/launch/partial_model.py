@@ -12,12 +12,13 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from executor.distributed.member_group import MemberShare
 from executor.training.data import GlobalGenerators, seed_draws
 from planner.errors import PipeplanError
 from planner.tracing.torch_private import (
@@ -63,18 +64,11 @@ class PartialModel:
     shares: Mapping[str, Tensor]
 
 
-class NeededPart(Protocol):
-    """The part of a parameter that is needed."""
-
-    def of(self, whole: Tensor) -> Tensor:
-        """Return a copy of the part."""
-
-
 def build_partially(
     make: Callable[[], nn.Module],
     seed: int,
     is_needed: Needed,
-    shares: Mapping[str, NeededPart] | None = None,
+    shares: Mapping[str, MemberShare] | None = None,
 ) -> PartialModel:
     """Build a model with the values of some parameters.
 
@@ -101,7 +95,7 @@ def build_partially(
 
 
 def _with_needed(
-    make: Callable[[], nn.Module], is_needed: Needed, needed: Mapping[str, NeededPart]
+    make: Callable[[], nn.Module], is_needed: Needed, needed: Mapping[str, MemberShare]
 ) -> PartialModel:
     """Build it without the memory of what is not needed, if its constructor allows that."""
     try:
@@ -188,8 +182,8 @@ class _Registered:
             self.parameters.append(parameter)
 
     def kept(
-        self, is_needed: Needed, shares: Mapping[str, NeededPart]
-    ) -> tuple[frozenset[int], dict[int, NeededPart]]:
+        self, is_needed: Needed, shares: Mapping[str, MemberShare]
+    ) -> tuple[frozenset[int], dict[int, MemberShare]]:
         """Return the numbers of the parameters that are needed whole, and shares of others."""
         named = [*self.model.named_parameters(remove_duplicate=False)]
         parts = {id(parameter): shares[name] for name, parameter in named if name in shares}
@@ -221,7 +215,7 @@ class _Memory(TorchDispatchMode):  # type: ignore[no-untyped-call]
             gone.
     """
 
-    def __init__(self, kept: frozenset[int], shares: Mapping[int, NeededPart]) -> None:
+    def __init__(self, kept: frozenset[int], shares: Mapping[int, MemberShare]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.registered = 0
         self.read_when_gone: set[int] = set()

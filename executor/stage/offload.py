@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from executor.runtime.worker import Worker
 from planner.plan.operations import Operation, Orders
 from planner.plan.stash_offload import brought_back_during
 
@@ -170,13 +171,6 @@ def _unpack(saved: Tensor | _Saved) -> Tensor:
     return saved if isinstance(saved, Tensor) else saved.tensor()
 
 
-class BringsBack(Protocol):
-    """A worker whose stage may have stashes on the host."""
-
-    def bring_back(self, microbatch: int) -> None:
-        """Begin to bring the stash of a microbatch back, if it is there."""
-
-
 class StashReturn:
     """Has the stash for the next backward brought back before an operation; an observer of these.
 
@@ -187,7 +181,7 @@ class StashReturn:
     """
 
     def __init__(
-        self, workers: Mapping[int, BringsBack], orders: Orders, offloads: Sequence[bool]
+        self, workers: Mapping[int, Worker], orders: Orders, offloads: Sequence[bool]
     ) -> None:
         self._workers = workers
         self._backwards = brought_back_during(orders, offloads)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from executor.distributed.member_group import TensorParallelGroup
-from executor.runtime.worker import TensorSpec
+from executor.runtime.worker import TensorSpec, Worker
 from executor.split.attention import CORE
 from executor.split.member_step import GROUP
 from executor.split.stage_module import Piece, StageModule
@@ -159,7 +159,9 @@ class StageRunner:
         written += [False for _ in piece.model_inputs]
         run: Run = again
         if piece.recompute:
-            run = self._recomputed(piece, first, again, written, differentiable)
+            # What the weight gradients of a split backward need, they keep whole.
+            context = self._keeping_shares if first is again else self._context
+            run = self._again(first, again, written, differentiable, piece.is_random, context)
             written = [False for _ in written]  # It copies what it writes into.
         weights = self._weights_of(piece)
         return run if weights is None else Divided(run, weights, written, differentiable)
@@ -172,40 +174,24 @@ class StageRunner:
         """Return whether the run of a piece copies what it writes into."""
         return piece.recompute or self._weights_of(piece) is not None
 
-    def _recomputed(
+    def _again(
         self,
-        piece: Piece,
         first: fx.GraphModule,
         again: fx.GraphModule,
         written: Sequence[bool],
         differentiable: Sequence[bool],
+        is_random: bool,
+        context: Callable[[RandomState | None], AbstractContextManager[None]],
     ) -> Run:
-        return Recomputed(
-            first,
-            again,
-            written,
-            differentiable,
-            piece.is_random,
-            self.statistics,
-            # What the weight gradients of a split backward need, they keep whole.
-            self._keeping_shares if first is again else self._context,
-            self.device,
-        )
+        """Return a run that keeps its inputs alone, and runs again in the backward."""
+        rest = is_random, self.statistics, context, self.device
+        return Recomputed(first, again, written, differentiable, *rest)
 
     def _core_again(
         self, core: fx.GraphModule, differentiable: Sequence[bool], is_random: bool
     ) -> Run:
         written = [False for node in core.graph.nodes if node.op == "placeholder"]
-        return Recomputed(
-            core,
-            core,
-            written,
-            differentiable,
-            is_random,
-            self.statistics,
-            self._context,
-            self.device,
-        )
+        return self._again(core, core, written, differentiable, is_random, self._context)
 
     @contextmanager
     def _keeping_shares(self, state: RandomState | None = None) -> Iterator[None]:
@@ -371,7 +357,7 @@ class StageRunner:
         assert not self._left, f"weight gradients left to do: {sorted(self._left)}"
 
 
-class TrainingWorker:
+class TrainingWorker(Worker):
     """Runs the microbatches of one iteration after the other through a stage.
 
     Args:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,6 @@ from executor.stage.divided import LayerWeights
 from executor.stage.offload import StashReturn
 from executor.stage.recompute import BeforeUse
 from executor.stage.runner import StageRunner, TrainingWorker
-from executor.stage.statistics import Statistics
 from executor.stage.token_mean import TokenMean
 from executor.stage.weight_gradients import Added, ignore
 from executor.sync import Setting, Synchronisation, make_strategy
@@ -67,21 +66,6 @@ from planner.plan.stash_offload import brought_back_during
 from planner.sync.strategies import AllReduceOptions, options_of
 
 
-class StageWorker(Worker, Protocol):
-    """A worker whose stage may write running statistics or offload stashes, and reads batches."""
-
-    @property
-    def statistics(self) -> Statistics | None:
-        """What the microbatches of the iteration observed; None without running statistics."""
-
-    @property
-    def batch_wait_s(self) -> float:
-        """Seconds for which the iteration waited until its batches were loaded."""
-
-    def bring_back(self, microbatch: int) -> None:
-        """Begin to bring the stash of a microbatch back from the host, if it is there."""
-
-
 @dataclass(frozen=True)
 class StagePart:
     """A stage as a rank is to run it.
@@ -111,7 +95,7 @@ class StagePart:
     replicas: Any = None
 
 
-MakeWorker = Callable[[StagePart], StageWorker]
+MakeWorker = Callable[[StagePart], Worker]
 
 
 def optimisation_of(
@@ -300,7 +284,7 @@ class Trainer:
         def lengths_of(step: int) -> Sequence[int]:
             return () if lengths is None else lengths.of_iteration(step, plan.microbatches)
 
-        def make_worker(part: StagePart) -> StageWorker:
+        def make_worker(part: StagePart) -> Worker:
             runners = [runner_of(row[part.index], part) for row in by_length]
             names = stages[part.index].model_inputs
             batches = DeviceBatches.of(checked, names, part.microbatches, device)

@@ -11,7 +11,7 @@ from torch import Tensor
 from executor.distributed.failure import talking_to
 from executor.runtime.runtime import PipelineRuntime, Recorder, clock_of
 from executor.runtime.transport import Transport
-from executor.runtime.worker import TensorSpec
+from executor.runtime.worker import TensorSpec, Worker
 from executor.stage.runner import StageRunner
 from executor.stage.token_mean import tokens_of
 from executor.training.data import DeviceBatches, RandomState, microbatch_seed
@@ -23,7 +23,7 @@ _STEP = 0
 """Of the seeds of microbatches; those of training count from 1."""
 
 
-class ForwardWorker:
+class ForwardWorker(Worker):
     """Runs forwards of a stage in evaluation mode.
 
     Args:
@@ -62,10 +62,6 @@ class ForwardWorker:
         """Return the tensors that the previous stage sends for a microbatch."""
         return self._runner.incoming()
 
-    def returning(self, microbatch: int) -> Sequence[TensorSpec]:
-        """Return nothing: there are no gradients."""
-        return ()
-
     def begin(self, step: int, loss_scale: float) -> None:
         """Begin a validation."""
         self.total.zero_()
@@ -85,17 +81,6 @@ class ForwardWorker:
         weight = tokens_of(batch) if self._over_tokens else 1
         if weight:
             self.total += torch.stack([loss * weight, torch.full_like(loss, weight)])
-
-    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """There is none."""
-        raise NotImplementedError
-
-    def weight_gradients(self, microbatch: int) -> None:
-        """There are none."""
-        raise NotImplementedError
-
-    def end(self) -> None:
-        """Nothing is left."""
 
 
 class Validation:
