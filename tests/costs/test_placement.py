@@ -119,14 +119,6 @@ def test_the_workspace_is_what_running_layers_hold_beside_whole_stashes(
         assert stage.workspace_bytes == max(0, max(held) - sum(kept.values()))
 
 
-def kept_bytes(the_graph: LayerGraph, name: str, again: set[str]) -> int:
-    """A layer's stash or, if it runs again, what it has saved of its inputs."""
-    if name not in again:
-        return the_graph.layers[name].stash_bytes
-    tensors = the_graph.record.boundaries
-    return sum(t.bytes for t in tensors if t.saved_by == name and name in t.users)
-
-
 def peak_bytes(the_graph: LayerGraph, name: str) -> int:
     """As told, or the stash, outputs with their gradients, those of inputs and of a weight."""
     told = the_graph.layers[name]
