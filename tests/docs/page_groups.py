@@ -8,7 +8,7 @@ GROUPS = {
     "tutorial": ("tutorial.md",),
     "executor": ("executor.md", "frozen_parts.md", "unequal_microbatches.md"),
     "recipes": ("recipes.md",),
-    "running_plans": ("adopt.md", "export_megatron.md", "replan.md"),
+    "running_plans": ("adopt.md", "replan.md"),
     "readme": ("../README.md",),
     "others": (
         "cli_conventions.md",
