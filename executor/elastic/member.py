@@ -210,7 +210,7 @@ class PipelineMember:
                 self._strategy.settle()
                 self._snapshots.put_aside(self._step)
             if unit is not None:
-                self._neighbours.update(unit.there)
+                self._neighbours.there = unit.there
                 return unit
 
 

@@ -97,10 +97,6 @@ class Neighbours:
         """This rank's."""
         return self.client.pipeline
 
-    def update(self, there: Mapping[int, int]) -> None:
-        """Note which pipelines take part now."""
-        self.there = there
-
     def ask(self, step: int, reduced: bool = True) -> GroupAssignment:
         """Ask the coordinator whom to average with.
 

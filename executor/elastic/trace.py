@@ -99,15 +99,21 @@ def save_trace(
                 sizes[place] = data["parameter_bytes"]
                 mine += data["rows"]
         rows.append(sorted(mine, key=lambda row: (row["iteration"], row["pipeline_rank"])))
-    SyncTrace.parse(
+    _trace(sync, pipelines_per_node, sizes, rows).save(path)
+
+
+def _trace(
+    sync: Sync, pipelines_per_node: int, parameter_bytes: Sequence[int], workers: object
+) -> SyncTrace:
+    return SyncTrace.parse(
         {
             "format": "pipeplan-sync-trace/2",
             "sync": sync.model_dump(mode="json"),
             "pipelines_per_node": pipelines_per_node,
-            "parameter_bytes": sizes,
-            "workers": rows,
+            "parameter_bytes": list(parameter_bytes),
+            "workers": workers,
         }
-    ).save(path)
+    )
 
 
 def _key(pipeline: int, place: int) -> str:
@@ -165,15 +171,8 @@ class SynchronousStepTimes:
         origin_s = min(float(rows[:, 1].min()) for rows in found if len(rows))
         workers = [list(self._worker(replica, found, origin_s)) for replica in self._replicas]
         world = from_plan(self._plan)
-        return SyncTrace.parse(
-            {
-                "format": "pipeplan-sync-trace/2",
-                "sync": self._plan.sync.model_dump(mode="json"),
-                "pipelines_per_node": world.pipelines_per_node,
-                "parameter_bytes": [place.parameter_bytes for place in world.ranks],
-                "workers": workers,
-            }
-        )
+        bytes_ = [rank.parameter_bytes for rank in world.ranks]
+        return _trace(self._plan.sync, world.pipelines_per_node, bytes_, workers)
 
     def _worker(
         self, replica: PipelineReplica, found: Sequence[Tensor], origin_s: float

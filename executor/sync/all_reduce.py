@@ -12,10 +12,10 @@ import torch.distributed as dist
 
 from executor.distributed.failure import talking_to
 from executor.runtime.runtime import Recorder
-from executor.sync.gradients import Bucket, Buffer, buckets_by_ranks, buckets_by_reduction
+from executor.sync.gradients import Bucket, Buffer, buckets_by_ranks
 from executor.sync.protocol import Setting, Synchronisation
 from planner.plan.programs import Reduce
-from planner.sync.strategies import AllReduceOptions, FusedOptions
+from planner.sync.strategies import FusedOptions
 
 
 class InOrder:
@@ -96,7 +96,7 @@ class BucketedReduction(Synchronisation):
 
     Each rank holds the mean over all microbatches of its own part of the work, so the sum over
     the group is the gradient a single process would have. Each bucket is begun as soon as its
-    gradients are there.
+    gradients are there (Li et al. 2020, "PyTorch Distributed", section 3.2).
 
     Args:
         setting: of this rank.
@@ -146,18 +146,6 @@ class BucketedReduction(Synchronisation):
             self._spans.ended(bucket)
         self._under_way.clear()
         self._spans.note()
-
-
-def bucketed_all_reduce(setting: Setting) -> BucketedReduction:
-    """Return ``all_reduce``: sums buckets of gradients while the backward still runs.
-
-    Buckets hold the gradients that the backward completes first first (Li et al. 2020, "PyTorch
-    Distributed", section 3.2). Without overlap all begins after the last backward.
-    """
-    options = setting.options
-    assert isinstance(options, AllReduceOptions)
-    buckets = buckets_by_reduction(setting.shared, options.bucket_mib)
-    return BucketedReduction(setting, buckets, overlap=options.overlap)
 
 
 def fused_all_reduce(setting: Setting) -> BucketedReduction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from executor.sync.all_reduce import InOrder, Spans, bucketed_all_reduce
+from executor.sync.all_reduce import BucketedReduction, InOrder, Spans
 from executor.sync.divided_layers import DividedLayers
 from executor.sync.gradients import Bucket, buckets_by_reduction
 from executor.sync.halves import HalvedBuckets, Halves
@@ -19,13 +19,16 @@ _REMEDY = "plan with shard_optimizer = false"
 
 
 def all_reduce(setting: Setting) -> Synchronisation:
-    """Return ``all_reduce``: of whole gradients or, where ranks share the state, in two halves."""
-    if not setting.shards_state:
-        return bucketed_all_reduce(setting)
+    """Return ``all_reduce``: of whole gradients or, where ranks share the state, in two halves.
+
+    Buckets hold the gradients that the backward completes first first. Without overlap all begins
+    after the last backward.
+    """
     options = setting.options
     assert isinstance(options, AllReduceOptions)
     buckets = buckets_by_reduction(setting.shared, options.bucket_mib)
-    return ShardedReduction(setting, buckets, overlap=options.overlap)
+    kind = ShardedReduction if setting.shards_state else BucketedReduction
+    return kind(setting, buckets, overlap=options.overlap)
 
 
 class ShardedReduction(Synchronisation):
