@@ -23,6 +23,7 @@ from executor.split.attention import Cores
 from planner.errors import PipeplanError
 from planner.model.split_record import SplitRecord
 from planner.tracing.export import ExportedStep
+from planner.tracing.gradients import FakeRunner, like
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.sharding.local import LocalStep
 from planner.tracing.sharding.split import Split, split_step
@@ -141,40 +142,29 @@ def _with_group(
     return fx.GraphModule(attributes, graph)
 
 
-class _Shapes(fx.Interpreter):
+class _Shapes(FakeRunner):
     """Notes the values of a member's graph, as fake tensors, in its nodes' ``meta``."""
 
     def __init__(self, module: fx.GraphModule, exported: ExportedStep, split: SplitRecord) -> None:
         super().__init__(module)
         self._names, self._shares = exported.names, member_shares(split, 0)
-        self._fakes: dict[int, Tensor] = {}  # A tied parameter is one tensor.
 
     def find(self) -> None:
         """Run the graph without computing anything."""
         with FakeTensorMode(), torch.no_grad():
             inputs = [node for node in self.graph.nodes if node.op == "placeholder"]
-            self.run(*[_like(node.meta["val"]) for node in inputs])
+            self.run(*[like(node.meta["val"]) for node in inputs])
 
-    def fetch_attr(self, target: str) -> Any:
+    def fake_of(self, target: str, value: Tensor) -> Tensor:
         """Return a parameter or buffer as a fake tensor of the member's shape."""
-        value = super().fetch_attr(target)
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in self._fakes:
-            share = self._shares.get(self._names.get(target, ""))
-            made = _like(value)
-            self._fakes[id(value)] = made if share is None else share.of(made)
-        return self._fakes[id(value)]
+        share = self._shares.get(self._names.get(target, ""))
+        return like(value) if share is None else share.of(like(value))
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node and note its value."""
         value = super().run_node(n)
         n.meta["val"] = value
         return value
-
-
-def _like(value: Tensor) -> Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _require_planned(split: Split, planned: SplitRecord) -> None:

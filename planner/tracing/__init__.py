@@ -33,7 +33,7 @@ What a layer graph says, and by what rule:
 
 =================== ===============================================================
 ``factory``         imports and builds the model, its batch and its loss
-``export``          exports one training step; ``regions`` inlines parts of it
+``export``          exports one training step, parts under ``no_grad`` inlined
 ``layers``          assigns operations to layers
 ``measure``         work and stash of each operation; ``attention`` recomputed cores
 ``gradients``       which values take a gradient, and what a split backward defers

@@ -31,14 +31,14 @@ def nodes_with_gradient(exported: ExportedStep) -> frozenset[fx.Node]:
     that require a gradient but reach the loss only detached, as an index or not at all are left
     out: torch leaves the gradient of such a parameter None.
     """
-    runner = _FakeRunner(exported.module, garbage_collect_values=False)
+    runner = _Entrances(exported.module)
     inputs = [node.meta["val"] for node in exported.graph.find_nodes(op="placeholder")]
     held = [*inputs, *map(exported.attribute, exported.graph.find_nodes(op="get_attr"))]
     # Meta tensors hold no data either, and cost a fraction of the time.
     is_meta = all(value.is_meta for value in held if isinstance(value, Tensor))
     fake = nullcontext() if is_meta else FakeTensorMode()
     with fake, torch.enable_grad():
-        runner.run(*map(_like, inputs))
+        runner.run(*map(like, inputs))
     output = exported.graph.output_node()
     reached = backward_from(runner.entered.pop(output))
     return frozenset(
@@ -60,22 +60,33 @@ def backward_from(entrances: Set[Node]) -> set[Node]:
     return reached
 
 
-class _FakeRunner(fx.Interpreter):
-    """Runs the graph and records where the backward enters each value."""
+class FakeRunner(fx.Interpreter):
+    """Runs a graph on separate tensors for parameters and buffers, which may be written into."""
 
     def __init__(self, module: fx.GraphModule, **settings: Any) -> None:
         super().__init__(module, **settings)
-        self.fakes: dict[int, Tensor] = {}  # A tied parameter is one tensor.
-        self.entered: dict[fx.Node, set[Node]] = {}
+        self._fakes: dict[int, Tensor] = {}  # A tied parameter is one tensor.
 
     def fetch_attr(self, target: str) -> Any:
-        """Return the parameter or buffer as a separate fake tensor, which may be written into."""
+        """Return what stands for a parameter or buffer, and anything else itself."""
         value = super().fetch_attr(target)
         if not isinstance(value, Tensor):
             return value
-        if id(value) not in self.fakes:
-            self.fakes[id(value)] = _like(value).requires_grad_(value.requires_grad)
-        return self.fakes[id(value)]
+        if id(value) not in self._fakes:
+            self._fakes[id(value)] = self.fake_of(target, value)
+        return self._fakes[id(value)]
+
+    def fake_of(self, target: str, value: Tensor) -> Tensor:
+        """Return a new tensor like the one of an attribute, without its data."""
+        return like(value).requires_grad_(value.requires_grad)
+
+
+class _Entrances(FakeRunner):
+    """Records where the backward enters each value."""
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        super().__init__(module, garbage_collect_values=False)
+        self.entered: dict[fx.Node, set[Node]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
@@ -95,7 +106,8 @@ def _entrances(value: Any) -> set[Node]:
     return found
 
 
-def _like(value: Tensor) -> Tensor:
+def like(value: Tensor) -> Tensor:
+    """Return a new tensor of the same form, on the same device."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
