@@ -27,19 +27,14 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from executor.elastic.rank_assignment import RankAssignment
 from planner.errors import PipeplanError
 
-_CALL = re.compile(r"([a-z_]+)\(([^()]*)\)")
-_STEP, _TIMED = ("PIPELINE", "STEP"), ("PIPELINE", "STEP", "SECONDS")
+_CALL = re.compile(r"([a-z]+)_(at|in)\(([^()]*)\)")
 _ARGUMENTS = {
-    "fail_at": _STEP,
-    "fail_in": _STEP,
-    "stop_at": _TIMED,
-    "stop_in": _TIMED,
-    "hang_at": _TIMED,
-    "hang_in": _TIMED,
-    "return_at": ("PIPELINE", "SECONDS"),
+    "fail": ("PIPELINE", "STEP"),
+    "stop": ("PIPELINE", "STEP", "SECONDS"),
+    "hang": ("PIPELINE", "STEP", "SECONDS"),
+    "return": ("PIPELINE", "SECONDS"),
 }
-_EXAMPLES = {_STEP: "2,5", _TIMED: "1,9,3", ("PIPELINE", "SECONDS"): "2,10"}
-_LEAST = {"PIPELINE": 0, "STEP": 1, "SECONDS": 0}
+_EXAMPLE = {"PIPELINE": "2", "STEP": "5", "SECONDS": "3"}
 _MOST_S = 1e6
 
 
@@ -80,65 +75,54 @@ def parse_faults(text: str, pipelines: int | None = None) -> tuple[InjectedFault
     Raises:
         PipeplanError: naming the word that is none, or happens to a pipeline that there is not.
     """
-    found = []
-    for word in text.split():
-        call = _CALL.fullmatch(word)
-        name = call.group(1) if call else ""
-        numbers = call.group(2).split(",") if call else []
-        if name not in _ARGUMENTS:
-            known = ", ".join(f"{n}({','.join(names)})" for n, names in _ARGUMENTS.items())
-            raise PipeplanError(
-                f"inject: {word!r} is no fault; write a call without spaces, such as fail_at(2,5), "
-                f"one of {known}"
-            )
-        if len(numbers) != len(_ARGUMENTS[name]):
-            raise PipeplanError(f"inject: {word!r} is no fault; {_form(name)}")
-        fault = _fault(word, name, numbers)
+    faults = [(word, _fault(word)) for word in text.split()]
+    for word, fault in faults:
         if pipelines is not None and fault.pipeline >= pipelines:
             raise PipeplanError(
                 f"inject: {word!r}: there is no pipeline {fault.pipeline}; the plan has pipelines "
                 f"0 to {pipelines - 1}"
             )
-        found.append(fault)
-    return tuple(found)
+    return tuple(fault for _, fault in faults)
 
 
-def _form(name: str) -> str:
-    """Return the form of a call."""
-    names = _ARGUMENTS[name]
-    return f"write {name}({','.join(names)}), such as {name}({_EXAMPLES[names]})"
-
-
-def _fault(word: str, name: str, numbers: Sequence[str]) -> InjectedFault:
-    values = {
-        argument: _number(word, name, argument, number)
-        for argument, number in zip(_ARGUMENTS[name], numbers, strict=True)
-    }
-    kind, _, moment = name.partition("_")
+def _fault(word: str) -> InjectedFault:
+    call = _CALL.fullmatch(word)
+    if call is None or call[1] not in _ARGUMENTS or word.startswith("return_in"):
+        forms = [_form(f"{kind}_{at}") for kind in _ARGUMENTS for at in ("at", "in")]
+        raise PipeplanError(
+            f"inject: {word!r} is no fault; write a call without spaces, such as fail_at(2,5), "
+            f"one of {', '.join(form for form in forms if not form.startswith('return_in'))}"
+        )
+    kind, moment, texts = call[1], call[2], call[3].split(",")
+    form = _form(f"{kind}_{moment}")
+    example = ",".join(_EXAMPLE[name] for name in _ARGUMENTS[kind])
+    remedy = f"write {form}, such as {kind}_{moment}({example})"
+    if len(texts) != len(_ARGUMENTS[kind]):
+        raise PipeplanError(f"inject: {word!r} is no fault; {remedy}")
+    given = dict(zip(_ARGUMENTS[kind], texts, strict=True))
+    values = {name: _number(word, name, text, remedy) for name, text in given.items()}
+    step, seconds = int(values.get("STEP", 0)), float(values.get("SECONDS", 0))
     return InjectedFault(
-        kind,
-        "in" if moment == "in" else "at",
-        int(values["PIPELINE"]),
-        int(values.get("STEP", 0)),
-        float(values.get("SECONDS", 0.0)),
+        kind, "in" if moment == "in" else "at", int(values["PIPELINE"]), step, seconds
     )
 
 
-def _number(word: str, name: str, argument: str, text: str) -> int | float:
-    is_whole = argument != "SECONDS"
+def _form(name: str) -> str:
+    return f"{name}({','.join(_ARGUMENTS[name.partition('_')[0]])})"
+
+
+def _number(word: str, name: str, text: str, remedy: str) -> float:
+    is_whole, least = name != "SECONDS", 1 if name == "STEP" else 0
     try:
         value = int(text) if is_whole else float(text)
     except ValueError:
         wanted = "a whole number" if is_whole else "a number"
         raise PipeplanError(
-            f"inject: {word!r}: {argument} is {text!r}, not {wanted}; {_form(name)}"
+            f"inject: {word!r}: {name} is {text!r}, not {wanted}; {remedy}"
         ) from None
-    most = math.inf if is_whole else _MOST_S
-    if not _LEAST[argument] <= value < most:
-        wanted = f"{_LEAST[argument]} or more" + ("" if is_whole else f" and less than {_MOST_S:g}")
-        raise PipeplanError(
-            f"inject: {word!r}: {argument} is {text}, expected {wanted}; {_form(name)}"
-        )
+    if not least <= value < (math.inf if is_whole else _MOST_S):
+        wanted = f"{least} or more" + ("" if is_whole else f" and less than {_MOST_S:g}")
+        raise PipeplanError(f"inject: {word!r}: {name} is {text}, expected {wanted}; {remedy}")
     return value
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,17 +20,6 @@ Route = tuple[tuple[int, ...], float]
 """The links of a route by their numbers, and the bandwidth of its narrowest one."""
 Hops = tuple[Route, ...]
 """The route of a message, or of a ring: from each member to the next, and the last to the first."""
-
-
-class WorkerRoutes(Protocol):
-    """The links between workers."""
-
-    @property
-    def capacity_gb_per_s(self) -> FloatArray:
-        """Bandwidths of links, by their numbers."""
-
-    def route(self, key: int, source: int, target: int) -> Route:
-        """Return the route between two workers' devices of a pipeline rank."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +49,7 @@ def flow_over(
     return WorkerFlow(links, min(most for _, most in hops), bytes_, fixed_s, marks)
 
 
-def ring(routes: WorkerRoutes, members: Sequence[int], key: int) -> Hops:
+def ring(routes: Routes, members: Sequence[int], key: int) -> Hops:
     """Return the ring of workers' devices of a pipeline rank, in this order."""
     pairs = zip(members, (*members[1:], members[0]), strict=True)
     return tuple(routes.route(key, *pair) for pair in pairs)
@@ -236,3 +224,7 @@ class WorkerLinks:
 
 def _numbers(links: Sequence[tuple[int, int]]) -> tuple[int, ...]:
     return tuple(3 * index + direction + 1 for index, direction in links)
+
+
+Routes = NodeLinks | WorkerLinks
+"""The links between workers."""

@@ -31,7 +31,6 @@ from planner.sync.simulation.synchronous import (
     ExactUpdate,
     Rounds,
     Timing,
-    Update,
     all_reduce_timing,
     cross_iteration_timing,
     decoupled_timing,
@@ -227,7 +226,7 @@ def _simulate(scenario: Scenario, sync: Sync, recorder: TraceRecorder | None) ->
 
 def _synchronous(
     options: Options, world: World, training: Training
-) -> tuple[Timing, Update] | None:
+) -> tuple[Timing, ExactUpdate] | None:
     """Return timing and update of a synchronous strategy; None for any other."""
     match options:
         case AllReduceOptions():

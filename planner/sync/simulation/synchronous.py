@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol
 
 import numpy as np
 
@@ -310,22 +309,13 @@ def server_timing(world: World, servers: int) -> Timing:
     return run
 
 
-class Update(Protocol):
-    """Updates the parameters in a round."""
-
-    staleness: int
-
-    def run(self, training: Training, workers: IntArray, iteration: int) -> None:
-        """Update the parameters with the gradients of these workers' iterations."""
-
-    def models(self) -> FloatArray:
-        """Return the weights to observe: one row that all workers share."""
-
-
 class ExactUpdate:
     """One step of SGD with momentum on the mean of all workers' gradients.
 
     All-reduce, its fused and decoupled forms and the synchronous parameter server compute this.
+
+    Attributes:
+        staleness: iterations between the weights and the gradients that they have.
     """
 
     staleness = 0
@@ -345,7 +335,7 @@ class ExactUpdate:
         self._weights = self._weights - self._learning.learning_rate * self._velocity
 
     def models(self) -> FloatArray:
-        """Return the parameters, with all means that have arrived."""
+        """Return the weights to observe, one row that all share, with all means that have come."""
         return self._weights[None]
 
 
@@ -396,7 +386,7 @@ class Rounds:
         self._active: tuple[int, ...] = tuple(range(course.world.workers))
         self._deserted = tuple(self._deserted_spans())
 
-    def run(self, timing: Timing, update: Update) -> float:
+    def run(self, timing: Timing, update: ExactUpdate) -> float:
         """Run to the end, once only; return the virtual time."""
         course, now_s, iteration, total = self._course, 0.0, 0, 0
         while total < course.limit:

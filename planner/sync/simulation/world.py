@@ -13,9 +13,9 @@ from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.sync.simulation.links import (
     NodeLinks,
+    Routes,
     WorkerFlow,
     WorkerLinks,
-    WorkerRoutes,
     flow_over,
     ring,
     ring_ends,
@@ -187,7 +187,7 @@ class World:
         return sum(rank.parameter_bytes for rank in self.ranks)
 
     @cached_property
-    def routes(self) -> WorkerRoutes:
+    def routes(self) -> Routes:
         """The links between workers."""
         return self.links or NodeLinks(
             self.workers,
