@@ -68,16 +68,31 @@ def pipeline_of(
 def zoo_pipeline(
     name: str, cuts: Sequence[int], devices: Sequence[str], microbatches: int, **job: object
 ) -> PlacedPipeline:
-    """A tiny model cut before the layers with the indices ``cuts``.
+    """A tiny model cut as :func:`cut_pipeline` does."""
+    graph = traced(name, str(job.get("precision", "float32")))
+    return cut_pipeline(graph, ZOO[name], cuts, devices, microbatches=microbatches, **job)
+
+
+def cut_pipeline(
+    graph: LayerGraph,
+    factory: str | None,
+    cuts: Sequence[int],
+    devices: Sequence[str],
+    again: Sequence[int] = (),
+    **job: object,
+) -> PlacedPipeline:
+    """A model cut before the layers with the indices ``cuts``, those of ``again`` recomputed.
 
     ``devices`` has a word a stage, such as ``"d1"`` or, for replicas, ``"d1 d2"``.
     """
-    graph = traced(name)
     layers = list(graph.layers)
-    bounds = [0, *cuts, len(layers)]
-    parts = [layers[a:b] for a, b in pairwise(bounds)]
-    stages = [(part, on.split()) for part, on in zip(parts, devices, strict=True)]
-    return pipeline_of(graph, ZOO[name], stages, microbatches=microbatches, **job)
+    rerun = {layers[index] for index in again}
+    parts = [layers[a:b] for a, b in pairwise([0, *cuts, len(layers)])]
+    stages = [
+        (part, on.split(), [x for x in part if x in rerun])
+        for part, on in zip(parts, devices, strict=True)
+    ]
+    return pipeline_of(graph, factory, stages, **job)
 
 
 def on_groups(

@@ -8,7 +8,7 @@ from pathlib import Path
 import drawing
 import pytest
 import torch
-from executor_plans import pipeline_of, scheduled
+from executor_plans import cut_pipeline, scheduled
 from plain_torch import Alone, worst_error
 from run_files import RunFiles
 
@@ -25,13 +25,12 @@ STEPS = 4
 
 def plan_of(model: str, devices: str, loss: str = "cross_entropy", **arguments: object) -> Plan:
     """Cut in the middle for ``d0, d1``, two replicas of all for ``d0 d1``."""
-    precision = {"precision": "float64", "loss": loss, "model_arguments": arguments}
-    graph = trace(f"drawing:{model}", Job(samples_per_microbatch=1, **precision))
-    layers, words = list(graph.layers), devices.split(", ")
-    middle = len(layers) // 2 if len(words) > 1 else len(layers)
-    stages = [(layers[:middle], words[0].split()), (layers[middle:], words[-1].split())]
-    rows = stages[: len(words)]
-    return scheduled(pipeline_of(graph, f"drawing:{model}", rows, microbatches=4, **precision))
+    fields = {"precision": "float64", "loss": loss, "model_arguments": arguments}
+    graph = trace(f"drawing:{model}", Job(samples_per_microbatch=1, **fields))
+    words = devices.split(", ")
+    cuts = [len(graph.layers) // 2] if len(words) > 1 else []
+    rows = cut_pipeline(graph, f"drawing:{model}", cuts, words, microbatches=4, **fields)
+    return scheduled(rows)
 
 
 DRAWN = {

@@ -76,11 +76,7 @@ PLANS: dict[str, Callable[[], Plan]] = {
 
 
 def half_precision() -> Plan:
-    fields = {"precision": "float16", "microbatches": 4}
-    graph = traced("gpt_tiny", "float16")
-    layers = list(graph.layers)
-    stages = [(layers[:3], ["d0", "d1"]), (layers[3:], ["d2"])]
-    return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, **fields))
+    return scheduled(zoo_pipeline("gpt_tiny", [3], ["d0 d1", "d2"], 4, precision="float16"))
 
 
 @pytest.fixture(scope="module")

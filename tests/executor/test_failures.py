@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from executor_plans import pipeline_of, scheduled, traced
+from executor_plans import cut_pipeline, scheduled, traced
 from launch import environment, start, torchrun
 from torch.distributed import HashStore
 from warm_python import warm_python
@@ -30,10 +30,8 @@ Launch = Callable[..., "Run"]
 
 
 def plan_of(factory: str = "faulty:net") -> Plan:
-    graph = traced("gpt_tiny")
-    layers = list(graph.layers)
-    stages = [(layers[:3], ["d0"]), (layers[3:5], ["d1"]), (layers[5:], ["d2"])]
-    return scheduled(pipeline_of(graph, factory, stages, microbatches=4))
+    graph, devices = traced("gpt_tiny"), ["d0", "d1", "d2"]
+    return scheduled(cut_pipeline(graph, factory, [3, 5], devices, microbatches=4))
 
 
 @pytest.fixture

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from executor_plans import by_counts, pipeline_of, shuffled, traced
+from executor_plans import by_counts, shuffled, zoo_pipeline
 from plain_torch import Alone, Named
 from run_files import RunFiles
 
-from models import ZOO
 from planner.plan.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("shared_exports")
@@ -39,12 +38,8 @@ class Exact(Alone):
 
 def plan_of(*, ends: str = "d3 d0", split: float = 0.5, **job: object) -> Plan:
     """Tied embedding and head on two ranks, replicas between, whole and split backwards."""
-    the_graph = traced("gpt_tiny", "bfloat16")
-    layers = list(the_graph.layers)
-    stages = [(layers[:3], ["d0"]), (layers[3:6], ["d1", "d2"]), (layers[6:], ends.split())]
-    fields = {"optimizer": "sgd_momentum", "learning_rate": 1.0, **job}
-    fields = {**fields, "precision": "bfloat16", "microbatches": MICROBATCHES}
-    pipeline = pipeline_of(the_graph, ZOO["gpt_tiny"], stages, **fields)
+    fields = {"learning_rate": 1.0, "precision": "bfloat16", **job}
+    pipeline = zoo_pipeline("gpt_tiny", [3, 6], ["d0", "d1 d2", ends], MICROBATCHES, **fields)
     halves = {"d1": MICROBATCHES // 4, "d2": 3 * MICROBATCHES // 4}
     owners = {**by_counts(1, halves), **by_counts(2, {ends.split()[0]: MICROBATCHES})}
     whole = {(0, m): "d0" for m in range(MICROBATCHES)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from executor_plans import pipeline_of, shuffled
+from executor_plans import cut_pipeline, shuffled
 from in_turn import MEAN_SQUARES
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -84,10 +84,8 @@ def waits() -> Iterator[list[str]]:
 def one_rank(name: str, arguments: Mapping[str, object]) -> Plan:
     """Three stages on one rank, some microbatches with split backwards."""
     job = Job(samples_per_microbatch=2, model_arguments=arguments)
-    graph = trace(ZOO[name], job)
-    layers = list(graph.layers)
-    stages = [(layers[:2], ["d0"]), (layers[2:3], ["d0"]), (layers[3:], ["d0"])]
-    pipeline = pipeline_of(graph, ZOO[name], stages, microbatches=4, model_arguments=arguments)
+    fields = {"microbatches": 4, "model_arguments": arguments}
+    pipeline = cut_pipeline(trace(ZOO[name], job), ZOO[name], [2, 3], ["d0"] * 3, **fields)
     return shuffled(pipeline, seed=1, split=0.5)
 
 

@@ -2,11 +2,10 @@
 
 import json
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
-from executor_plans import pipeline_of, scheduled, shuffled
+from executor_plans import cut_pipeline, scheduled, shuffled
 from launch import forked
 
 from benchmarks.executor.parity import WITHIN
@@ -32,23 +31,11 @@ def traced(name: str) -> LayerGraph:
     return trace(ZOO[name], job)
 
 
-def pipeline(name: str, cuts: list[int], devices: list[str], again: list[int], **job: object):
-    graph = traced(name)
-    layers = list(graph.layers)
-    rerun = {layers[index] for index in again}
-    parts = [layers[a:b] for a, b in pairwise([0, *cuts, len(layers)])]
-    stages = [
-        (part, on.split(), [x for x in part if x in rerun])
-        for part, on in zip(parts, devices, strict=True)
-    ]
-    return pipeline_of(graph, ZOO[name], stages, **job)
-
-
 def chain() -> Plan:
     lengths = {**LENGTHS, "order": "longest_first"}
-    return scheduled(
-        pipeline("gpt_tiny", [4, 5], ["d0", "d1", "d2"], [], microbatches=6, lengths=lengths)
-    )
+    fields = {"microbatches": 6, "lengths": lengths}
+    graph, devices = traced("gpt_tiny"), ["d0", "d1", "d2"]
+    return scheduled(cut_pipeline(graph, ZOO["gpt_tiny"], [4, 5], devices, **fields))
 
 
 def replicas_that_recompute_and_split() -> Plan:
@@ -56,10 +43,9 @@ def replicas_that_recompute_and_split() -> Plan:
     lengths = {"tokens": LENGTHS["tokens"], "trace": trace}
     job = {"tokens": (8, 24, 64), "shares": (2 / 7, 3 / 7, 2 / 7)}
     assert [sum(a < n <= b for n in trace) for a, b in ((0, 8), (8, 24), (24, 64))] == [2, 3, 2]
-    graph = trace_of("llama_tiny", job)
-    layers = list(graph.layers)
-    stages = [(layers[:2], ["d0"], layers[1:2]), (layers[2:], ["d1", "d2"], layers[3:4])]
-    placed = pipeline_of(graph, ZOO["llama_tiny"], stages, microbatches=5, lengths=lengths)
+    graph, devices = trace_of("llama_tiny", job), ["d0", "d1 d2"]
+    fields = {"microbatches": 5, "lengths": lengths}
+    placed = cut_pipeline(graph, ZOO["llama_tiny"], [2], devices, [1, 3], **fields)
     return shuffled(placed, 3, split=0.6)
 
 

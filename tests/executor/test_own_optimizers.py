@@ -6,7 +6,8 @@ from pathlib import Path
 
 import own_optimizers
 import pytest
-from executor_plans import on_groups, pipeline_of, scheduled
+import test_equal_ranks
+from executor_plans import on_groups, scheduled
 from plain_torch import Alone, worst_error
 from run_files import RunFiles
 
@@ -15,9 +16,7 @@ from executor.launch.run import PlanRank
 from executor.training.optimizer import own_optimizer
 from executor.training.optimizer_check import require_divisible
 from planner.errors import PipeplanError
-from planner.job import Job
 from planner.plan.plan import Plan
-from planner.tracing.trace import trace
 
 STEPS, RATE = 4, 0.02
 ALL = ("prodigy", "clipping")
@@ -27,14 +26,7 @@ BY_ELEMENT = ("adamw", "sgd", "schedule_free")
 
 
 def plan_of(devices: str) -> Plan:
-    """Cut in the middle for ``d0, d1``, two replicas of all for ``d0 d1``."""
-    fields = {"precision": "float64", "model_arguments": {"drawn": "nothing"}}
-    graph = trace("drawing:Words", Job(samples_per_microbatch=1, **fields))
-    layers, words = list(graph.layers), devices.split(", ")
-    middle = len(layers) // 2 if len(words) > 1 else len(layers)
-    stages = [(layers[:middle], words[0].split()), (layers[middle:], words[-1].split())]
-    rows = stages[: len(words)]
-    return scheduled(pipeline_of(graph, "drawing:Words", rows, microbatches=4, **fields))
+    return test_equal_ranks.plan_of("Words", devices, drawn="nothing")
 
 
 @pytest.fixture(scope="module")

@@ -4,12 +4,12 @@ import json
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import pytest
 from executor_plans import (
     DEVICES,
     by_counts,
+    cut_pipeline,
     on_groups,
     pipeline_of,
     scheduled,
@@ -171,15 +171,7 @@ def example_pipeline(
     """A model of examples/, as :func:`zoo_pipeline`; ``again`` are indices of recomputed layers."""
     factory = f"examples.models.{name}"
     checked = Job.model_validate({"samples_per_microbatch": 2, **job})
-    graph = trace(factory, checked)
-    layers = list(graph.layers)
-    rerun = {layers[index] for index in again}
-    parts = [layers[a:b] for a, b in pairwise([0, *cuts, len(layers)])]
-    stages = [
-        (part, on.split(), [x for x in part if x in rerun])
-        for part, on in zip(parts, devices, strict=True)
-    ]
-    return pipeline_of(graph, factory, stages, **job)
+    return cut_pipeline(trace(factory, checked), factory, cuts, devices, again, **job)
 
 
 def a_frozen_encoder_on_stages_of_its_own() -> Plan:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from executor_plans import pipeline_of, scheduled
+from executor_plans import cut_pipeline, scheduled
 from safetensors.torch import save_file
 
 from examples.models.pretrained import my_gpt
@@ -31,11 +31,9 @@ def saved(tmp_path: Path) -> dict[str, Path]:
 def plan_of(factory: str, arguments: dict, precision: str = "float32") -> Plan:
     job = Job(samples_per_microbatch=2, model_arguments=arguments, precision=precision)
     graph = trace(factory, job)
-    layers = list(graph.layers)
-    half = len(layers) // 2
-    stages = [(layers[:half], ["d0"]), (layers[half:], ["d1", "d2"])]
-    fields = {"model_arguments": arguments, "precision": precision}
-    return scheduled(pipeline_of(graph, factory, stages, microbatches=4, **fields))
+    half = len(graph.layers) // 2
+    fields = {"model_arguments": arguments, "precision": precision, "microbatches": 4}
+    return scheduled(cut_pipeline(graph, factory, [half], ["d0", "d1 d2"], **fields))
 
 
 def assert_loaded(plan: Plan, expected: dict[str, torch.Tensor]) -> None:

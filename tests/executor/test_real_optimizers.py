@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 import torch
-from executor_plans import pipeline_of, scheduled
+from executor_plans import cut_pipeline, scheduled
 from peers import PEERS, import_from_peers
 from plain_torch import Alone, worst_error
 from run_files import RunFiles
@@ -44,10 +44,8 @@ REFUSED = {
 def plan_in(precision: str) -> Plan:
     """Return a plan of two stages; in float64 rounding does not change the sign of a gradient."""
     graph = trace("models.gpt:gpt_tiny", Job(samples_per_microbatch=1, precision=precision))
-    layers = list(graph.layers)
-    stages = [(layers[:3], ["d0"]), (layers[3:], ["d1"])]
-    rows = pipeline_of(graph, "models.gpt:gpt_tiny", stages, microbatches=2, precision=precision)
-    return scheduled(rows)
+    fields = {"microbatches": 2, "precision": precision}
+    return scheduled(cut_pipeline(graph, "models.gpt:gpt_tiny", [3], ["d0", "d1"], **fields))
 
 
 @pytest.fixture(scope="module")

@@ -4,10 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from executor_plans import pipeline_of, scheduled, traced
+from executor_plans import scheduled, zoo_pipeline
 from launch import forked
 
-from models import ZOO
 from planner.plan.plan import Plan
 from planner.replanning import replan
 
@@ -27,11 +26,8 @@ every = 3
 
 
 def four_devices() -> Plan:
-    graph = traced("gpt_tiny", "float64")
-    layers = list(graph.layers)
-    stages = [(layers[:4], ["d0", "d1"]), (layers[4:], ["d2", "d3"])]
-    job = {"precision": "float64", "optimizer": "adamw", "microbatches": 4}
-    return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, **job))
+    job = {"precision": "float64", "optimizer": "adamw"}
+    return scheduled(zoo_pipeline("gpt_tiny", [4], ["d0 d1", "d2 d3"], 4, **job))
 
 
 def train(plan: Plan, folder: Path, **run: str) -> list[float]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from executor_plans import pipeline_of, scheduled, traced
+from executor_plans import scheduled, zoo_pipeline
 from launch import ROOT, environment, start
 from thread_ranks import some, together
 
@@ -20,7 +20,6 @@ from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
 from executor.training.beginning import Beginning
 from executor.training.saved_state import warn_of_schedule
-from models import ZOO
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 
@@ -29,11 +28,9 @@ STEPS = 6
 
 
 def plan_of(ranks: int, name: str = "gpt_tiny") -> Plan:
-    graph = traced(name)
-    layers = list(graph.layers)
-    stages = [(layers[:4], ["d0"]), (layers[4:], ["d1"])] if ranks == 2 else [(layers, ["d0"])]
-    fields = {"optimizer": "adamw", "learning_rate": 0.003, "microbatches": 2}
-    return scheduled(pipeline_of(graph, ZOO[name], stages, **fields))
+    cuts, devices = ([4], ["d0", "d1"]) if ranks == 2 else ([], ["d0"])
+    fields = {"optimizer": "adamw", "learning_rate": 0.003}
+    return scheduled(zoo_pipeline(name, cuts, devices, 2, **fields))
 
 
 class Training:

@@ -8,31 +8,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from executor_plans import pipeline_of, scheduled, traced
+from executor_plans import scheduled, zoo_pipeline
 from launch import ROOT, environment, forked
 from plain_torch import Alone, Named, worst_error
 from warm_python import warm_python
 
 from executor.checkpoint import Checkpoint
 from executor.launch.config import TrainingConfig
-from models import ZOO
 from planner.plan.plan import Plan
 
 pytestmark = pytest.mark.extensive
 WORKER = Path(__file__).with_name("runs_worker.py")
-STAGES = {
-    1: [(0, None, ["d0"])],
-    3: [(0, 2, ["d0"]), (2, 5, ["d1"]), (5, None, ["d2"])],
-    4: [(0, 4, ["d0", "d1"]), (4, None, ["d2", "d3"])],
-}
+STAGES = {1: ([], ["d0"]), 3: ([2, 5], ["d0", "d1", "d2"]), 4: ([4], ["d0 d1", "d2 d3"])}
+"""Cuts and devices, by the number of ranks."""
 
 
 def plan_of(ranks: int, name: str = "gpt_tiny", **job: object) -> Plan:
-    fields = {"precision": "float64", "optimizer": "adamw", "microbatches": 4, **job}
-    graph = traced(name, str(fields["precision"]))
-    layers = list(graph.layers)
-    stages = [(layers[a:b], devices) for a, b, devices in STAGES[ranks]]
-    return scheduled(pipeline_of(graph, ZOO[name], stages, **fields))
+    fields = {"precision": "float64", "optimizer": "adamw", **job}
+    return scheduled(zoo_pipeline(name, *STAGES[ranks], 4, **fields))
 
 
 def training_file(folder: Path, *, every: int, steps: int = 6, **fields: object) -> str:

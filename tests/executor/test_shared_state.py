@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from executor_plans import by_counts, on_groups, pipeline_of, shuffled, traced
+from executor_plans import by_counts, on_groups, pipeline_of, shuffled, traced, zoo_pipeline
 from plain_torch import Alone, worst_error
 from run_files import RunFiles
 
@@ -30,11 +30,9 @@ SMALL = "all_reduce:bucket_mib=0.05"
 
 def tied_and_uneven(precision: str = "float64", **job: object) -> Plan:
     """Embedding and head on two ranks, split and whole backwards, an idle replica."""
-    layers = list(traced("gpt_tiny", precision).layers)
-    stages = [(layers[:3], ["d0"]), (layers[3:6], ["d1", "d2"]), (layers[6:], ["d3", "d0"])]
     fields = {"optimizer": "adamw", "learning_rate": 0.003, "shard_optimizer": True, **job}
-    fields = {**fields, "precision": precision, "microbatches": 4}
-    pipeline = pipeline_of(traced("gpt_tiny", precision), ZOO["gpt_tiny"], stages, **fields)
+    fields["precision"] = precision
+    pipeline = zoo_pipeline("gpt_tiny", [3, 6], ["d0", "d1 d2", "d3 d0"], 4, **fields)
     owners = {**by_counts(1, {"d1": 1, "d2": 3}), **by_counts(2, {"d3": 4, "d0": 0})}
     return shuffled(pipeline, 1, {**{(0, m): "d0" for m in range(4)}, **owners}, split=0.5)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from executor_plans import pipeline_of, scheduled, traced
+from executor_plans import scheduled, zoo_pipeline
 from launch import forked
 from plain_torch import Alone, Named, worst_error
 from run_files import training_file
@@ -15,7 +15,6 @@ from torch import Tensor
 from executor.checkpoint import Checkpoint
 from executor.launch.config import TrainingConfig
 from executor.training.data import batches
-from models import ZOO
 from planner.plan.plan import Plan
 from planner.tracing.factory import import_factory
 
@@ -45,11 +44,9 @@ LOOSE = {
 
 def plan_of(optimizer: str) -> Plan:
     """Two pipelines of two places; the first and last stage share a parameter."""
-    graph = traced("gpt_tiny", "float64")
-    layers = list(graph.layers)
-    stages = [(layers[:4], ["d0", "d1"]), (layers[4:], ["d2", "d3"])]
-    job = {"precision": "float64", "optimizer": optimizer, "microbatches": PIPELINES * EACH}
-    return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, **job))
+    job = {"precision": "float64", "optimizer": optimizer}
+    devices = ["d0 d1", "d2 d3"]
+    return scheduled(zoo_pipeline("gpt_tiny", [4], devices, PIPELINES * EACH, **job))
 
 
 @pytest.fixture(scope="module")

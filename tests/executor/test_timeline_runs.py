@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from executor_plans import pipeline_of, scheduled, traced
+from executor_plans import cut_pipeline, scheduled, traced
 from launch import forked
 from typer.testing import CliRunner
 
@@ -17,10 +17,8 @@ from planner.simulation.simulator import simulate_plan
 
 
 def plan_of(factory: str | None) -> Plan:
-    graph = traced("gpt_tiny")
-    layers = list(graph.layers)
-    stages = [(layers[:4], ["d0", "d1"]), (layers[4:], ["d2"])]
-    return scheduled(pipeline_of(graph, factory, stages, microbatches=4))
+    graph, devices = traced("gpt_tiny"), ["d0 d1", "d2"]
+    return scheduled(cut_pipeline(graph, factory, [4], devices, microbatches=4))
 
 
 def test_moments_are_on_the_first_ranks_clock_which_drifts_steadily() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from executor_plans import by_counts, pipeline_of, scheduled, shuffled, traced
+from executor_plans import by_counts, scheduled, shuffled, zoo_pipeline
 from plain_torch import worst_error
 from run_files import RunFiles
 from torch import nn
@@ -24,19 +24,13 @@ STEPS, RANKS = 4, 3
 
 def uneven(split: float = 0.0, **job: object) -> Plan:
     """The last stage's replicas run one and five of six microbatches."""
-    graph = traced("gpt_tiny", str(job.get("precision", "float32")))
-    layers = list(graph.layers)
-    stages = [(layers[:3], ["d0"]), (layers[3:], ["d1", "d2"])]
-    pipeline = pipeline_of(graph, ZOO["gpt_tiny"], stages, microbatches=6, **job)
+    pipeline = zoo_pipeline("gpt_tiny", [3], ["d0", "d1 d2"], 6, **job)
     owners = {(0, m): "d0" for m in range(6)}
     return shuffled(pipeline, 1, {**owners, **by_counts(1, {"d1": 1, "d2": 5})}, split)
 
 
 def three_in_a_row() -> Plan:
-    graph = traced("gpt_tiny")
-    layers = list(graph.layers)
-    stages = [(layers[:3], ["d0"]), (layers[3:5], ["d1"]), (layers[5:], ["d2"])]
-    return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, microbatches=6))
+    return scheduled(zoo_pipeline("gpt_tiny", [3, 5], ["d0", "d1", "d2"], 6))
 
 
 PLANS: dict[str, tuple[Callable[[], Plan], str, float]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from executor_plans import by_counts, pipeline_of, scheduled, shuffled, traced, zoo_pipeline
+from executor_plans import by_counts, cut_pipeline, scheduled, shuffled, traced, zoo_pipeline
 from launch import forked
 from plain_torch import Alone, worst_error
 from run_files import RunFiles
@@ -50,12 +50,10 @@ class Case:
 def plan_of(name: str, precision: str = "float32", loss: str | None = None, **job: object) -> Plan:
     """Four microbatches through two replicas and a second stage."""
     graph = traced(name, precision) if loss is None else own_graph(name, loss)
-    layers = list(graph.layers)
-    stages = [(layers[:3], ["d0", "d1"]), (layers[3:], ["d2"])]
     fields = {"microbatches": 4, "precision": precision, **job}
     if loss is not None:
         fields["loss"] = loss
-    return scheduled(pipeline_of(graph, ZOO[name], stages, **fields))
+    return scheduled(cut_pipeline(graph, ZOO[name], [3], ["d0 d1", "d2"], **fields))
 
 
 @functools.cache
@@ -65,14 +63,10 @@ def own_graph(name: str, loss: str):
 
 def chain(precision: str = "float32") -> Plan:
     """Three stages, without replicas and tied weights: sums have plain torch's order and type."""
-    graph = traced("llama_tiny", precision)
-    layers = list(graph.layers)
-    stages = [(layers[:2], ["d0"]), (layers[2:4], ["d1"]), (layers[4:], ["d2"])]
-    fields: dict[str, object] = {"microbatches": 4, "precision": precision}
+    fields: dict[str, object] = {"precision": precision}
     if precision.endswith("16"):
         fields["gradient_precision"] = "weights"
-    pipeline = pipeline_of(graph, ZOO["llama_tiny"], stages, **fields)
-    return scheduled(pipeline)
+    return scheduled(zoo_pipeline("llama_tiny", [2, 4], ["d0", "d1", "d2"], 4, **fields))
 
 
 CASES = {

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from executor_plans import on_groups, pipeline_of, scheduled, shuffled, traced
+from executor_plans import on_groups, pipeline_of, scheduled, shuffled, zoo_pipeline
 from plain_torch import Alone
 from run_files import RunFiles
 from traces import trace_once
@@ -15,7 +15,6 @@ from executor.launch.config import TrainingConfig
 from executor.launch.refusals import require_possible
 from executor.launch.run import RunSettings
 from executor.training.dataset import DatasetBatches
-from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.plan import Plan
@@ -36,12 +35,10 @@ def noisy(**job: object) -> Plan:
 
 
 def text(**job: object) -> Plan:
-    graph = traced("gpt_tiny")
-    layers = list(graph.layers)
-    stages = [(layers[:4], ["d0"]), (layers[4:], ["d1", "d2"])]
+    cuts, devices = ([4], ["d0", "d1 d2"])
     if "shard_parameters" in job:
-        stages = [(layers, ["d0", "d1", "d2"])]
-    return scheduled(pipeline_of(graph, ZOO["gpt_tiny"], stages, microbatches=6, **job))
+        cuts, devices = [], ["d0 d1 d2"]
+    return scheduled(zoo_pipeline("gpt_tiny", cuts, devices, 6, **job))
 
 
 def groups(**job: object) -> Plan:
