@@ -218,12 +218,16 @@ class _Search:
             if isinstance(plan, Plan) and self.settings.constrain is None:
                 row.offer_known(plan)
         shares = TINY_SHARES if self._is_tiny else SHARES
+        last = 0.0
         for number, (name, end) in enumerate(shares.items()):
             if number == BOUNDED and len(rows) > 1:
                 rows = self._tried(rows)
             begin = self.clock.elapsed_s / self.clock.limit_s
+            # Where the steps before took longer, a step has half of its own share at least.
+            own = min(1.0, max(end, begin + (end - last) / 2)) - begin
+            last = end
             for place, row in enumerate(rows, 1):
-                self._step(row, name, begin + (end - begin) * place / len(rows))
+                self._step(row, name, begin + own * place / len(rows))
         if not self._is_tiny:
             self._go_on(rows)
         return self._result()

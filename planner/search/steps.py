@@ -54,6 +54,8 @@ BEST_OF_MODEL = 3
 """Solutions of the plan model, of each number of stages, that the walk is given."""
 SIMPLE_SHARE = 0.1
 """Share of the time limit, beyond it, for simple plans to choose among."""
+REPLAYS_TO_CLOSE = 10
+"""Schedules are improved if there is time to replay so many of them, on a thousand devices not."""
 FIRST_STARTS = 300
 """Layouts of which the first that fits is a search's first plan."""
 PASS_S = 0.1
@@ -81,6 +83,7 @@ class Steps:
     settings: Settings
     starts: list[Start] = field(default_factory=list)
     seed: int = 0
+    _replay_s: float = field(default=0.0, init=False)
 
     @cached_property
     def table(self) -> StageTable:
@@ -205,7 +208,9 @@ class Steps:
         self.found.offer(found)
 
     def _replayed(self, layout: Layout) -> Replayed:
+        begin_s = self.clock.elapsed_s
         timeline = reduced_soonest(timeline_of(layout, self.table))
+        self._replay_s = self.clock.elapsed_s - begin_s
         return timeline, timeline.orders
 
     def _plain(self, within: float) -> list[Found]:
@@ -281,6 +286,8 @@ class Steps:
         """Improve the best schedule by annealing and CP-SAT, whose whole model may prove it."""
         best, job = self.found.best, self.problem.job
         if best is None or job.order == "1f1b" or job.lengths is not None:
+            return
+        if best.timeline and self.clock.left_s(until) < REPLAYS_TO_CLOSE * self._replay_s:
             return
         search = ScheduleSearch(
             best.timeline.pipeline,
