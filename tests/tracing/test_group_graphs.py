@@ -3,13 +3,9 @@
 from functools import cache
 
 import pytest
-from builders import star
+from traces import in_groups
 
 from planner import Job, Problem
-from planner.cluster.group_packing import packed
-from planner.model.layer_graph import LayerGraph
-from planner.plan.tensor_parallel import TensorParallel, grouped_problem
-from planner.tracing.sharding.record import with_splits
 from planner.tracing.trace import TracedStep, trace_step
 
 WIDTH, SEQUENCE, SAMPLES = 512, 32, 3
@@ -31,10 +27,7 @@ def job(degree: int, *, sequence: bool = False) -> Job:
 
 
 def grouped(degree: int, *, sequence: bool = False) -> Problem:
-    record = with_splits(traced(), [degree], sequence=sequence)
-    single = Problem(LayerGraph.from_record(record), star(4), job(degree, sequence=sequence))
-    groups = packed(single.cluster, degree)
-    return grouped_problem(single, TensorParallel(degree=degree, sequence=sequence, groups=groups))
+    return in_groups(traced(), job(degree, sequence=sequence))
 
 
 @pytest.mark.parametrize("degree", [2, 4])

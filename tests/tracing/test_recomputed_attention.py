@@ -9,12 +9,9 @@ from builders import graph, layer, star
 from test_stash import kept_by_autograd
 from torch import Tensor, nn
 from torch.nn import functional
+from traces import in_groups
 
 from planner import Job, PipeplanError, Problem, adopt, trace, verify
-from planner.cluster.group_packing import packed
-from planner.model.layer_graph import LayerGraph
-from planner.plan.tensor_parallel import TensorParallel, grouped_problem
-from planner.tracing.sharding.record import with_splits
 from planner.tracing.trace import trace_step
 from planner.verification.costs import PlanCosts
 
@@ -138,10 +135,7 @@ def test_what_runs_again_is_held_while_its_layer_runs() -> None:
 @pytest.mark.parametrize("degree", [2, 4])
 def test_a_group_shares_the_heads_of_what_runs_again(degree: int) -> None:
     job = AGAIN.model_copy(update={"tensor_parallel": degree})
-    record = with_splits(trace_step(unfused, job, "model"), [degree], sequence=False)
-    single = Problem(LayerGraph.from_record(record), star(4), job)
-    groups = packed(single.cluster, degree)
-    found = grouped_problem(single, TensorParallel(degree=degree, groups=groups)).graph
+    found = in_groups(trace_step(unfused, job, "model"), job).graph
     assert found.layers["h.0"].again_bytes == 4 * SCORES + COPIED_BYTES
 
 

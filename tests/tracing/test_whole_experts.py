@@ -7,19 +7,16 @@ from functools import cache
 
 import pytest
 import torch
-from builders import star
 from test_splits import equals_one_device, of_factory
 from torch import Tensor, nn
+from traces import in_groups
 from transformer_sizes import TINY
 
 from models.mixtral import Experts
-from planner import Job, Problem
-from planner.cluster.group_packing import packed
+from planner import Job
 from planner.errors import PipeplanError
 from planner.model.graph_record import Layer
-from planner.model.layer_graph import LayerGraph
 from planner.model.split_record import SplitRecord
-from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.tracing import expert_operations
 from planner.tracing.expert_operations import grouped_product
 from planner.tracing.sharding.record import record_of
@@ -114,7 +111,6 @@ def record(degree: int, load: tuple[float, ...] = (), *, sequence: bool = False)
 
 def of_group(degree: int, load: tuple[float, ...] = (), *, sequence: bool = False) -> Layer:
     """A block as a group runs it: figures of all devices together."""
-    split = record(degree, load, sequence=sequence)
     job = Job(
         samples_per_microbatch=2,
         tensor_parallel=degree,
@@ -122,11 +118,7 @@ def of_group(degree: int, load: tuple[float, ...] = (), *, sequence: bool = Fals
         expert_parallel=True,
         expert_load=load or None,
     )
-    graph = LayerGraph.from_record(traced().graph.model_copy(update={"splits": (split,)}))
-    single = Problem(graph, star(4), job)
-    groups = packed(single.cluster, degree)
-    parallel = TensorParallel(degree=degree, sequence=sequence, groups=groups)
-    return grouped_problem(single, parallel).graph.layers[BLOCK]
+    return in_groups(traced(), job).graph.layers[BLOCK]
 
 
 def test_members_hold_equally_many_experts() -> None:
