@@ -35,11 +35,11 @@ GROUP = "tensor_parallel_group"
 
 @dataclass(frozen=True)
 class MemberStep:
-    """A member's training step.
+    """A training step as a member of a tensor-parallel group runs it, or a single device.
 
     Attributes:
         exported: its parameters are the whole ones still, of which :class:`ParameterShares` gives
-            the member's.
+            a member's.
         layers: of its operations.
         takes_gradient: names of the values that the backward reaches.
         place_of: of each operation, that of the value in the whole step which it makes, a part of

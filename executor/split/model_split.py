@@ -42,17 +42,27 @@ def cut(
             would miss what an operation writes in place, or stages would draw random numbers in
             another order than the model. All stages are checked, so that all ranks raise it.
     """
-    takes_gradient = {t.name for t in plan.model.graph.boundaries if t.requires_grad}
     apart = {
         stage.index
         for stage in plan.stages
         if plan.job.shards_parameters and len(stage.devices) > 1
     }
-    cores = cores_of(exported) if plan.job.recompute_attention else ()
-    cutter = _Cutter(
-        exported, layers, plan.stages, takes_gradient, device, apart=apart, cores=cores
-    )
+    cutter = _Cutter(_planned_step(exported, layers, plan), plan.stages, device, apart=apart)
     return [cutter.stage(index) for index in indices]
+
+
+def _planned_step(exported: ExportedStep, layers: LayerAssignment, plan: Plan) -> MemberStep:
+    """Return the whole step as single devices run it by a plan."""
+    takes_gradient = {t.name for t in plan.model.graph.boundaries if t.requires_grad}
+    cores = cores_of(exported) if plan.job.recompute_attention else ()
+    return _whole_step(exported, layers, takes_gradient, cores)
+
+
+def _whole_step(
+    exported: ExportedStep, layers: LayerAssignment, takes_gradient: Set[str], cores: Cores = ()
+) -> MemberStep:
+    places = {node: place for place, node in enumerate(exported.graph.nodes)}
+    return MemberStep(exported, layers, frozenset(takes_gradient), places, {}, cores)
 
 
 def cut_for_member(
@@ -74,23 +84,8 @@ def cut_for_member(
     Raises:
         PipeplanError: as of :func:`cut`.
     """
-    cutter = _of_member(step, plan, device, shares)
+    cutter = _Cutter(step, plan.stages, device, shares)
     return [cutter.stage(index) for index in indices]
-
-
-def _of_member(
-    step: MemberStep, plan: Plan, device: torch.device = CPU, shares: Filled | None = None
-) -> _Cutter:
-    return _Cutter(
-        step.exported,
-        step.layers,
-        plan.stages,
-        step.takes_gradient,
-        device,
-        shares,
-        step,
-        cores=step.cores,
-    )
 
 
 Messages = Sequence[Sequence[BoundaryTensor]]
@@ -111,13 +106,10 @@ def messages_by_size(
     Raises:
         PipeplanError: naming a stage that would hand on other tensors in groups of another size.
     """
-    takes_gradient = {t.name for t in plan.model.graph.boundaries if t.requires_grad}
-    cutters = {1: _Cutter(exported, layers, plan.stages, takes_gradient, CPU)}
-    cutters |= {size: _of_member(step, plan) for size, step in steps.items()}
-    found = {
-        size: [[cutter.boundary(node) for node in row] for row in cutter.crossing]
-        for size, cutter in cutters.items()
-    }
+    found = {}
+    for size, step in {1: _planned_step(exported, layers, plan), **steps}.items():
+        cutter = _Cutter(step, plan.stages, CPU)
+        found[size] = [[cutter.boundary(node) for node in row] for row in cutter.crossing]
     for index in range(len(plan.stages) - 1):
         sent = [
             [(t.whole_shape(size), t.dtype, t.requires_grad, t.order) for t in rows[index]]
@@ -159,7 +151,7 @@ def cut_layers(
     assert tuple(names) == tuple(layers.names[place:end])
     parts = (layers.names[:place], tuple(names), layers.names[end:])
     stages = [StageSpec(part, ()) for part in parts if part]
-    cutter = _Cutter(exported, layers, stages, takes_gradient, device, filled)
+    cutter = _Cutter(_whole_step(exported, layers, takes_gradient), stages, device, filled)
     stage = cutter.stage(min(place, 1))
     piece = stage.pieces[0]
     sends = () if stage.is_last else piece.makes
@@ -167,23 +159,20 @@ def cut_layers(
 
 
 class _Cutter:
-    """The whole step, its operations numbered by stage and by piece.
+    """A step, its operations numbered by stage and by piece.
 
     Pieces are numbered through all stages: a stage is a run of them.
     """
 
     def __init__(
         self,
-        exported: ExportedStep,
-        layers: LayerAssignment,
+        step: MemberStep,
         stages: Sequence[Stage | StageSpec],
-        takes_gradient: Set[str],
         device: torch.device,
         filled: Filled | None = None,
-        member: MemberStep | None = None,
         apart: Set[int] = frozenset(),
-        cores: Cores = (),
     ) -> None:
+        exported, layers = step.exported, step.layers
         self.device = device
         self.filled = filled
         self.exported = exported
@@ -191,24 +180,22 @@ class _Cutter:
         self.stage_count = len(stages)
         output = next(n for n in exported.graph.nodes if n.op == "output")
         self.loss = output.all_input_nodes[0]
-        self.takes_gradient = takes_gradient
+        self.takes_gradient = step.takes_gradient
         self.pieces = _pieces(stages, layers.names, apart)
         stage_of = {layer: index for index, stage in enumerate(stages) for layer in stage.layers}
         piece_of = {name: k for k, piece in enumerate(self.pieces) for name in piece.layers}
         self.node_stage = {n: stage_of[layer] for n, layer in layers.layer_of.items()}
         self.node_piece = {n: piece_of[layer] for n, layer in layers.layer_of.items()}
-        self.crossing = _crossing(self.node_stage, self.stage_count)
-        self.shared: Mapping[fx.Node, int] = {} if member is None else member.shared
-        if member is not None:
-            # Groups of all sizes send tensors in the order of the whole step.
-            places = member.place_of
-            self.crossing = [sorted(row, key=places.__getitem__) for row in self.crossing]
+        self.shared = step.shared
+        # Groups of all sizes send tensors in the order of the whole step.
+        rows = _crossing(self.node_stage, self.stage_count)
+        self.crossing = [sorted(row, key=step.place_of.__getitem__) for row in rows]
         between = _crossing(self.node_piece, len(self.pieces))
         self.written = InPlaceWrites(
             exported, self.node_piece, between, self.node_stage
         ).into_received()
         self.drawing = self._drawing()
-        self.marks = core_marks(exported, layers, cores)
+        self.marks = core_marks(exported, layers, step.cores)
 
     def _drawing(self) -> list[fx.Node]:
         """Operations that draw random numbers; the stages draw one after the other as the model."""
