@@ -19,7 +19,7 @@ from planner.sync.simulation.comparison import (
 )
 from planner.sync.simulation.planned import require_several, scenario_of
 from planner.sync.simulation.run import Scenario
-from planner.sync.simulation.slowness import Slowdowns, Trace
+from planner.sync.simulation.slowness import Slowdowns
 from planner.sync.simulation.world import World
 from planner.sync.strategies import parse_sync, sync_name
 
@@ -100,7 +100,6 @@ class InterruptedChoice(KeyboardInterrupt):
 
 def choose(
     what: Plan | World | Scenario,
-    trace: Trace | None = None,
     *,
     seeds: int = SEEDS,
     jobs: int = 1,
@@ -120,7 +119,6 @@ def choose(
 
     Args:
         what: the pipelines, or a whole scenario.
-        trace: how iterations vary, if ``what`` does not contain it.
         seeds: number of seeds to average over.
         jobs: number of processes for the simulation.
         least_gain: fraction by which an approximate strategy must reach the targets sooner.
@@ -132,7 +130,7 @@ def choose(
             out of range.
         InterruptedChoice: on Ctrl-C, with the candidates that are done.
     """
-    scenario = scenario_of(what, trace)
+    scenario = scenario_of(what)
     require_several(scenario.world)
     if not 0 <= least_gain <= 100:
         raise PipeplanError(

@@ -190,14 +190,6 @@ def test_a_comparison_names_what_is_out_of_range(field: str) -> None:
         compare_syncs(Scenario(small_world(), 10), **{field: 0})
 
 
-@pytest.mark.parametrize(
-    ("shares", "told"), [((), "there is none"), ((0.5, 0), "0 is not"), ((1.5,), "1.5 is not")]
-)
-def test_target_shares_that_make_no_sense_are_refused(shares: tuple[float, ...], told: str) -> None:
-    with pytest.raises(PipeplanError, match=f"target_shares: {told}"):
-        compare_syncs(Scenario(small_world(), 10), target_shares=shares)
-
-
 def test_learning_rates_that_are_none_are_refused() -> None:
     for rate in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(PipeplanError, match=f"rates: {rate:g} is not a learning rate above 0"):

@@ -107,8 +107,8 @@ class SyncComparison:
     Attributes:
         scenario: the scenario, with the first seed.
         seeds: number of seeds.
-        target_losses: losses of the mean model that all-reduce has after ``target_shares`` of its
-            iterations; means over the seeds, each of which has its own.
+        target_losses: losses of the mean model that all-reduce has after :data:`TARGET_SHARES` of
+            its iterations; means over the seeds, each of which has its own.
         results: in the order of the arguments.
         interrupted: whether strategies are missing because the user interrupted the run.
     """
@@ -126,7 +126,6 @@ def compare_syncs(
     *,
     seeds: int = 1,
     jobs: int = 1,
-    target_shares: Sequence[float] = TARGET_SHARES,
     rates: Sequence[float] = (),
     progress: Progress | None = None,
 ) -> SyncComparison:
@@ -140,9 +139,8 @@ def compare_syncs(
         syncs: the strategies.
         seeds: number of seeds to average over: the scenario's and those that follow it.
         jobs: number of processes.
-        target_shares: fractions of all-reduce's iterations whose losses are the targets.
         rates: learning rates of which each strategy has its best, found with half as many other
-            seeds: all-reduce that of the least mean loss after ``target_shares``,
+            seeds: all-reduce that of the least mean loss after :data:`TARGET_SHARES`,
             the others that of the least ``target_s``. Those that compute what all-reduce does have
             all-reduce's. Empty: the scenario's for all.
         progress: called after every run.
@@ -151,14 +149,14 @@ def compare_syncs(
         PipeplanError: if an argument is out of range, or a strategy or an option is wrong.
     """
     scenario = scenario_of(what)
-    _check(seeds, jobs, target_shares, rates)
+    _check(seeds, jobs, rates)
     for sync in syncs:
         require_fit(sync, scenario.world.workers)
     wanted = list({_name(sync): sync for sync in (PLAIN, OVERLAPPED, *syncs)}.values())
     found: dict[str, list[SimulatedRun]] = defaultdict(list)
     tuned: dict[str, Scenario] = {}
     total = scenario.iterations * scenario.world.workers
-    shares = [share * total for share in target_shares]
+    shares = [share * total for share in TARGET_SHARES]
     interrupted = False
     try:
         with runner(min(jobs, max(len(rates), 1) * seeds * len(wanted))) as run_all:
@@ -252,19 +250,12 @@ def learner_of(sync: Sync) -> Sync:
     return OVERLAPPED if is_exact or sync == EXACT_SERVER else sync
 
 
-def _check(seeds: int, jobs: int, target_shares: Sequence[float], rates: Sequence[float]) -> None:
+def _check(seeds: int, jobs: int, rates: Sequence[float]) -> None:
     problems = []
     if not 1 <= seeds <= MOST_SEEDS:
         problems.append(f"seeds: {seeds} is not a whole number from 1 to {MOST_SEEDS}")
     if not 1 <= jobs <= MOST_JOBS:
         problems.append(f"jobs: {jobs} is not a whole number from 1 to {MOST_JOBS}")
-    if not target_shares:
-        problems.append("target_shares: there is none; give fractions such as 0.5")
-    problems += [
-        f"target_shares: {share:g} is not a fraction above 0, up to 1"
-        for share in target_shares
-        if not 0 < share <= 1
-    ]
     problems += [
         f"rates: {rate:g} is not a learning rate above 0, such as 0.1"
         for rate in rates

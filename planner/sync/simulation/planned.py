@@ -23,24 +23,18 @@ from planner.sync.pipeline_replicas import (
 )
 from planner.sync.simulation.links import WorkerLinks
 from planner.sync.simulation.run import Scenario
-from planner.sync.simulation.slowness import Steady, Trace
 from planner.sync.simulation.world import LayerParameters, LinkCost, PipelineRank, World
 
 
-def scenario_of(what: Plan | World | Scenario, trace: Trace | None = None) -> Scenario:
+def scenario_of(what: Plan | World | Scenario) -> Scenario:
     """Return the scenario of a plan's pipelines, or of a world; a scenario is its own.
-
-    Args:
-        what: pipelines, or a whole scenario.
-        trace: how iterations vary, if ``what`` does not contain it.
 
     Raises:
         PipeplanError: if the plan's replicas form no pipelines.
     """
     if isinstance(what, Scenario):
         return what
-    world = what if isinstance(what, World) else from_plan(what)
-    return Scenario(world, trace=trace or Steady())
+    return Scenario(what if isinstance(what, World) else from_plan(what))
 
 
 def require_several(world: World) -> None:
