@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from planner.measured.timeline import MeasuredTimeline
 
 REMEDY = "a measured timeline is not for editing: measure again"
-_Model = TypeVar("_Model", bound=Record)
 
 
 def trace_of(timeline: MeasuredTimeline) -> dict[str, Any]:
@@ -161,33 +160,16 @@ class _Trace(Record):
     traceEvents: tuple[dict[str, Any], ...]  # noqa: N815 - the same
 
 
-class _StepArguments(Record):
+class _Arguments(Record):
     step: Step
-
-
-class _OperationArguments(_StepArguments):
-    stage: Count
-    kind: Kind
-    microbatch: Count
-
-    @property
-    def operation(self) -> str:
-        return str(Operation(self.stage, self.kind, self.microbatch))
-
-
-class _ComputedArguments(_OperationArguments):
+    stage: Count | None = None
+    kind: Kind | None = None
+    microbatch: Count | None = None
     collective_s: Seconds | None = None
-
-
-class _TransferArguments(_OperationArguments):
-    source: Name
-    target: Name
-    bytes: Count
-
-
-class _ReductionArguments(_StepArguments):
-    stages: tuple[Count, ...]
-    bytes: Count
+    source: Name | None = None
+    target: Name | None = None
+    bytes: Count | None = None
+    stages: tuple[Count, ...] | None = None
 
 
 class _Complete(Record):
@@ -198,7 +180,7 @@ class _Complete(Record):
     ts: Microseconds
     dur: Microseconds
     cat: str
-    args: dict[str, Any]
+    args: _Arguments
 
 
 def parse_trace(
@@ -255,16 +237,15 @@ class _Reader:
 
     def _event(self, raw: Event, place: str) -> tuple[str, Event]:
         event = _Complete.parse(raw, place)
-        field, kind = _CATEGORIES.get(event.cat, ("", _StepArguments))
-        if not field:
+        field = _CATEGORIES.get(event.cat)
+        if field is None:
             known = ", ".join(_CATEGORIES)
             raise PipeplanError(f"{place}: cat: {shorten(event.cat)} is none of {known}; {REMEDY}")
-        arguments = kind.parse(event.args, f"{place}: args")
-        row = {**arguments.model_dump(mode="json"), **self._times(event, arguments.step, place)}
-        if isinstance(arguments, _OperationArguments):
-            row["operation"] = arguments.operation
-            for name in ("stage", "kind", "microbatch"):
-                del row[name]
+        given = event.args.model_dump(mode="json", exclude_unset=True)
+        row = {name: value for name, value in given.items() if name not in Operation._fields}
+        row |= self._times(event, event.args.step, place)
+        if field in ("operations", "transfers"):
+            row["operation"] = event.name
         if field != "transfers":
             row["device"] = self._device(event.pid, place)
         return field, row
@@ -285,11 +266,11 @@ class _Reader:
         return self.devices[process - 1]
 
 
-_CATEGORIES: dict[str, tuple[str, type[_StepArguments]]] = {
-    **dict.fromkeys(KIND_LABELS.values(), ("operations", _ComputedArguments)),
-    "transfer": ("transfers", _TransferArguments),
-    "all-reduce": ("reductions", _ReductionArguments),
-    "optimizer": ("optimizer_steps", _StepArguments),
+_CATEGORIES = {
+    **dict.fromkeys(KIND_LABELS.values(), "operations"),
+    "transfer": "transfers",
+    "all-reduce": "reductions",
+    "optimizer": "optimizer_steps",
 }
 
 
