@@ -42,9 +42,9 @@ AddedOption = Annotated[
     list[str] | None,
     typer.Option(
         "--added",
-        metavar="FILE|NAME=LIKE",
-        help="a cluster file with added devices and links, or NAME=LIKE to copy a device or node "
-        "(n1/gpu3=n1/gpu2); may be repeated",
+        metavar="NAME=LIKE",
+        help="an added device or node with the type and links of another (n1/gpu3=n1/gpu2); may "
+        "be repeated",
     ),
 ]
 ClusterOption = Annotated[
@@ -92,15 +92,13 @@ def replan(
         from planner.replanning.replan import replan as replan_plan
         from planner.variants.machine_changes import parse_added, parse_slow
 
-        additions = [parse_added(text) for text in added or ()]
-        files = [addition for addition in additions if isinstance(addition, Path)]
-        _require_outputs(output, moves, [path, cluster, *files])
+        _require_outputs(output, moves, [path, cluster])
         old = load_plan(path, runtime)
         found = replan_plan(
             old,
             lost=lost or (),
             slow=[parse_slow(text) for text in slow or ()],
-            added=additions,
+            added=[parse_added(text) for text in added or ()],
             cluster=None if cluster is None else Cluster.load(cluster),
             slack=slack,
             time_limit_s=time_limit,

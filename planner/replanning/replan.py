@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from planner.assembly import assemble_plan, version
 from planner.cluster.cluster import Cluster
@@ -77,7 +76,7 @@ def replan(
     *,
     lost: Sequence[str] = (),
     slow: Mapping[str, float] | Sequence[SlowedDevice] = (),
-    added: Sequence[str | Path | Twin] = (),
+    added: Sequence[str | Twin] = (),
     cluster: Cluster | None = None,
     slack: float = SLACK,
     time_limit_s: float = TIME_LIMIT_S,
@@ -95,8 +94,7 @@ def replan(
         plan: that training ran by.
         lost: devices that are gone, or nodes for all of their devices.
         slow: devices or nodes that take so many times as long for everything.
-        added: cluster files of devices and links that came, or ``NAME=LIKE`` for a device or node
-            with the type and links of another.
+        added: ``NAME=LIKE`` for a device or node that came, with the type and links of another.
         cluster: all machines there are now, in place of ``lost`` and ``added``; a device of the
             plan, by name, holds what it held.
         slack: a share of at least 0.
@@ -134,7 +132,7 @@ def _changes(
     cluster: Cluster | None,
     lost: Sequence[str],
     slow: Mapping[str, float] | Sequence[SlowedDevice],
-    added: Sequence[str | Path | Twin],
+    added: Sequence[str | Twin],
 ) -> MachineChanges:
     """Return the changes of the machines, those given as text parsed."""
     came = tuple(x if isinstance(x, Twin) else parse_added(x) for x in added)

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from planner.cluster.cluster import Cluster, node_name
-from planner.cluster.cluster_file import Host
 from planner.cluster.hardware import DeviceType
 from planner.errors import PipeplanError, near, shorten
 from planner.job import WITHOUT_GROUPS, Job
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
-from planner.variants.clusters import hosts_of, with_copies, with_file, without
+from planner.variants.clusters import with_copies, without
 from planner.variants.group_changes import kept_groups, regrouped
 from planner.variants.problems import with_device_type
 
 MOST_FACTOR = 1e3
-TWIN = "NAME=LIKE"
 
 
 @dataclass(frozen=True)
@@ -57,13 +53,13 @@ class MachineChanges:
         cluster: all machines there are now; those of the plan with the losses and additions if
             None.
         lost: devices, or nodes for all of their devices.
-        added: cluster files with devices and links to add, or twins of what is there.
+        added: twins of what is there, or was there before it was lost.
         slow: devices or nodes that became slower.
     """
 
     cluster: Cluster | None = None
     lost: tuple[str, ...] = ()
-    added: tuple[Path | Twin, ...] = ()
+    added: tuple[Twin, ...] = ()
     slow: tuple[SlowedDevice, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,26 +93,18 @@ def parse_slow(text: str) -> SlowedDevice:
     return SlowedDevice(name, value)
 
 
-def parse_added(text: str | Path) -> Path | Twin:
-    """Read the path of a cluster file, or ``NAME=LIKE`` for a twin of what is there.
+def parse_added(text: str) -> Twin:
+    """Read ``NAME=LIKE``, a twin of what is there.
 
     Raises:
-        PipeplanError: if it is neither, or one side of the equals sign is empty.
+        PipeplanError: if it is not of this form.
     """
-    if isinstance(text, Path) or os.path.exists(text):
-        return Path(text)
-    if "=" not in text:
-        if Path(text).suffix.lower() in (".toml", ".json"):
-            return Path(text)
-        raise PipeplanError(
-            f"added: {shorten(text)} is neither a cluster file nor {TWIN}; write {text}=n0 for a "
-            "node like n0, or n0/gpu4=n0/gpu3 for a device"
-        )
     name, _, like = text.partition("=")
     if not name or not like:
         raise PipeplanError(
-            f"added: {shorten(text)} is not {TWIN}; write n1/gpu3=n1/gpu2 for a device n1/gpu3 "
-            "like n1/gpu2, or give a cluster file"
+            f"added: {shorten(text)} is not NAME=LIKE; write n2=n0 for a node like n0, or "
+            "n0/gpu4=n0/gpu3 for a device like n0/gpu3; for machines of another kind give all "
+            "machines there are now as the new cluster"
         )
     return Twin(name, like)
 
@@ -243,51 +231,6 @@ def _about(field: str) -> Iterator[None]:
         raise PipeplanError(f"{field}: {problem}" for problem in error.problems) from None
 
 
-def _with(cluster: Cluster, addition: Path | Twin, before: Cluster) -> Cluster:
-    if not isinstance(addition, Twin):
-        return with_file(cluster, addition)
-    if _has(cluster, addition.like) or not _has(before, addition.like):
-        return _with_twins(cluster, addition)
-    # What was lost may be the only one of its kind: its successor is like it.
-    restored = _restored(cluster, addition.like, before)
-    if addition.name == addition.like:
-        return restored
-    lost = devices_of(restored, addition.like)
-    return _without(_with_twins(restored, addition), lost, [addition.like])
-
-
-def _has(cluster: Cluster, name: str) -> bool:
-    return any(is_within(device, name) for device in cluster.device_names)
-
-
-def _restored(cluster: Cluster, name: str, before: Cluster) -> Cluster:
-    """Return a cluster with a lost device or node, with its links to what is still there."""
-    devices = set(devices_of(before, name))
-    inner = {switch for switch in before.switches if is_within(switch, name)}
-    back = {*devices, *inner}
-    there = {*cluster.device_names, *cluster.switches, *back}
-    links = (
-        link
-        for link in before.links
-        if not back.isdisjoint(link.between) and there.issuperset(link.between)
-    )
-    fields = {
-        "devices": (*cluster.devices, *(d for d in before.devices if d.name in devices)),
-        "switches": (*cluster.switches, *(s for s in before.switches if s in inner)),
-        "links": (*cluster.links, *links),
-        "hosts": _hosts_with(cluster, before, devices),
-    }
-    return _checked(cluster.model_copy(update=fields))
-
-
-def _hosts_with(cluster: Cluster, before: Cluster, devices: Collection[str]) -> tuple[Host, ...]:
-    """Return the hosts of a cluster with some devices more, which it had before."""
-    there = {*cluster.device_names, *devices}
-    known = {name for host in before.hosts for name in host.devices}
-    own = (host for host in cluster.hosts if known.isdisjoint(host.devices))
-    return (*own, *hosts_of(before, there))
-
-
 def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> Cluster:
     """Return a cluster less some devices, and less the switches inside nodes that are gone."""
     nodes = set(names).difference(cluster.device_names)
@@ -300,8 +243,11 @@ def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> 
     return without(cluster, gone)
 
 
-def _with_twins(cluster: Cluster, twin: Twin) -> Cluster:
-    """Return a cluster with a device like another, or a node with its inner switch and links."""
+def _with(cluster: Cluster, twin: Twin, before: Cluster) -> Cluster:
+    """Return a cluster with a device like another, or a node with its inner switch and links.
+
+    What was lost may be the only one of its kind: its successor is like it was before.
+    """
     taken = [
         name for name in (*cluster.device_names, *cluster.switches) if is_within(name, twin.name)
     ]
@@ -309,12 +255,20 @@ def _with_twins(cluster: Cluster, twin: Twin) -> Cluster:
         raise PipeplanError(
             f"{twin.name}={twin.like}: the cluster has {taken[0]!r} already; choose another name"
         )
-    models = devices_of(cluster, twin.like)
-    if models != (twin.like,):
+    is_lost = not _has(cluster, twin.like) and _has(before, twin.like)
+    source = before if is_lost else cluster
+    models = devices_of(source, twin.like)
+    if models != (twin.like,) and twin.name != twin.like:
         _require_free_node(cluster, twin, models[0])
-    inside = [switch for switch in cluster.switches if is_within(switch, twin.like)]
+    inside = [switch for switch in source.switches if is_within(switch, twin.like)]
     names = {name: twin.name + name[len(twin.like) :] for name in (*models, *inside)}
-    return _checked(with_copies(cluster, names))
+    found = with_copies(cluster, names, source)
+    # Read again, so that every rule of clusters is checked.
+    return Cluster.parse(found.model_dump(mode="json"), "new cluster")
+
+
+def _has(cluster: Cluster, name: str) -> bool:
+    return any(is_within(device, name) for device in cluster.device_names)
 
 
 def _require_free_node(cluster: Cluster, twin: Twin, model: str) -> None:
@@ -326,11 +280,6 @@ def _require_free_node(cluster: Cluster, twin: Twin, model: str) -> None:
             f"would lie among the devices of {node!r}; write n9={twin.like} for a node like it, or "
             f"{twin.name}={model} for a device like one of its"
         )
-
-
-def _checked(cluster: Cluster) -> Cluster:
-    """Return the same cluster, read again so that every rule of clusters is checked."""
-    return Cluster.parse(cluster.model_dump(mode="json"), "new cluster")
 
 
 # --- slower devices -------------------------------------------------------------------------------

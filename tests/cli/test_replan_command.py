@@ -79,7 +79,7 @@ def test_a_device_that_was_lost_comes_back_by_the_whole_cluster(old: Path, tmp_p
     [
         (["--lost", "old/gpu7"], "--lost: the cluster has no device or node 'old/gpu7'"),
         (["--slow", "old"], "write n0/gpu1:1.5"),
-        (["--added", "nowhere.toml"], "nowhere.toml: no such file"),
+        (["--added", "rack2.toml"], "--added: 'rack2.toml' is not NAME=LIKE"),
         (["--lost", "old", "--cluster", str(CLUSTERS / "irregular.toml")], "leave out the one"),
         ([], "name what was lost, slowed or added"),
         (["--lost", "old", "--slack", "-1"], "slack: -1.0"),

@@ -69,7 +69,7 @@ COMMANDS = (
     "sweep graph.json --cluster {toml} --time-limit 0.2 -o out",
     "replan {json} --lost {lost} -o out.json",
     "replan plan.json --cluster {json} -o out.json",
-    "replan plan.json --added {toml} -o out.json",
+    "replan plan.json --cluster {toml} -o out.json",
     "verify {json}",
     "simulate {json}",
     "simulate plan.json --against {json}",

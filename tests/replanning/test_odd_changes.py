@@ -8,7 +8,7 @@ from trained import QUICK, model, nodes, plan_of, two_nodes
 from planner import PipeplanError, verify
 from planner.cluster.cluster import Cluster
 from planner.plan.plan import Plan, Sync
-from planner.replanning import SlowedDevice, parse_added, replan
+from planner.replanning import SlowedDevice, replan
 
 
 def without_link(the_cluster: Cluster, *between: str) -> Cluster:
@@ -38,10 +38,6 @@ def test_a_lost_rack_takes_the_switches_inside_it_and_may_come_back() -> None:
     assert replan(old, lost=["r1"], **QUICK).plan.cluster.switches == ("r0/n0", "network")
     back = replan(old, lost=["r1"], added=["r1=r0"], **QUICK).plan.cluster
     assert set(back.device_names) == {f"r{r}/n0/gpu{i}" for r in range(2) for i in range(2)}
-
-
-def test_a_name_that_is_too_long_for_a_file_is_one_of_a_device() -> None:
-    assert parse_added("a" * 300 + "=n0/gpu0").name == "a" * 300
 
 
 def test_factors_are_numbers_of_any_kind_and_in_range() -> None:
