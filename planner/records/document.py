@@ -183,6 +183,8 @@ def _expected(item: Any) -> str:
             return f"expected at most {context['le']}"
         case "bool_type":
             return "expected true or false"
+        case "int_type" | "float_type" if isinstance(item["input"], str):
+            return "expected a number without quotes"
         case "too_short":
             return f"expected {context['min_length']} or more of them, found {_count(context)}"
         case "too_long":

@@ -91,7 +91,7 @@ def test_clusters_without_prices_say_nothing_of_them() -> None:
     ("old", "new", "reason"),
     [
         ("= 3.0", "= -3.0", r"nodes\[0\].price_per_hour: expected at least 0.0 \(found -3.0\)"),
-        ("= 0.5", '= "0.5"', "device_types.own.price_per_hour: expected a valid number"),
+        ("= 0.5", '= "0.5"', "device_types.own.price_per_hour: expected a number without quotes"),
         ("= 0.5", "= inf", "price_per_hour"),
         ('"EUR"', '""', "currency"),
         ('"EUR"', '"E R"', "currency"),
