@@ -117,8 +117,12 @@ class Clocks:
         return Clock(slowness)
 
 
-class _Kind(NamedTuple):
-    """Flows alike: how often each crosses which links, and its bytes a second at most."""
+@dataclass(frozen=True, eq=False)
+class _Kind:
+    """Flows alike: how often each crosses which links, and its bytes a second at most.
+
+    There is one object for each kind, so that sets of them need not compare what they hold.
+    """
 
     crossings: tuple[tuple[Lane, int], ...]
     bytes_per_s: float
@@ -161,7 +165,7 @@ class Traffic:
         slower = {name: row.communication_slowdown_while_computing for name, row in types.items()}
         self._slower = {name: by for name, by in slower.items() if clocks and by != 1}
         self._computing: Counter[str] = Counter()
-        self._rates = cache(self._fair_rates)
+        self._rates, self._kind = cache(self._fair_rates), cache(_Kind)
         self._moving: dict[Key, _Moving] = {}
         self._on: defaultdict[Lane, dict[Key, _Moving]] = defaultdict(dict)
         self._limiting = self._full_at_once(flows)
@@ -171,7 +175,7 @@ class Traffic:
             start_s, end_s = times[task.key]
             latency_s = min(task.latency_s, end_s - start_s)
             crossings = ((n, k) for n, k in task.crossings.items() if n in self._limiting)
-            kind = _Kind(tuple(sorted(crossings)), task.bytes_per_s)
+            kind = self._kind(tuple(sorted(crossings)), task.bytes_per_s)
             row = _Moving(task, kind, latency_s, start_s + latency_s)
             events += [(row.since_s, 1, row), (max(row.since_s, end_s), -1, row)]
         if clocks is not None:
@@ -244,9 +248,13 @@ class Traffic:
 
     def _slowed(self, row: _Moving) -> _Kind:
         """Return a flow as it is while some of its devices compute."""
+        if not self._slower:
+            return row.kind
         names = [name for name in row.task.devices if self._computing[name] > 0]
         most = max((self._slower.get(name, 1.0) for name in names), default=1.0)
-        return row.kind if most == 1 else row.kind._replace(bytes_per_s=row.kind[1] / most)
+        if most == 1:
+            return row.kind
+        return self._kind(row.kind.crossings, row.kind.bytes_per_s / most)
 
     def _fair_rates(self, flows: Collection[tuple[_Kind, int]]) -> dict[_Kind, float]:
         """Return max-min fair rates by progressive filling, of kinds and how many there are.
