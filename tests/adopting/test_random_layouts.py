@@ -7,11 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from peers import ask_peer, require_peer
-from test_public_layouts import HERE, differences, model, ours, read
-
-from planner import PipeplanError
-from planner.interop.adopt.torchtitan import read_torchtitan_config
+from test_public_layouts import by_megatron, by_torchtitan, differences
 
 COUNT = 200
 
@@ -86,20 +82,10 @@ def apart(action: str) -> tuple[int, str, str]:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_megatron_core_agrees_about_random_arguments(tmp_path: Path, seed: int) -> None:
-    require_peer("megatron")
     draw = random.Random(seed)
-    texts = [arguments(draw) for _ in range(COUNT)]
-    theirs = ask_peer(HERE / "megatron_peer.py", texts)
-    rows = []
-    for text, told in zip(texts, theirs, strict=True):
-        words = dict(zip(text.split(), text.split()[1:], strict=False))
-        built = model(int(words["--num-layers"]), int(words.get("--mtp-num-layers", 0)))
-        (tmp_path / "args.sh").write_text(text)
-        try:
-            mine = ours(read(tmp_path / "args.sh"), built)
-        except PipeplanError as error:
-            mine = {"refused": str(error)}
-        rows.append((text, mine, without_empty(told, text)))
+    texts = {text: text for text in (arguments(draw) for _ in range(COUNT))}
+    compared = by_megatron(texts, tmp_path)
+    rows = [(text, mine, without_empty(told, text)) for text, mine, told in compared]
     assert not differences(rows), differences(rows)
     assert sum("refused" not in told for *_, told in rows) > COUNT // 5
 
@@ -117,9 +103,8 @@ SCHEDULES = (
 
 @pytest.mark.parametrize("seed", range(2))
 def test_torchtitan_agrees_about_random_configurations(tmp_path: Path, seed: int) -> None:
-    require_peer("torchtitan")
     draw = random.Random(seed)
-    asked = []
+    asked = {}
     for _ in range(COUNT):
         parallelism: dict[str, Any] = {
             "pipeline_parallel_degree": draw.choice((2, 2, 3, 4)),
@@ -130,19 +115,8 @@ def test_torchtitan_agrees_about_random_configurations(tmp_path: Path, seed: int
         if draw.random() < 0.4:
             parallelism["pipeline_parallel_layers_per_stage"] = draw.randint(1, 4)
         batch, blocks = draw.randint(1, 12), draw.randint(2, 20)
-        asked.append({"blocks": blocks, "local_batch_size": batch, "parallelism": parallelism})
-    theirs = ask_peer(HERE / "torchtitan_peer.py", asked)
-    rows = []
-    for case, told in zip(asked, theirs, strict=True):
-        data = {
-            "parallelism": {"data_parallel_shard_degree": 1, **case["parallelism"]},
-            "training": {"local_batch_size": case["local_batch_size"]},
-            "activation_checkpoint": {"mode": "none"},
-        }
-        (tmp_path / "config.json").write_text(json.dumps(data))
-        if case["parallelism"]["pipeline_parallel_schedule"] in ("1F1B", "GPipe"):
-            told.pop("orders", None)  # torch makes these while it runs.
-        found = ours(read_torchtitan_config(tmp_path / "config.json"), model(case["blocks"]))
-        rows.append((json.dumps(case), found, told))
+        case = {"blocks": blocks, "local_batch_size": batch, "parallelism": parallelism}
+        asked[json.dumps(case)] = case
+    rows = by_torchtitan(asked, tmp_path)
     assert not differences(rows), differences(rows)
     assert sum("refused" not in told for *_, told in rows) > COUNT // 5

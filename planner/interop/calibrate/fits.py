@@ -12,7 +12,6 @@ that of a long one as bandwidth (:func:`is_short`).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -31,7 +30,6 @@ Ends = tuple[str, str]
 """Two devices, in the order of the cluster file."""
 TransferSamples = dict[int, list[float]]
 """Seconds of messages by their bytes."""
-_Resource = tuple[int, int]
 
 
 def transfer_samples(problem: Problem, measured: MeasuredTimeline) -> dict[Ends, TransferSamples]:
@@ -45,35 +43,19 @@ def transfer_samples(problem: Problem, measured: MeasuredTimeline) -> dict[Ends,
     cluster = problem.cluster
     alone: dict[Ends, TransferSamples] = {}
     delayed: dict[Ends, TransferSamples] = {}
-    for event, seconds, is_alone in _served(cluster, measured):
-        if event.bytes and seconds > 0:
-            place = alone if is_alone else delayed
-            rows = place.setdefault(_ends(cluster, event), defaultdict(list))
-            rows[event.bytes].append(seconds)
-    return {ends: alone.get(ends) or delayed[ends] for ends in dict.fromkeys([*alone, *delayed])}
-
-
-def _ends(cluster: Cluster, event: MeasuredTransfer) -> Ends:
-    first, second = sorted((event.source, event.target), key=cluster.numbers.__getitem__)
-    return first, second
-
-
-def _served(
-    cluster: Cluster, measured: MeasuredTimeline
-) -> Iterator[tuple[MeasuredTransfer, float, bool]]:
-    """Each transfer with the time it takes alone, and whether it had its links to itself."""
     for step in measured.counted_steps:
         events = [event for event in measured.transfers if event.step == step]
-        routes = [_resources(cluster, event) for event in events]
-        crowded = _crowded(events, routes)
+        crowded = _crowded(cluster, events)
         times = _shared_s(cluster, events, crowded, _slowing_work(cluster, measured, step))
         for index, (event, seconds) in enumerate(zip(events, times, strict=True)):
-            yield event, seconds, index not in crowded
-
-
-def _resources(cluster: Cluster, event: MeasuredTransfer) -> tuple[_Resource, ...]:
-    route = cluster.route(event.source, event.target)
-    return () if route is None else route.links
+            if event.bytes and seconds > 0:
+                first, second = sorted(
+                    (event.source, event.target), key=cluster.numbers.__getitem__
+                )
+                place = delayed if index in crowded else alone
+                rows = place.setdefault((first, second), {})
+                rows.setdefault(event.bytes, []).append(seconds)
+    return {ends: alone.get(ends) or delayed[ends] for ends in dict.fromkeys([*alone, *delayed])}
 
 
 def _slowing_work(
@@ -85,12 +67,6 @@ def _slowing_work(
         if event.step == step and event.device in work:
             work[event.device].append((event.start_s, event.end_s))
     return {name: sorted(rows) for name, rows in work.items()}
-
-
-def _is_within(spans: Sequence[tuple[float, float]], moment_s: float) -> bool:
-    """Return whether a moment is in one of some spans, which follow each other."""
-    before = bisect_right(spans, (moment_s, inf))
-    return before > 0 and moment_s < spans[before - 1][1]
 
 
 def _shared_s(
@@ -124,7 +100,9 @@ def _shared_s(
             times[index] = first_s - start_s
             spans.append(_Span(first_s, event.end_s, index, route, pair))
     for begin_s, end_s, together in _moments(spans, work):
-        busy = {name for name, rows in work.items() if _is_within(rows, begin_s)}
+        # Spans of work follow each other: the last that began may go on.
+        begun = {name: bisect_right(rows, (begin_s, inf)) for name, rows in work.items()}
+        busy = {name for name, n in begun.items() if n and begin_s < work[name][n - 1][1]}
         flows = [(span.route.links, _most_gb_per_s(cluster, span, busy)) for span in together]
         used = {link: cluster.links[link[0]].bandwidth_gb_per_s for row, _ in flows for link in row}
         for span, rate in zip(together, fair_rates(flows, used), strict=True):
@@ -165,14 +143,13 @@ def _moments(
             yield begin_s, end_s, together
 
 
-def _crowded(
-    events: Sequence[MeasuredTransfer], routes: Sequence[tuple[_Resource, ...]]
-) -> set[int]:
+def _crowded(cluster: Cluster, events: Sequence[MeasuredTransfer]) -> set[int]:
     """The transfers that overlap another on one of their links."""
     found: set[int] = set()
-    last: dict[_Resource, int] = {}
-    for index, (event, route) in enumerate(zip(events, routes, strict=True)):
-        for link in route:
+    last: dict[tuple[int, int], int] = {}
+    for index, event in enumerate(events):
+        route = cluster.route(event.source, event.target)
+        for link in () if route is None else route.links:
             other = last.get(link)
             if other is not None and events[other].end_s > event.start_s:
                 found |= {index, other}

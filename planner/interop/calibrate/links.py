@@ -95,22 +95,16 @@ def with_links(cluster: Cluster, changes: Sequence[CalibratedLink]) -> Cluster:
 
 
 def _fit(
-    cluster: Cluster,
-    ends: Ends,
-    samples: TransferSamples,
-    least_gb_per_s: Mapping[int, float],
+    cluster: Cluster, ends: Ends, samples: TransferSamples, least_gb_per_s: Mapping[int, float]
 ) -> PairFit:
     route = route_of(cluster, ends)
-    least = min(_least(cluster, route, index, least_gb_per_s) for index, _ in route.links)
+    rows = [(cluster.links[index].bandwidth_gb_per_s, index) for index, _ in route.links]
+    # All-reduces limit the narrowest links of the route alone; the others are wide enough.
+    least = min(
+        max(least_gb_per_s.get(index, 0.0), width if width > route.bandwidth_gb_per_s else 0.0)
+        for width, index in rows
+    )
     return fit_pair(ends, route, samples, least)
-
-
-def _least(
-    cluster: Cluster, route: Route, index: int, least_gb_per_s: Mapping[int, float]
-) -> float:
-    """Return the least bandwidth of a link on a route; only the narrowest links are limited."""
-    width = cluster.links[index].bandwidth_gb_per_s
-    return max(least_gb_per_s.get(index, 0.0), width if width > route.bandwidth_gb_per_s else 0.0)
 
 
 class _Figures(NamedTuple):
@@ -161,21 +155,16 @@ def _latency_us(link: Link, route: Route, fit: PairFit) -> float:
 
 def _like_links(cluster: Cluster, measured: Mapping[int, _Figures]) -> dict[int, _Figures]:
     """New figures of links that no transfer used, from those that had equal figures."""
+    kinds = [tuple(getattr(link, name) for name in _FIGURES) for link in cluster.links]
     alike: dict[tuple[object, ...], list[_Figures]] = {}
     for index, figures in measured.items():
-        alike.setdefault(_kind(cluster.links[index]), []).append(figures)
+        alike.setdefault(kinds[index], []).append(figures)
     found = {}
-    for index, link in enumerate(cluster.links):
-        rows = alike.get(_kind(link), [])
-        if index not in measured and rows:
+    for index, kind in enumerate(kinds):
+        if index not in measured and (rows := alike.get(kind)):
             width = median(row.bandwidth_gb_per_s for row in rows)
-            latency_us = median(row.latency_us for row in rows)
-            found[index] = _Figures(width, latency_us, "as its like")
+            found[index] = _Figures(width, median(row.latency_us for row in rows), "as its like")
     return found
-
-
-def _kind(link: Link) -> tuple[object, ...]:
-    return tuple(getattr(link, name) for name in _FIGURES)
 
 
 def _changes(cluster: Cluster, figures: Mapping[int, _Figures]) -> Iterator[CalibratedLink]:
@@ -212,20 +201,18 @@ def _contradiction_notes(changes: Sequence[CalibratedLink]) -> Iterator[str]:
 
 
 def _one_size_notes(fits: Sequence[PairFit]) -> Iterator[str]:
-    unclear = [fit.method for fit in fits if fit.method in UNTOLD]
-    if unclear:
-        meanings = {
-            "latency": "the difference counts as latency (short messages)",
-            "all-reduce": "bandwidth is the least that an all-reduce proves, the rest is latency",
-            "scaled": "the difference counts as bandwidth",
-        }
-        counts = "; ".join(
-            f"{unclear.count(m)}: {way}" for m, way in meanings.items() if m in unclear
-        )
+    meanings = {
+        "latency": "the difference counts as latency (short messages)",
+        "all-reduce": "bandwidth is the least that an all-reduce proves, the rest is latency",
+        "scaled": "the difference counts as bandwidth",
+    }
+    counts = Counter(fit.method for fit in fits if fit.method in UNTOLD)
+    if counts:
+        ways = "; ".join(f"{counts[m]}: {way}" for m, way in meanings.items() if m in counts)
         yield (
-            f"messages of {len(unclear)} of {len(fits)} device pairs cannot separate latency from "
-            f"bandwidth: all are of about one size, or larger ones took no longer "
-            f"({counts}); calibrate with a plan that sends messages of several sizes"
+            f"messages of {counts.total()} of {len(fits)} device pairs cannot separate latency "
+            f"from bandwidth: all are of about one size, or larger ones took no longer ({ways}); "
+            "calibrate with a plan that sends messages of several sizes"
         )
 
 
@@ -333,16 +320,14 @@ def _bytes(synchronisation: GradientReduction, measured: MeasuredTimeline) -> in
         for event in measured.reductions
         if event.stages == synchronisation.stages and event.step in measured.counted_steps
     ]
-    if {event.device for event in events} != set(synchronisation.devices):
-        return 0
-    return min(event.bytes for event in events)
+    is_whole = {event.device for event in events} == set(synchronisation.devices)
+    return min(event.bytes for event in events) if is_whole else 0
 
 
 def _is_long(cluster: Cluster, devices: Sequence[str], bytes_: int) -> bool:
     latency_s = all_reduce_s(cluster, devices, 1)
-    return bytes_ > 0 and not is_short(
-        all_reduce_s(cluster, devices, bytes_) - latency_s, latency_s
-    )
+    moving_s = all_reduce_s(cluster, devices, bytes_) - latency_s if bytes_ else 0.0
+    return bytes_ > 0 and not is_short(moving_s, latency_s)
 
 
 def _crossing_bytes(visible: Cluster, cluster: Cluster, algorithm: Algorithm) -> dict[int, float]:
