@@ -80,13 +80,14 @@ CASES = (
 
 
 def problem_of(case: Case) -> Problem:
-    """The problem of a case, which allows every freedom but recomputation."""
+    """The problem of a case: split backwards, and every other freedom but recomputation."""
     job = Job(
         name=case.name,
         samples_per_microbatch=case.samples,
         precision=case.precision,
         optimizer="sgd_momentum",
         learning_rate=0.01,
+        backward="split",
         max_stages_per_device=STAGES_A_DEVICE,
         max_stages=case.max_stages,
         recompute=False,
