@@ -62,7 +62,7 @@ def solve(instance: Instance, whole: bool, limit_s: float) -> Solved:
         limit_s: of the search.
     """
     pipeline, begin_s = instance.pipeline(), time.perf_counter()
-    search = ScheduleSearch(pipeline, Clock(limit_s), splits=not whole)
+    search = ScheduleSearch(pipeline, Clock(limit_s, deterministic=False), splits=not whole)
     search.run()
     solved = Solved(
         instance.name,
