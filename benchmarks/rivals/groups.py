@@ -83,9 +83,14 @@ def _row(model: Model, machines: Machines, limit_s: float) -> Row:
         "model": model.name,
         "cluster": machines.name,
         "even cluster": machines.is_even,
-        **{f"even layout{name}": grid.get(name) for name in ("", "'s schedule", ", s")},
-        **{f"ours{name}": ours.get(name) for name in ("", "'s schedule", ", s", ", gap %")},
-        "even / ours": grid[", s"] / ours[", s"] if both else None,
+        "even layout": grid.get("layout"),
+        "its schedule": grid.get("schedule"),
+        "even layout, s": grid.get("s"),
+        "ours": ours.get("layout"),
+        "our schedule": ours.get("schedule"),
+        "ours, s": ours.get("s"),
+        "ours, gap %": ours.get("gap %"),
+        "even / ours": grid["s"] / ours["s"] if both else None,
     }
 
 
@@ -166,7 +171,7 @@ def _ours(problem: Problem, limit_s: float) -> Row:
     method = plan.provenance.solver.rpartition("schedule by ")[2].partition(";")[0]
     specs = [StageSpec(s.layers, s.devices, s.recompute) for s in plan.stages]
     layout = _layout(problem, max(plan.degrees), specs, method, found.iteration_time_s)
-    return {**layout, ", gap %": 100 * found.gap}
+    return {**layout, "gap %": 100 * found.gap}
 
 
 def _layout(
@@ -180,4 +185,4 @@ def _layout(
     words += ["ZeRO"] if job.shards_state else []
     again = sum(len(stage.recompute) for stage in stages)
     words += [f"{again} layers again"] if again else []
-    return {"": ", ".join(words), "'s schedule": method, ", s": time_s}
+    return {"layout": ", ".join(words), "schedule": method, "s": time_s}
