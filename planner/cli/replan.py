@@ -90,15 +90,15 @@ def replan(
         from planner.cluster.cluster import Cluster
         from planner.prediction import load_plan
         from planner.replanning.replan import replan as replan_plan
-        from planner.variants.machine_changes import parse_added, parse_slow
+        from planner.variants.machine_changes import parse_slow
 
         _require_outputs(output, moves, [path, cluster])
         old = load_plan(path, runtime)
         found = replan_plan(
             old,
             lost=lost or (),
-            slow=[parse_slow(text) for text in slow or ()],
-            added=[parse_added(text) for text in added or ()],
+            slow=parse_slow(slow or ()),
+            added=added or (),
             cluster=None if cluster is None else Cluster.load(cluster),
             slack=slack,
             time_limit_s=time_limit,

@@ -6,6 +6,5 @@ moves few bytes. :mod:`planner.variants.machine_changes` has the changes of mach
 """
 
 from planner.replanning.replan import Replanned, replan
-from planner.variants.machine_changes import SlowedDevice, Twin, parse_added, parse_slow
 
-__all__ = ["Replanned", "SlowedDevice", "Twin", "parse_added", "parse_slow", "replan"]
+__all__ = ["Replanned", "replan"]

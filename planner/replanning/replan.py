@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from planner.assembly import assemble_plan, version
 from planner.cluster.cluster import Cluster
@@ -24,13 +25,8 @@ from planner.simulation.simulator import simulate
 from planner.space import BoundCovers
 from planner.sync.strategies import SYNCHRONOUS, options_of
 from planner.variants.machine_changes import (
-    MachineChanges,
     NewMachines,
-    SlowedDevice,
-    Twin,
     new_machines,
-    parse_added,
-    parse_slow,
 )
 from planner.verification import require_valid
 from planner.verification.form import stage_problems
@@ -75,8 +71,8 @@ def replan(
     plan: Plan,
     *,
     lost: Sequence[str] = (),
-    slow: Mapping[str, float] | Sequence[SlowedDevice] = (),
-    added: Sequence[str | Twin] = (),
+    slow: Mapping[str, float] = MappingProxyType({}),
+    added: Sequence[str] = (),
     cluster: Cluster | None = None,
     slack: float = SLACK,
     time_limit_s: float = TIME_LIMIT_S,
@@ -115,7 +111,7 @@ def replan(
     )
     _require_slack(slack)
     _require_stages(plan)
-    machines = new_machines(plan, _changes(cluster, lost, slow, added))
+    machines = new_machines(plan, cluster=cluster, lost=lost, added=added, slow=slow)
     problem = machines.problem
     state = State(plan.on_groups, machines.survivors, problem.cluster.device_names)
     tell = progress or (lambda row: None)
@@ -126,19 +122,6 @@ def replan(
             raise KeyboardInterrupt("before any plan was found")
         search.solve()
     return _replanned(search, plan, machines, slack)
-
-
-def _changes(
-    cluster: Cluster | None,
-    lost: Sequence[str],
-    slow: Mapping[str, float] | Sequence[SlowedDevice],
-    added: Sequence[str | Twin],
-) -> MachineChanges:
-    """Return the changes of the machines, those given as text parsed."""
-    came = tuple(x if isinstance(x, Twin) else parse_added(x) for x in added)
-    if isinstance(slow, Mapping):
-        slow = [parse_slow(f"{name}:{float(factor)!r}") for name, factor in slow.items()]
-    return MachineChanges(cluster, tuple(lost), came, tuple(slow))
 
 
 def _replanned(search: ReplanSearch, plan: Plan, machines: NewMachines, slack: float) -> Replanned:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from planner.cluster.cluster import Cluster, node_name
 from planner.cluster.hardware import DeviceType
@@ -21,92 +22,50 @@ from planner.variants.problems import with_device_type
 MOST_FACTOR = 1e3
 
 
-@dataclass(frozen=True)
-class SlowedDevice:
-    """A device, or every device of a node, that takes ``factor`` times as long for everything."""
-
-    name: str
-    factor: float
-
-    def __post_init__(self) -> None:
-        if not 1 < self.factor <= MOST_FACTOR:
-            raise PipeplanError(
-                f"slow: {shorten(f'{self.name}:{self.factor:g}')}: the factor is how many times as "
-                f"long everything takes, above 1 and at most {MOST_FACTOR:g}; for a device that is "
-                "as fast again as its type give the new cluster"
-            )
-
-
-@dataclass(frozen=True)
-class Twin:
-    """A device or node ``name`` of the type and with the links of ``like``, which is there."""
-
-    name: str
-    like: str
-
-
-@dataclass(frozen=True)
-class MachineChanges:
-    """Changes of a plan's machines, in this order.
-
-    Attributes:
-        cluster: all machines there are now; those of the plan with the losses and additions if
-            None.
-        lost: devices, or nodes for all of their devices.
-        added: twins of what is there, or was there before it was lost.
-        slow: devices or nodes that became slower.
-    """
-
-    cluster: Cluster | None = None
-    lost: tuple[str, ...] = ()
-    added: tuple[Twin, ...] = ()
-    slow: tuple[SlowedDevice, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.cluster is not None and (self.lost or self.added):
-            raise PipeplanError(
-                "cluster: it is all machines there are now, so lost and added have no place beside "
-                "it; leave out the one or the others"
-            )
-        if self.cluster is None and not (self.lost or self.added or self.slow):
-            raise PipeplanError(
-                "nothing changed: name what was lost, slowed or added, or the new cluster"
-            )
-
-
-def parse_slow(text: str) -> SlowedDevice:
-    """Read ``DEVICE:FACTOR``, such as ``n0/gpu1:1.5``.
+def parse_slow(texts: Iterable[str]) -> dict[str, float]:
+    """Read factors of devices, each written ``DEVICE:FACTOR``, such as ``n0/gpu1:1.5``.
 
     Raises:
-        PipeplanError: saying what is wrong with it.
+        PipeplanError: saying what is wrong with one, or naming a device that is named twice.
     """
-    name, colon, factor = text.rpartition(":")
-    try:
-        value = float(factor)
-    except ValueError:
-        value = math.nan
-    if not colon or not name or math.isnan(value):
-        raise PipeplanError(
-            f"slow: {shorten(text)} is not DEVICE:FACTOR; write n0/gpu1:1.5 for a device that "
-            "takes 1.5 times as long"
-        )
-    return SlowedDevice(name, value)
+    found: dict[str, float] = {}
+    for text in texts:
+        name, colon, factor = text.rpartition(":")
+        try:
+            value = float(factor)
+        except ValueError:
+            value = math.nan
+        if not colon or not name or math.isnan(value):
+            raise PipeplanError(
+                f"slow: {shorten(text)} is not DEVICE:FACTOR; write n0/gpu1:1.5 for a device that "
+                "takes 1.5 times as long"
+            )
+        if name in found:
+            raise PipeplanError(f"slow: {name!r} is named twice; name each device once")
+        found[name] = value
+    return found
 
 
-def parse_added(text: str) -> Twin:
-    """Read ``NAME=LIKE``, a twin of what is there.
+def _require_factors(slow: Mapping[str, float]) -> None:
+    for name, factor in slow.items():
+        if not 1 < factor <= MOST_FACTOR:
+            raise PipeplanError(
+                f"slow: {shorten(f'{name}:{factor:g}')}: the factor is how many times as long "
+                f"everything takes, above 1 and at most {MOST_FACTOR:g}; for a device that is as "
+                "fast again as its type give the new cluster"
+            )
 
-    Raises:
-        PipeplanError: if it is not of this form.
-    """
+
+def _twin(text: str) -> tuple[str, str]:
+    """Return both names of ``NAME=LIKE``."""
     name, _, like = text.partition("=")
     if not name or not like:
         raise PipeplanError(
-            f"added: {shorten(text)} is not NAME=LIKE; write n2=n0 for a node like n0, or "
+            f"{shorten(text)} is not NAME=LIKE; write n2=n0 for a node like n0, or "
             "n0/gpu4=n0/gpu3 for a device like n0/gpu3; for machines of another kind give all "
             "machines there are now as the new cluster"
         )
-    return Twin(name, like)
+    return name, like
 
 
 def is_within(vertex: str, name: str) -> bool:
@@ -177,30 +136,56 @@ class NewMachines:
     parallel: TensorParallel | None = None
 
 
-def new_machines(plan: Plan, changes: MachineChanges) -> NewMachines:
-    """Return the problem of a plan after some changes of its machines.
+def new_machines(
+    plan: Plan,
+    *,
+    cluster: Cluster | None = None,
+    lost: Collection[str] = (),
+    added: Sequence[str] = (),
+    slow: Mapping[str, float] = MappingProxyType({}),
+) -> NewMachines:
+    """Return the problem of a plan after changes of its machines, made in the order given here.
 
     A tensor-parallel group stays if all its devices are left, and is as slow as the slowest of
     them; other devices form new groups of that size (:mod:`planner.variants.group_changes`).
 
+    Args:
+        plan: that training ran by.
+        cluster: all machines there are now; None: those of the plan with what was lost and added.
+        lost: devices, or nodes for all of their devices.
+        added: ``NAME=LIKE`` each: a device or node ``NAME`` with the type and links of ``LIKE``,
+            which is there or was before it was lost.
+        slow: how many times as long everything takes on a device, or on each device of a node.
+
     Raises:
-        PipeplanError: naming an unknown device, a clash of names, or that nothing is left.
+        PipeplanError: naming an unknown device, a clash of names or a wrong factor, or that nothing
+            changed or is left.
     """
-    cluster = changes.cluster or plan.cluster
+    if cluster is not None and (lost or added):
+        raise PipeplanError(
+            "cluster: it is all machines there are now, so lost and added have no place beside it; "
+            "leave out the one or the others"
+        )
+    if cluster is None and not (lost or added or slow):
+        raise PipeplanError(
+            "nothing changed: name what was lost, slowed or added, or the new cluster"
+        )
+    _require_factors(slow)
+    cluster = cluster or plan.cluster
     survivors = set(plan.cluster.device_names).intersection(cluster.device_names)
     with _about("lost"):
-        lost = [device for device, _ in named_devices(cluster, changes.lost)]
-    cluster = _without(cluster, lost, changes.lost)
-    for addition in changes.added:
+        gone = [device for device, _ in named_devices(cluster, lost)]
+    cluster = _without(cluster, gone, lost)
+    for text in added:
         with _about("added"):
-            cluster = _with(cluster, addition, plan.cluster)
-    left = frozenset(survivors.difference(lost))
+            cluster = _with(cluster, *_twin(text), plan.cluster)
+    left = frozenset(survivors.difference(gone))
     single = replace(plan.single_device_problem, cluster=cluster, job=_of_one_size(plan))
     if plan.tensor_parallel is None:
-        single, slowed = _slowed(single, changes.slow)
+        single, slowed = _slowed(single, slow)
         return NewMachines(single, left, slowed, single)
     kept = kept_groups(plan.tensor_parallel.groups, left)
-    single, slowed = _slowed(single, changes.slow, [group.devices for group in kept])
+    single, slowed = _slowed(single, slow, [group.devices for group in kept])
     parallel = regrouped(plan.tensor_parallel, kept, single.cluster)
     return NewMachines(
         problem=grouped_problem(single, parallel),
@@ -243,25 +228,23 @@ def _without(cluster: Cluster, devices: Iterable[str], names: Iterable[str]) -> 
     return without(cluster, gone)
 
 
-def _with(cluster: Cluster, twin: Twin, before: Cluster) -> Cluster:
+def _with(cluster: Cluster, name: str, like: str, before: Cluster) -> Cluster:
     """Return a cluster with a device like another, or a node with its inner switch and links.
 
     What was lost may be the only one of its kind: its successor is like it was before.
     """
-    taken = [
-        name for name in (*cluster.device_names, *cluster.switches) if is_within(name, twin.name)
-    ]
+    taken = [own for own in (*cluster.device_names, *cluster.switches) if is_within(own, name)]
     if taken:
         raise PipeplanError(
-            f"{twin.name}={twin.like}: the cluster has {taken[0]!r} already; choose another name"
+            f"{name}={like}: the cluster has {taken[0]!r} already; choose another name"
         )
-    is_lost = not _has(cluster, twin.like) and _has(before, twin.like)
+    is_lost = not _has(cluster, like) and _has(before, like)
     source = before if is_lost else cluster
-    models = devices_of(source, twin.like)
-    if models != (twin.like,) and twin.name != twin.like:
-        _require_free_node(cluster, twin, models[0])
-    inside = [switch for switch in source.switches if is_within(switch, twin.like)]
-    names = {name: twin.name + name[len(twin.like) :] for name in (*models, *inside)}
+    models = devices_of(source, like)
+    if models != (like,) and name != like:
+        _require_free_node(cluster, name, like, models[0])
+    inside = [switch for switch in source.switches if is_within(switch, like)]
+    names = {own: name + own[len(like) :] for own in (*models, *inside)}
     found = with_copies(cluster, names, source)
     # Read again, so that every rule of clusters is checked.
     return Cluster.parse(found.model_dump(mode="json"), "new cluster")
@@ -271,14 +254,14 @@ def _has(cluster: Cluster, name: str) -> bool:
     return any(is_within(device, name) for device in cluster.device_names)
 
 
-def _require_free_node(cluster: Cluster, twin: Twin, model: str) -> None:
+def _require_free_node(cluster: Cluster, name: str, like: str, model: str) -> None:
     """Refuse a node whose name would put it among the devices of another."""
-    node = node_name(twin.name)
+    node = node_name(name)
     if node is not None and node in _nodes(cluster):
         raise PipeplanError(
-            f"{twin.name}={twin.like}: {twin.like!r} is a node, and a node called {twin.name!r} "
-            f"would lie among the devices of {node!r}; write n9={twin.like} for a node like it, or "
-            f"{twin.name}={model} for a device like one of its"
+            f"{name}={like}: {like!r} is a node, and a node called {name!r} "
+            f"would lie among the devices of {node!r}; write n9={like} for a node like it, or "
+            f"{name}={model} for a device like one of its"
         )
 
 
@@ -286,19 +269,18 @@ def _require_free_node(cluster: Cluster, twin: Twin, model: str) -> None:
 
 
 def _slowed(
-    problem: Problem, slow: Sequence[SlowedDevice], together: Iterable[Sequence[str]] = ()
+    problem: Problem, slow: Mapping[str, float], together: Iterable[Sequence[str]] = ()
 ) -> tuple[Problem, frozenset[str]]:
     """Make a device type for each type and factor, so that equally slow devices stay equal.
 
     Args:
         problem: of single devices.
-        slow: which are slower, and by how much.
+        slow: factors of devices and nodes.
         together: devices that wait for each other, each as slow as the slowest of them.
     """
     with _about("slow"):
-        of_name = {row.name: row.factor for row in slow}
-        named = named_devices(problem.cluster, [row.name for row in slow])
-        factor_of = {device: of_name[name] for device, name in named}
+        named = named_devices(problem.cluster, slow)
+        factor_of = {device: slow[name] for device, name in named}
     for devices in together:
         factor = max(factor_of.get(device, 1.0) for device in devices)
         if factor > 1:

@@ -17,18 +17,14 @@ from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan
 from planner.tracing.trace import trace
 from planner.variants.machine_changes import (
-    MachineChanges,
-    SlowedDevice,
-    Twin,
     new_machines,
-    parse_added,
     parse_slow,
     slower,
 )
 
 
 def changed(plan: Plan, **changes: object) -> Cluster:
-    return new_machines(plan, MachineChanges(**changes)).problem.cluster
+    return new_machines(plan, **changes).problem.cluster
 
 
 def ways(cluster: Cluster) -> dict[tuple[str, str], object]:
@@ -58,16 +54,15 @@ def test_a_lost_node_takes_its_devices_its_switch_and_its_links() -> None:
 
 def test_what_survivors_hold_is_of_devices_that_were_never_lost() -> None:
     plan = two_nodes()
-    changes = MachineChanges(lost=("n1/gpu0",), added=(Twin("n1/gpu0", "n1/gpu1"),))
-    machines = new_machines(plan, changes)
+    machines = new_machines(plan, lost=("n1/gpu0",), added=("n1/gpu0=n1/gpu1",))
     assert set(machines.problem.cluster.device_names) == set(plan.cluster.device_names)
     assert machines.survivors == {"n0/gpu0", "n0/gpu1", "n1/gpu1"}
 
 
 def test_twins_of_a_device_and_of_a_node_have_its_links() -> None:
-    found = changed(two_nodes(), added=(Twin("n0/gpu2", "n0/gpu0"), Twin("n1/gpu2", "n1/gpu1")))
+    found = changed(two_nodes(), added=("n0/gpu2=n0/gpu0", "n1/gpu2=n1/gpu1"))
     assert ways(found) == ways(nodes(3, 3))
-    found = changed(two_nodes(), added=(Twin("n2", "n1"),))
+    found = changed(two_nodes(), added=("n2=n1",))
     assert ways(found) == ways(nodes(2, 2, 2))
     assert "n2" in found.switches
 
@@ -75,13 +70,13 @@ def test_twins_of_a_device_and_of_a_node_have_its_links() -> None:
 def test_a_successor_of_what_was_lost_is_like_it() -> None:
     before = two_nodes()
     for name in ("n1", "n1/gpu0"):
-        again = changed(before, lost=(name,), added=(Twin(name, name),))
+        again = changed(before, lost=(name,), added=(f"{name}={name}",))
         assert ways(again) == ways(before.cluster)
     # Devices of a lost node are named one by one, and its switch is still there.
     names = ("n1/gpu0", "n1/gpu1")
-    again = changed(before, lost=names, added=tuple(Twin(name, name) for name in names))
+    again = changed(before, lost=names, added=tuple(f"{name}={name}" for name in names))
     assert ways(again) == ways(before.cluster)
-    renamed = changed(before, lost=("n1",), added=(Twin("n9", "n1"),))
+    renamed = changed(before, lost=("n1",), added=("n9=n1",))
     assert "n9/gpu0" in renamed.device_names
     assert "n1/gpu0" not in renamed.device_names
     assert "n1" not in renamed.switches
@@ -99,18 +94,14 @@ REFUSED = {
     "lost: no device is left": {"lost": ("n0", "n1")},
     "slow: the cluster has no device or node 'n0/gpu0'": {
         "lost": ("n0/gpu0",),
-        "slow": (SlowedDevice("n0/gpu0", 2),),
+        "slow": {"n0/gpu0": 2},
     },
     "lost: 'n0/gpu0' is named twice": {"lost": ("n0/gpu0", "n0/gpu0")},
-    "slow: 'n1' and 'n1/gpu1' both stand for 'n1/gpu1'": {
-        "slow": (SlowedDevice("n1", 2), SlowedDevice("n1/gpu1", 3))
-    },
+    "slow: 'n1' and 'n1/gpu1' both stand for 'n1/gpu1'": {"slow": {"n1": 2, "n1/gpu1": 3}},
     "would lie among the devices of 'n0'; write n9=n1 for a node like it": {
-        "added": (Twin("n0/gpu2", "n1"),)
+        "added": ("n0/gpu2=n1",)
     },
-    "added: n0/gpu1=n0/gpu0: the cluster has 'n0/gpu1' already": {
-        "added": (Twin("n0/gpu1", "n0/gpu0"),)
-    },
+    "added: n0/gpu1=n0/gpu0: the cluster has 'n0/gpu1' already": {"added": ("n0/gpu1=n0/gpu0",)},
     "nothing changed": {},
     "leave out the one or the others": {"cluster": nodes(2, 2), "lost": ("n0",)},
 }
@@ -123,20 +114,22 @@ def test_what_cannot_be_is_refused_by_name(text: str) -> None:
     assert text in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "text", ["n0/gpu1", "n0/gpu1:", ":2", "n0/gpu1:fast", "n0:1", "n0:-3", "n0:nan", "n0:inf"]
-)
+@pytest.mark.parametrize("text", ["n0/gpu1", "n0/gpu1:", ":2", "n0/gpu1:fast", "n0:nan"])
 def test_a_slow_device_that_cannot_be_read_is_refused(text: str) -> None:
     with pytest.raises(PipeplanError, match=r"^slow: "):
-        parse_slow(text)
+        parse_slow([text])
 
 
-def test_names_with_colons_and_equals_signs_can_be_written() -> None:
-    assert parse_slow("host:0/gpu1:1.5") == SlowedDevice("host:0/gpu1", 1.5)
-    assert parse_added("a/gpu1=a/gpu0") == Twin("a/gpu1", "a/gpu0")
-    for text in ("=n0", "n2", "rack2.toml"):
-        with pytest.raises(PipeplanError, match=r"NAME=LIKE.* as the new cluster"):
-            parse_added(text)
+def test_devices_are_slowed_by_one_factor_each() -> None:
+    assert parse_slow(["host:0/gpu1:1.5", "n0:2"]) == {"host:0/gpu1": 1.5, "n0": 2}
+    with pytest.raises(PipeplanError, match="'n0' is named twice"):
+        parse_slow(["n0:2", "n0:3"])
+
+
+@pytest.mark.parametrize("text", ["=n0", "n2", "rack2.toml"])
+def test_an_addition_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(PipeplanError, match=r"^added: .* NAME=LIKE.* as the new cluster"):
+        changed(two_nodes(), added=[text])
 
 
 @cache
@@ -161,9 +154,7 @@ def test_measured_times_of_slow_devices_are_longer_and_those_of_others_stay() ->
     times = {"forward_s": 0.1, "input_gradient_s": 0.2, "weight_gradient_s": 0.3, "backward_s": 0.4}
     graph = model(measured={"unit": times}, device_types=["unit"])
     plan = plan_of(graph, nodes(2, 2), [(3, "n0/gpu0"), (3, "n1/gpu0")])
-    found = new_machines(
-        plan, MachineChanges(slow=(SlowedDevice("n1", 1.5), SlowedDevice("n0/gpu1", 1.5)))
-    )
+    found = new_machines(plan, slow={"n1": 1.5, "n0/gpu1": 1.5})
     cluster, layer = found.problem.cluster, found.problem.graph.layers["l0"]
     kinds = {name: cluster.type_of(name) for name in cluster.device_names}
     assert kinds["n1/gpu0"] == kinds["n1/gpu1"] == kinds["n0/gpu1"] != kinds["n0/gpu0"] == "unit"

@@ -9,14 +9,13 @@ from planner import Replanned, replan, simulate, verify
 from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.moves import Moves
 from planner.plan.plan import Plan, Sync
-from planner.replanning import SlowedDevice
 from planner.search.solve import solve
 
 EVENTS = {
     "a device lost": {"lost": ["n0/gpu1"]},
     "a node lost": {"lost": ["n1"]},
     "a device slow": {"slow": {"n1/gpu0": 1.5}},
-    "a node slow": {"slow": [SlowedDevice("n1", 3)]},
+    "a node slow": {"slow": {"n1": 3}},
     "a device added": {"added": ["n0/gpu2=n0/gpu0"]},
     "a node added": {"added": ["n2=n1"]},
     "a device exchanged": {"lost": ["n0/gpu0"], "added": ["n0/gpu0=n1/gpu1"]},
