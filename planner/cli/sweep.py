@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +18,7 @@ from planner.cli.options import (
     SetOption,
     TimeLimitOption,
 )
-from planner.cli.output import console, print_json, say, show, user_errors
+from planner.cli.output import print_json, say, show, user_errors
 from planner.cli.problems import (
     degrees_to_trace,
     given_rules,
@@ -35,7 +34,7 @@ from planner.units import format_seconds, plural
 if TYPE_CHECKING:
     from planner.analysis.sweep.engines import Engine
     from planner.analysis.sweep.rows import SweepRow
-    from planner.analysis.sweep.run import SweepProgress, SweepResult
+    from planner.analysis.sweep.run import SweepResult
     from planner.cluster.cluster import Cluster
     from planner.interop.calibrate.costs import CostsFile
     from planner.job import Job
@@ -110,7 +109,11 @@ def sweep(
     """Plan for many batch sizes, device counts and clusters; compare time and cost per sample."""
     with user_errors(as_json):
         from planner.analysis.sweep.run import sweep as sweep_points
-        from planner.interop.calibrate.costs import read_costs, warn_of_types_without_costs
+        from planner.interop.calibrate.costs import (
+            read_costs,
+            warn_of_types_without_costs,
+            with_optimizer_costs,
+        )
 
         sizes = _whole_numbers("--microbatch-samples", microbatch_samples)
         counts = _whole_numbers("--microbatches", microbatches)
@@ -118,32 +121,40 @@ def sweep(
         clusters, the_job = _clusters(cluster), job_of(job, set_)
         if global_batch is not None:
             the_job, sizes = _of_batch(the_job, global_batch, sizes, counts)
-        rules, is_kept = given_rules(runtime), global_batch is not None
+        rules, keep_batch = given_rules(runtime), global_batch is not None
         require_no_arguments(model, set_ or ())
         engine = _engine(processes)
-        _require_possible(clusters, the_job, sizes, counts, numbers, is_kept=is_kept)
+        # All that can be refused before the model is traced, which may take long.
+        _require_points(clusters, the_job, sizes, counts, numbers)
         _require_outputs(output, plot, time_limit)
         files = [read_costs(path, "--costs") for path in costs or ()]
         graphs = _graphs(model, sizes, clusters, the_job, files, quiet=as_json)
-        for path, one in zip(cluster, clusters.values(), strict=True):
+        for path, (label, one) in zip(cluster, clusters.items(), strict=True):
             warn_of_types_without_costs(graphs[0], one, str(path))
+            for file in files:
+                clusters[label] = with_optimizer_costs(clusters[label], the_job, file)
         limit = f"{time_limit:g} {'deterministic s' if deterministic else 's'}"
-        with _progress(limit, output, quiet=as_json) as progress:
-            result = sweep_points(
-                graphs,
-                _with_steps(files, clusters, the_job),
-                the_job,
-                output,
-                microbatches=counts,
-                keep_batch=is_kept,
-                devices=numbers,
-                source=source_of(model, the_job),
-                time_limit_s=time_limit,
-                deterministic=deterministic,
-                engine=engine,
-                runtime=rules,
-                progress=progress,
-            )
+
+        def show_point(done: int, total: int, row: SweepRow | None) -> None:
+            if not as_json:
+                text = _start(done, total, limit, output) if row is None else _outcome(row)
+                say(text if row is None else f"{done}/{total} {row.point}: {text}", err=True)
+
+        result = sweep_points(
+            graphs,
+            clusters,
+            the_job,
+            output,
+            microbatches=counts,
+            keep_batch=keep_batch,
+            devices=numbers,
+            source=source_of(model, the_job),
+            time_limit_s=time_limit,
+            deterministic=deterministic,
+            engine=engine,
+            runtime=rules,
+            progress=show_point,
+        )
         _show(result, plot, as_json=as_json)
 
 
@@ -182,27 +193,23 @@ def _of_batch(
     Raises:
         PipeplanError: if another option fixes the batch too, or it cannot be divided.
     """
-    from planner.analysis.sweep.points import sizes_of
+    from planner.analysis.sweep.points import batches_of, sizes_of
 
     if counts:
         raise PipeplanError("--microbatches: --global-batch fixes the batch already; leave one out")
+    whole = {"samples_per_microbatch": 1, "microbatches": batch}
     sizes = sizes or sizes_of(batch)
-    if batch % sizes[0]:
-        raise PipeplanError(
-            f"--global-batch {batch}: cannot be divided into microbatches of {sizes[0]} samples; "
-            "change it or --microbatch-samples"
-        )
-    fields = {"samples_per_microbatch": sizes[0], "microbatches": batch // sizes[0]}
-    return type(job).parse({**job.model_dump(mode="json"), **fields}, "--global-batch"), sizes
+    batches = batches_of(job.model_copy(update=whole), sizes, keep_batch=True)
+    first = dict(zip(whole, batches[0], strict=True))
+    return type(job).parse({**job.model_dump(mode="json"), **first}, "--global-batch"), sizes
 
 
 def _engine(processes: str) -> Engine:
     """Return what solves the points."""
-    from planner.analysis.sweep.engines import InTurn, Processes, RayEngine, require_ray
+    from planner.analysis.sweep.engines import InTurn, Processes, RayEngine
 
     kind, _, address = processes.partition(":")
     if kind == "ray" and address:
-        require_ray()
         return RayEngine(address)
     if not processes.isdigit():
         raise PipeplanError(
@@ -212,21 +219,18 @@ def _engine(processes: str) -> Engine:
     return InTurn() if int(processes) == 1 else Processes(int(processes))
 
 
-def _require_possible(
+def _require_points(
     clusters: Mapping[str, Cluster],
     job: Job,
     sizes: Sequence[int],
     counts: Sequence[int],
     devices: Sequence[int],
-    *,
-    is_kept: bool,
 ) -> None:
-    """Refuse points that cannot be before the model is traced, which may take long."""
     from planner.analysis.sweep.points import batches_of, points_of
     from planner.analysis.sweep.rows import currency_of
 
     currency_of(clusters)
-    points_of(clusters, batches_of(job, sizes, counts, keep_batch=is_kept), devices)
+    points_of(clusters, batches_of(job, sizes, counts), devices)
 
 
 def _require_outputs(output: Path, plot: Path | None, time_limit_s: float) -> None:
@@ -288,51 +292,9 @@ def _graph(model: str, job: Job, degrees: Sequence[int]) -> LayerGraph:
     return with_samples(graph, samples)
 
 
-def _with_steps(
-    costs: Sequence[CostsFile], clusters: Mapping[str, Cluster], job: Job
-) -> dict[str, Cluster]:
-    """Return the clusters with the optimizer's step as profiled."""
-    from planner.interop.calibrate.costs import with_optimizer_costs
-
-    found = dict(clusters)
-    for file in costs:
-        found = {name: with_optimizer_costs(cluster, job, file) for name, cluster in found.items()}
-    return found
-
-
-@contextmanager
-def _progress(
-    limit: str, folder: Path, *, quiet: bool
-) -> Iterator[Callable[[SweepProgress], None]]:
-    """Print a line on stderr for each point, above a spinner on terminals.
-
-    Args:
-        limit: of a point, such as ``10 s``.
-        folder: of the sweep.
-        quiet: show nothing.
-    """
-    if quiet:
-        yield lambda progress: None
-        return
-    shown = console(stderr=True)
-    with shown.status("points"):
-
-        def show_point(progress: SweepProgress) -> None:
-            line = _start_line(progress, limit, folder) if progress.row is None else _line(progress)
-            shown.print(line, markup=False, highlight=False, soft_wrap=True)
-
-        yield show_point
-
-
-def _start_line(progress: SweepProgress, limit: str, folder: Path) -> str:
-    left = progress.total - progress.done
-    there = f", {progress.done} of them already in {folder}" if progress.done else ""
-    return f"{plural(progress.total, 'point')}{there}; {left} to solve, up to {limit} each"
-
-
-def _line(progress: SweepProgress) -> str:
-    assert progress.row is not None, "of a point"
-    return f"{progress.done}/{progress.total} {progress.row.point}: {_outcome(progress.row)}"
+def _start(done: int, total: int, limit: str, folder: Path) -> str:
+    there = f", {done} of them already in {folder}" if done else ""
+    return f"{plural(total, 'point')}{there}; {total - done} to solve, up to {limit} each"
 
 
 def _outcome(row: SweepRow) -> str:
@@ -342,7 +304,7 @@ def _outcome(row: SweepRow) -> str:
     return (
         f"{format_seconds(row.iteration_time_s)} per iteration, "
         f"{format_seconds(row.time_per_sample_s)} per sample on "
-        f"{plural(row.devices_used or 0, 'device')}{gap}"
+        f"{plural(len(row.used), 'device')}{gap}"
     )
 
 
@@ -360,8 +322,6 @@ def _show(result: SweepResult, plot: Path | None, *, as_json: bool) -> None:
     else:
         show(*([sweep_table(result)] if result.rows else []), *sweep_lines(result))
         say(f"plans and index in {result.folder}")
-        if result.others:
-            say(f"the folder has {result.others} more points outside this sweep")
     if plot is not None and has_plan:
         save_sweep_plot(result, plot)
         say(f"wrote {plot}", err=True)

@@ -14,6 +14,7 @@ from planner.plan.runtime_rules import RuntimeRules
 from planner.records.document import Count, Record
 from planner.records.formats import JsonFile
 from planner.space import MOST_TENSOR_PARALLEL
+from planner.units import plural
 
 INDEX_NAME = "sweep.json"
 """File name of the index in its folder."""
@@ -26,13 +27,14 @@ SWEPT_JOB_FIELDS = frozenset(
     ("name", "samples_per_microbatch", "microbatches", "model_arguments", "epoch_samples")
 )
 """Job fields that a sweep varies, that change no plan, or that the index stores separately."""
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$")]
+LABEL_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,79}$"
+Label = Annotated[str, Field(pattern=LABEL_PATTERN)]
 """Label of a cluster, used in file names."""
 PlanName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json$")]
 """Name of a plan's file in the folder itself."""
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-Devices = Annotated[int, Field(ge=1, lt=2**31)]
 NonNegative = Annotated[float, Field(ge=0)]
+Degree = Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)]
 
 
 class Point(NamedTuple):
@@ -51,22 +53,18 @@ class Point(NamedTuple):
     microbatches: int
 
     @property
-    def samples(self) -> int:
-        """Samples per iteration."""
-        return self.samples_per_microbatch * self.microbatches
-
-    @property
     def plan_name(self) -> str:
         """File name of the point's plan."""
         batch = f"{self.microbatches}x{self.samples_per_microbatch}"
         return f"{self.cluster}-{self.devices}-devices-{batch}.json"
 
+    @property
+    def batch(self) -> str:
+        """Number and size of the microbatches, such as ``8 x 32``."""
+        return f"{self.microbatches} x {self.samples_per_microbatch}"
+
     def __str__(self) -> str:
-        noun = "device" if self.devices == 1 else "devices"
-        return (
-            f"{self.cluster}, {self.devices} {noun}, "
-            f"{self.microbatches} x {self.samples_per_microbatch} samples"
-        )
+        return f"{self.cluster}, {plural(self.devices, 'device')}, {self.batch} samples"
 
 
 class SweepSettings(Record):
@@ -85,9 +83,6 @@ class SweepSettings(Record):
     deterministic: bool = False
 
 
-Degree = Annotated[int, Field(ge=1, le=MOST_TENSOR_PARALLEL)]
-
-
 class SweptPoint(Record):
     """The result of a point: a plan, or the reason why there is none.
 
@@ -102,12 +97,12 @@ class SweptPoint(Record):
         chosen: Devices available to the search.
         used: Devices that the plan uses.
         degree: Devices of each tensor-parallel group of the plan, a list of numbers where they
-            differ; null: there is no plan, or an older sweep did not say.
+            differ; null: there is no plan.
         reason: Why there is no plan.
     """
 
     cluster: Label
-    devices: Devices
+    devices: Annotated[int, Field(ge=1, lt=2**31)]
     samples_per_microbatch: Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)]
     plan: PlanName | None = None
@@ -176,24 +171,24 @@ class SweepIndex(JsonFile):
         return self
 
     def differences(self, other: SweepIndex) -> Iterator[str]:
-        """Yield, for each differing field, why points of another sweep cannot join this one."""
-        for field in ("model", "factory", "arguments", "runtime", "cost_model"):
-            yield from _difference(field, getattr(self, field), getattr(other, field))
-        for field in type(self.job).model_fields.keys() - SWEPT_JOB_FIELDS:
-            yield from _difference(
-                f"job.{field}", getattr(self.job, field), getattr(other.job, field)
-            )
-        for field in type(self.settings).model_fields:
-            mine, theirs = getattr(self.settings, field), getattr(other.settings, field)
-            yield from _difference(f"settings.{field}", mine, theirs)
-        for samples in self.graphs.keys() & other.graphs.keys():
-            if self.graphs[samples] != other.graphs[samples]:
-                yield f"graphs.{samples}: another model, or other costs"
-        for label in self.clusters.keys() & other.clusters.keys():
-            if self.clusters[label] != other.clusters[label]:
-                yield f"clusters.{label}: the cluster is another one (in more than its prices)"
+        """Yield each field in which another sweep differs, so that points do not compare.
 
+        Graphs and clusters that only one of them has are no difference.
+        """
+        mine, theirs = self._compared(), other._compared()
+        for field in sorted(mine.keys() & theirs.keys()):
+            if mine[field] != theirs[field]:
+                yield f"{field}: {shorten(mine[field])} there, {shorten(theirs[field])} now"
 
-def _difference(field: str, mine: Any, theirs: Any) -> Iterator[str]:
-    if mine != theirs:
-        yield f"{field}: {shorten(mine)} there, {shorten(theirs)} now"
+    def _compared(self) -> dict[str, Any]:
+        """Return what all points of a folder share, by field."""
+        nested = {
+            "job": {name: v for name, v in dict(self.job).items() if name not in SWEPT_JOB_FIELDS},
+            "settings": dict(self.settings),
+            "graphs": self.graphs,
+            "clusters": self.clusters,
+        }
+        whole = ("model", "factory", "arguments", "runtime", "cost_model")
+        return {name: getattr(self, name) for name in whole} | {
+            f"{name}.{key}": value for name, rows in nested.items() for key, value in rows.items()
+        }

@@ -88,13 +88,12 @@ def test_json_has_every_figure_of_every_point(asked: tuple[object, ...]) -> None
         assert point["cost_per_million_samples"] == pytest.approx(cost)
 
 
-def test_the_chart_names_the_points_of_the_front(asked: tuple[object, ...]) -> None:
+def test_the_chart_is_over_costs(asked: tuple[object, ...]) -> None:
     result = pipeplan(*asked, "--plot", "out/front.svg")
     assert result.exit_code == 0, result.output
     text = Path("out/front.svg").read_text()
     ElementTree.fromstring(text)
     assert "<!-- EUR per million samples -->" in text
-    assert "<!-- 2 dev, 4x4 -->" in text
     assert pipeplan(*asked, "--plot", "out/front.png").exit_code == 0
     assert Path("out/front.png").read_bytes().startswith(b"\x89PNG")
 
@@ -153,7 +152,7 @@ def test_points_without_a_plan_stand_in_the_table_with_the_reason(
         (["--devices", "1.5"], "--devices 1.5: expected whole numbers"),
         (["--devices", "2,"], "--devices 2,: expected whole numbers"),
         (["--devices", "-1"], "--devices -1: expected whole numbers"),
-        (["--devices", "4"], "devices: 4 is more than any cluster has (3)"),
+        (["--devices", "4"], "devices: 4 is not a whole number from 1 to 3"),
         (["--microbatches", "0"], "microbatches: 0 is not a whole number from 1"),
         (["--microbatches", "4", "--global-batch", "16"], "leave one out"),
         (["--microbatch-samples", "3", "--global-batch", "16"], "into microbatches of 3 samples"),

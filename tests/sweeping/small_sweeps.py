@@ -1,12 +1,12 @@
 """A small model and small clusters to sweep, solved in moments."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from builders import boundary, cluster, device_type, graph, layer, link, parameter
 
-from planner.analysis.sweep.engines import InTurn
-from planner.analysis.sweep.work import PointOutcome, Task
+from planner.analysis.sweep.engines import InTurn, Outcomes
+from planner.analysis.sweep.work import Task
 from planner.cluster.cluster import Cluster
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
@@ -46,14 +46,13 @@ class Counting:
     asked: list[Point] = field(default_factory=list)
     closed: int = 0
     workers: int = 1
-    solve: Callable[[Sequence[Task]], Generator[PointOutcome, None, None]] = InTurn().run
 
-    def run(self, tasks: Sequence[Task]) -> Generator[PointOutcome, None, None]:
+    def run(self, tasks: Sequence[Task]) -> Outcomes:
         try:
             for number, task in enumerate(tasks):
                 if number == self.stop_after:
                     raise KeyboardInterrupt
                 self.asked.append(task.point)
-                yield from self.solve([task])
+                yield from InTurn().run([task])
         finally:
             self.closed += 1

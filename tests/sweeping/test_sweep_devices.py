@@ -77,34 +77,34 @@ def test_the_devices_chosen_are_the_best_of_all_sets(bytes_: int) -> None:
         for names in combinations(whole.cluster.device_names, 2)
     )
     task = Task(Point("islands", 2, 1, 2), whole, SweepSettings(**QUICK), 1)
-    found = solve_task(task).found
+    found = solve_task(task)[0]
     assert found.iteration_time_s == pytest.approx(best_s)
 
 
 def test_a_choice_without_memory_gives_way_to_one_that_has_it() -> None:
     """Only the large device, the slowest, holds the layer."""
     whole = heavy(2000)
-    found = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1)).found
+    found = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1))[0]
     assert found.chosen == ("l0",)
 
 
 def test_where_no_choice_fits_the_reason_is_that_of_the_largest_memory() -> None:
     whole = heavy(9000)
-    outcome = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1))
-    assert outcome.plan is None
-    assert "4 TiB" in (outcome.found.reason or "")
+    found, plan = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1))
+    assert plan is None
+    assert "4 TiB" in (found.reason or "")
 
 
 def test_devices_that_may_not_run_a_layer_are_no_choice() -> None:
     rows = [layer("a", device_types=["slow"]), layer("b")]
     whole = Problem(graph(rows), islands(), JOB)
-    found = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1)).found
+    found = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1))[0]
     assert found.chosen in (("s0",), ("s1",))
 
 
 def test_more_devices_than_there_are_is_a_reason() -> None:
     task = Task(Point("ring", 9, 1, 2), Problem(chain(), ring(3), JOB), SweepSettings(**QUICK), 1)
-    assert solve_task(task).found.reason == "the cluster has only 3 devices"
+    assert solve_task(task)[0].reason == "the cluster has only 3 devices"
 
 
 def test_devices_that_form_no_group_are_no_choice() -> None:
@@ -116,7 +116,7 @@ def test_devices_that_form_no_group_are_no_choice() -> None:
     mixed = cluster(kinds, links, ["hub"], TYPES)
     whole = of_transformer(transformer(2, degrees=(2,)), mixed, tensor_parallel=2)
     assert ("a", "b") in device_choices(whole, 2)
-    found = solve_task(Task(Point("mixed", 2, 1, 2), whole, SweepSettings(**QUICK), 1)).found
+    found = solve_task(Task(Point("mixed", 2, 1, 2), whole, SweepSettings(**QUICK), 1))[0]
     assert found.reason is None
     assert len({kinds[name] for name in found.used}) == 1
     assert (found.degree, len(found.used)) == (2, 2)

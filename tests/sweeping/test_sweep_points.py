@@ -54,8 +54,8 @@ def test_batches_that_cannot_be_are_refused(
 @pytest.mark.parametrize(
     ("label", "devices", "reason"),
     [
-        ("a", [0], "devices: 0 is not a whole number of at least 1"),
-        ("a", [5], r"devices: 5 is more than any cluster has \(4\); leave it out"),
+        ("a", [0], r"devices: 0 is not a whole number from 1 to 4 \(the dev"),
+        ("a", [5], "devices: 5 is not a whole number from 1 to 4"),
         ("../a", [2], "cluster '../a': its label stands in file names"),
         (".a", [2], "the first no '-' or '.'"),
         ("a\n", [2], "its label stands in file names"),

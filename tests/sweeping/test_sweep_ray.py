@@ -56,12 +56,6 @@ def test_ray_that_the_program_started_stays(tmp_path: Path) -> None:
     assert ray.is_initialized()
 
 
-@pytest.mark.usefixtures("two_cores")
-def test_more_threads_than_any_machine_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PipeplanError, match="the largest machine of the Ray cluster has 2 cores"):
-        sweep(chain(), ring(2), JOB, tmp_path / "s", engine=RayEngine(), workers=3, **QUICK)
-
-
 def test_no_cluster_at_the_address_is_told() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

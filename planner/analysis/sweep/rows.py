@@ -1,98 +1,61 @@
-"""Points compared: time and cost a sample, devices, and which no other beats."""
+"""Points compared: time and cost per sample, devices, and which points no other dominates."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from planner.cluster.cluster import Cluster, node_of
-from planner.costs.throughput import (
-    Throughput,
-    cost_per_million_samples,
-    price_per_hour,
-    throughput,
-)
+from planner.costs.throughput import Throughput, throughput
 from planner.errors import PipeplanError
 from planner.plan.plan import gap
 from planner.plan.problem import Problem
 from planner.plan.sweep_index import Point, SweptPoint
 
-
-def pareto_front(costs: Sequence[Sequence[float]]) -> frozenset[int]:
-    """Return the indices of the rows that no other row dominates.
-
-    A row dominates another if it is nowhere greater and somewhere less. Equal rows do not dominate
-    each other.
-
-    Args:
-        costs: rows of equally many numbers; less is better in each.
-    """
-    front: list[int] = []
-    # What dominates a row comes before it in lexicographic order, and so does what is on the front
-    # and dominates it too.
-    for index in sorted(range(len(costs)), key=lambda i: tuple(costs[i])):
-        if not any(_dominates(costs[other], costs[index]) for other in front):
-            front.append(index)
-    return frozenset(front)
-
-
-def _dominates(first: Sequence[float], second: Sequence[float]) -> bool:
-    pairs = list(zip(first, second, strict=True))
-    return all(a <= b for a, b in pairs) and any(a < b for a, b in pairs)
-
-
 Bill = Literal["devices", "machines"]
 """Devices that are paid for: those in use, or all of each machine that has one in use."""
 
 
-@dataclass(frozen=True)
-class SweepRow:
-    """A point and its figures; None where there is no plan, or no price.
+class SweepRow(SweptPoint):
+    """The result of a point, compared with those of other points.
 
     Attributes:
-        point: which.
-        plan: name of its plan's file in the folder.
-        iteration_time_s: predicted.
-        lower_bound_s: no plan on the point's devices takes less.
-        gap: iteration time / lower bound - 1.
-        devices_used: how many; the plan may leave some of the point's devices idle.
-        degree: devices of each tensor-parallel group, several numbers where they differ; None also
-            where an older sweep did not say.
-        chosen: the devices that the search could use.
-        chooses: whether the cluster has more.
-        price_per_hour: of what is paid for, in the cluster's currency.
-        throughput: what the iteration time means; None also where nothing takes time.
-        on_front: whether no other row is at least as good in time a sample, cost a sample and
+        chooses: Whether the cluster has more devices than the search could use.
+        throughput: Figures of the iteration time; None without a plan, or if nothing takes time.
+        on_front: Whether no other row is at least as good in time per sample, cost per sample and
             devices in use, and better in one; cost counts if every plan has one.
-        reason: why there is no plan.
     """
 
-    point: Point
-    plan: str | None = None
-    iteration_time_s: float | None = None
-    lower_bound_s: float | None = None
-    gap: float | None = None
-    devices_used: int | None = None
-    degree: int | tuple[int, ...] | None = None
-    chosen: tuple[str, ...] = ()
     chooses: bool = False
-    price_per_hour: float | None = None
     throughput: Throughput | None = None
     on_front: bool = False
-    reason: str | None = None
+
+    @property
+    def samples(self) -> int:
+        """Samples per iteration."""
+        return self.samples_per_microbatch * self.microbatches
 
     @property
     def time_per_sample_s(self) -> float | None:
-        """Iteration time divided by its samples."""
-        return None if self.iteration_time_s is None else self.iteration_time_s / self.point.samples
+        """Iteration time divided by its samples; None without a plan."""
+        return None if self.iteration_time_s is None else self.iteration_time_s / self.samples
+
+    @property
+    def gap(self) -> float | None:
+        """Iteration time / lower bound - 1; None without a plan or a bound."""
+        if self.iteration_time_s is None or self.lower_bound_s is None:
+            return None
+        return gap(self.iteration_time_s, self.lower_bound_s)
+
+    @property
+    def devices_used(self) -> int | None:
+        """Devices in use; None without a plan."""
+        return len(self.used) or None
 
     @property
     def cost_per_million_samples(self) -> float | None:
-        """Cost in the cluster's currency."""
-        if self.time_per_sample_s is None or self.price_per_hour is None:
-            return None
-        return cost_per_million_samples(self.time_per_sample_s, self.price_per_hour)
+        """Cost in the cluster's currency; None without a plan, or if a device has no price."""
+        return self.throughput.cost_per_million_samples if self.throughput else None
 
 
 def rows_of(
@@ -107,14 +70,46 @@ def rows_of(
     """
     rows = [_row(row, problems[row.point], bill) for row in found]
     planned = [row for row in rows if row.plan is not None]
-    best = {planned[index].point for index in pareto_front(_costs(planned))}
-    return tuple(replace(row, on_front=row.point in best) for row in rows)
+    with_costs = has_costs(rows)
+    front = pareto_front(
+        [
+            (
+                row.time_per_sample_s or 0.0,
+                len(row.used),
+                (with_costs and row.cost_per_million_samples) or 0.0,
+            )
+            for row in planned
+        ]
+    )
+    best = {planned[index].point for index in front}
+    return tuple(row.model_copy(update={"on_front": row.point in best}) for row in rows)
 
 
 def has_costs(rows: Iterable[SweepRow]) -> bool:
     """Return whether there are plans, and every one has a cost."""
     costs = [row.cost_per_million_samples for row in rows if row.plan is not None]
     return bool(costs) and None not in costs
+
+
+def pareto_front(costs: Sequence[Sequence[float]]) -> frozenset[int]:
+    """Return the indices of the rows that no other row dominates.
+
+    A row dominates another if it is nowhere greater and somewhere less. Equal rows do not dominate
+    each other.
+
+    Args:
+        costs: rows of equally many numbers; less is better in each.
+    """
+    front: list[int] = []
+    # In lexicographic order, a row comes after all that dominate it, one of which is on the front.
+    for index in sorted(range(len(costs)), key=lambda i: tuple(costs[i])):
+        if not any(_dominates(costs[other], costs[index]) for other in front):
+            front.append(index)
+    return frozenset(front)
+
+
+def _dominates(first: Sequence[float], second: Sequence[float]) -> bool:
+    return tuple(first) != tuple(second) and all(a <= b for a, b in zip(first, second, strict=True))
 
 
 def currency_of(clusters: Mapping[str, Cluster]) -> str | None:
@@ -136,52 +131,26 @@ def currency_of(clusters: Mapping[str, Cluster]) -> str | None:
     return next(iter(priced.values()), None)
 
 
-def require_bill(bill: str) -> Bill:
-    """Return which devices are paid for, checking its name.
+def require_bill(bill: str) -> None:
+    """Check the name of what is paid for.
 
     Raises:
-        PipeplanError: if it is none.
+        PipeplanError: if it is not known.
     """
-    for known in get_args(Bill):
-        if bill == known:
-            return known  # type: ignore[no-any-return]
-    raise PipeplanError(f"bill: {bill!r} is not known; choose from {', '.join(get_args(Bill))}")
+    if bill not in get_args(Bill):
+        raise PipeplanError(f"bill: {bill!r} is not known; choose from {', '.join(get_args(Bill))}")
 
 
 def _row(found: SweptPoint, problem: Problem, bill: Bill) -> SweepRow:
-    if found.iteration_time_s is None or found.lower_bound_s is None:
-        return SweepRow(found.point, reason=found.reason)
-    cluster, time_s = problem.cluster, found.iteration_time_s
-    paid = _paid(found.used, cluster, bill)
-    return SweepRow(
-        found.point,
-        plan=found.plan,
-        iteration_time_s=time_s,
-        lower_bound_s=found.lower_bound_s,
-        gap=gap(time_s, found.lower_bound_s),
-        devices_used=len(found.used),
-        degree=found.degree,
-        chosen=found.chosen,
-        chooses=len(found.chosen) < len(cluster.devices),
-        price_per_hour=price_per_hour(cluster, paid),
-        throughput=throughput(problem.graph.record, cluster, problem.job, found.used, time_s, paid),
-    )
-
-
-def _paid(used: Sequence[str], cluster: Cluster, bill: Bill) -> list[str]:
-    """Return the devices that are paid for, in the cluster's order."""
+    row = SweepRow(**dict(found))
+    if found.iteration_time_s is None:
+        return row
+    cluster = problem.cluster
     unit = node_of if bill == "machines" else str
-    units = set(map(unit, used))
-    return [name for name in cluster.device_names if unit(name) in units]
-
-
-def _costs(planned: Sequence[SweepRow]) -> list[tuple[float, ...]]:
-    """Return what the front compares: time and devices, and cost if all have one."""
-    with_costs = has_costs(planned)
-    rows: list[tuple[float, ...]] = []
-    for row in planned:
-        assert row.time_per_sample_s is not None, "planned"
-        assert row.devices_used is not None, "planned"
-        cost = row.cost_per_million_samples if with_costs else None
-        rows.append((row.time_per_sample_s, float(row.devices_used), cost or 0.0))
-    return rows
+    units = set(map(unit, found.used))
+    paid = [name for name in cluster.device_names if unit(name) in units]
+    figures = throughput(
+        problem.graph.record, cluster, problem.job, found.used, found.iteration_time_s, paid
+    )
+    chooses = len(found.chosen) < len(cluster.devices)
+    return row.model_copy(update={"chooses": chooses, "throughput": figures})

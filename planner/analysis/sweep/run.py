@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,25 +23,14 @@ from planner.plan.runtimes import rules_of
 from planner.plan.sweep_index import Point, SweepIndex, SweepSettings
 from planner.search.settings import OPTIMALITY_TOLERANCE, check_settings
 
-
-@dataclass(frozen=True)
-class SweepProgress:
-    """A point is done.
-
-    Attributes:
-        done: points with an answer, those of earlier runs included.
-        total: points asked for.
-        row: of this point; None for the first call, which is about what earlier runs found.
-    """
-
-    done: int
-    total: int
-    row: SweepRow | None
+Progress = Callable[[int, int, SweepRow | None], None]
+"""Called with the number of points done (those of earlier runs included), the number asked for, and
+the point solved last; None at the start."""
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The points asked for that have an answer.
+    """The points asked for that have a result.
 
     Attributes:
         model: name of its graph.
@@ -49,9 +38,8 @@ class SweepResult:
         rows: in the order asked for, infeasible ones with their reason.
         currency: of the costs; None if the clusters name none, or have no prices.
         bill: what is paid for.
-        open: points without an answer, after Ctrl-C.
-        solved: how many this run solved; the others were there already.
-        others: points in the folder that were not asked for.
+        open: points without a result, after Ctrl-C.
+        solved: how many this run solved; the folder had the others.
     """
 
     model: str
@@ -61,7 +49,6 @@ class SweepResult:
     bill: Bill
     open: tuple[Point, ...]
     solved: int
-    others: int
 
     @property
     def front(self) -> tuple[SweepRow, ...]:
@@ -83,35 +70,31 @@ def sweep(
     gap_limit: float = OPTIMALITY_TOLERANCE,
     seed: int = 0,
     deterministic: bool = False,
-    workers: int | None = None,
     engine: Engine | None = None,
-    bill: str = "devices",
+    bill: Bill = "devices",
     runtime: RuntimeRules | None = None,
-    progress: Callable[[SweepProgress], None] | None = None,
+    progress: Progress = lambda done, total, row: None,
 ) -> SweepResult:
     """Find plans for all combinations of microbatches, numbers of devices and clusters.
 
-    Points that the folder has are not solved again. A point where no plan fits says why and stops
-    nothing.
+    Points that the folder has are not solved again. A point where no plan fits says why; the sweep
+    continues.
 
     Args:
-        graphs: the model traced at each size of a microbatch.
+        graphs: the model traced at each microbatch size.
         clusters: by labels, which stand in file names; one alone goes by its name.
         job: all but sizes and numbers of microbatches.
         folder: for plans and index; made if there is none.
         microbatches: numbers of them in an iteration; the job's by default.
         keep_batch: instead, as many as make the samples of the job's iteration.
         devices: numbers of devices, chosen by
-        :func:`~planner.analysis.sweep.work.device_choices`;
-            all of each cluster by default.
+            :func:`~planner.analysis.sweep.work.device_choices`; all of each cluster by default.
         source: how the executor can build the model again.
         time_limit_s: of each point, the choice of its devices included.
         gap_limit: a point's search ends at it.
         seed: of the searches.
-        deterministic: the same rows on every machine, whatever the engine; the limit is in
-            CP-SAT's deterministic seconds then.
-        workers: solver threads of each point; by default what suits the engine, one in
-            deterministic mode.
+        deterministic: the same rows on every machine, whatever the engine, by one solver thread for
+            each point; the limit is in CP-SAT's deterministic seconds.
         engine: how points are solved; by default one after the other.
         bill: ``devices`` in use, or ``machines``: all devices of those that have one in use.
         runtime: that will train; by default the job's.
@@ -124,129 +107,97 @@ def sweep(
         PipeplanError: naming what is out of range, or why the folder cannot be used.
     """
     engine = engine or InTurn()
-    default = 1 if deterministic else engine.workers
-    the_workers = default if workers is None else workers
-    check_settings(time_limit_s, gap_limit, seed, the_workers)
+    workers = 1 if deterministic else engine.workers
+    check_settings(time_limit_s, gap_limit, seed, workers)
+    require_bill(bill)
+    sized = _by_samples(graphs)
+    named = {clusters.name: clusters} if isinstance(clusters, Cluster) else dict(clusters)
+    currency = currency_of(named)
+    rules, source = runtime or rules_of(job.runtime or "pipeplan"), source or ModelSource()
+    job = job if runtime is None else job.model_copy(update={"runtime": rules.expresses})
     settings = {
         "time_limit_s": time_limit_s,
         "gap_limit": gap_limit,
         "seed": seed,
         "deterministic": deterministic,
     }
-    named = {clusters.name: clusters} if isinstance(clusters, Cluster) else dict(clusters)
-    rules = runtime or rules_of(job.runtime or "pipeplan")
-    run = _Sweep(
-        graphs=_by_samples(graphs),
-        clusters=named,
-        job=job if runtime is None else job.model_copy(update={"runtime": rules.expresses}),
-        rules=rules,
-        source=source or ModelSource(),
+    index = SweepIndex(
+        model=next(iter(sized.values())).name,
+        factory=source.factory,
+        arguments=dict(source.arguments),
+        graphs={str(samples): graph.digest for samples, graph in sized.items()},
+        clusters={label: cluster_digest(cluster) for label, cluster in named.items()},
+        job=job,
+        runtime=rules,
         settings=SweepSettings.parse(settings, "sweep"),
-        workers=the_workers,
-        bill=require_bill(bill),
-        currency=currency_of(named),
+        cost_model=COST_MODEL,
     )
-    batches = batches_of(job, run.graphs, microbatches, keep_batch=keep_batch)
-    points = points_of(named, batches, devices)
-    return run.solve(points, folder, engine, progress or (lambda row: None))
+    batches = batches_of(job, sized, microbatches, keep_batch=keep_batch)
+    problems = {
+        point: _problem(point, sized, named, job, source, rules)
+        for point in points_of(named, batches, devices)
+    }
+    with SweepFolder(folder, index, [*problems]) as kept:
+        missing = [point for point in problems if kept.get(point) is None]
+        tasks = [Task(point, problems[point], index.settings, workers) for point in missing]
+        with suppress(KeyboardInterrupt):
+            _solve(tasks, engine, kept, len(problems), bill, progress)
+        found = [row for row in map(kept.get, problems) if row is not None]
+        open_ = tuple(point for point in problems if kept.get(point) is None)
+    return SweepResult(
+        model=index.model,
+        folder=kept.path,
+        rows=rows_of(found, problems, bill),
+        currency=currency,
+        bill=bill,
+        open=open_,
+        solved=len(missing) - len(open_),
+    )
 
 
-@dataclass(frozen=True)
-class _Sweep:
-    """Figures that all points share."""
+def _solve(
+    tasks: Sequence[Task],
+    engine: Engine,
+    folder: SweepFolder,
+    total: int,
+    bill: Bill,
+    progress: Progress,
+) -> None:
+    """Solve points, each written as soon as it is found.
 
-    graphs: Mapping[int, LayerGraph]
-    clusters: Mapping[str, Cluster]
-    job: Job
-    rules: RuntimeRules
-    source: ModelSource
-    settings: SweepSettings
-    workers: int
-    bill: Bill
-    currency: str | None
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, when the engine has ended.
+    """
+    problems = {task.point: task.problem for task in tasks}
+    before = total - len(tasks)
+    progress(before, total, None)
+    with closing(engine.run(tasks)) as outcomes:
+        for done, (found, plan) in enumerate(outcomes, before + 1):
+            folder.add(found, plan)
+            progress(done, total, *rows_of([found], problems, bill))
 
-    @property
-    def model(self) -> str:
-        """Name of its graph."""
-        return str(next(iter(self.graphs.values())).name)
 
-    def solve(
-        self,
-        points: Sequence[Point],
-        path: str | Path,
-        engine: Engine,
-        progress: Callable[[SweepProgress], None],
-    ) -> SweepResult:
-        """Solve what is missing in the folder, then return everything asked for."""
-        problems = {point: self._problem(point) for point in points}
-        with SweepFolder(path, self._index()) as folder:
-            missing = [point for point in points if folder.get(point) is None]
-            done = len(points) - len(missing)
-            progress(SweepProgress(done, len(points), None))
-            tasks = [Task(point, problems[point], self.settings, self.workers) for point in missing]
-            with suppress(KeyboardInterrupt), closing(self._solved(tasks, folder, engine)) as rows:
-                for number, row in enumerate(rows, done + 1):
-                    progress(SweepProgress(number, len(points), row))
-            return self._result(problems, folder, len(missing))
+def _problem(
+    point: Point,
+    graphs: Mapping[int, LayerGraph],
+    clusters: Mapping[str, Cluster],
+    job: Job,
+    source: ModelSource,
+    rules: RuntimeRules,
+) -> Problem:
+    """Return the problem of a point, with the whole cluster.
 
-    def _solved(
-        self, tasks: Sequence[Task], folder: SweepFolder, engine: Engine
-    ) -> Generator[SweepRow, None, None]:
-        """Yield each point as soon as it is on disk."""
-        problems = {task.point: task.problem for task in tasks}
-        with closing(engine.run(tasks)) as outcomes:
-            for outcome in outcomes:
-                folder.add(outcome)
-                yield from rows_of([outcome.found], problems, self.bill)
-
-    def _result(
-        self, problems: Mapping[Point, Problem], folder: SweepFolder, missing: int
-    ) -> SweepResult:
-        found = [row for row in map(folder.get, problems) if row is not None]
-        open_ = tuple(point for point in problems if folder.get(point) is None)
-        return SweepResult(
-            model=self.model,
-            folder=folder.path,
-            rows=rows_of(found, problems, self.bill),
-            currency=self.currency,
-            bill=self.bill,
-            open=open_,
-            solved=missing - len(open_),
-            others=folder.points - len(found),
-        )
-
-    def _problem(self, point: Point) -> Problem:
-        """Return the problem of a point, with the whole cluster.
-
-        Raises:
-            PipeplanError: if model, cluster and job do not fit together.
-        """
-        sizes = {
-            "samples_per_microbatch": point.samples_per_microbatch,
-            "microbatches": point.microbatches,
-        }
-        job = self.job.model_copy(update=sizes)
-        cluster = self.clusters[point.cluster]
-        try:
-            graph = self.graphs[point.samples_per_microbatch]
-            return Problem(graph, cluster, job, self.source, self.rules)
-        except PipeplanError as error:
-            raise PipeplanError(
-                f"cluster {point.cluster}: {problem}" for problem in error.problems
-            ) from None
-
-    def _index(self) -> SweepIndex:
-        return SweepIndex(
-            model=self.model,
-            factory=self.source.factory,
-            arguments=dict(self.source.arguments),
-            graphs={str(samples): graph.digest for samples, graph in self.graphs.items()},
-            clusters={label: cluster_digest(c) for label, c in self.clusters.items()},
-            job=self.job,
-            runtime=self.rules,
-            settings=self.settings,
-            cost_model=COST_MODEL,
-        )
+    Raises:
+        PipeplanError: if model, cluster and job do not fit together.
+    """
+    samples, microbatches = point.samples_per_microbatch, point.microbatches
+    job = job.model_copy(update={"samples_per_microbatch": samples, "microbatches": microbatches})
+    try:
+        return Problem(graphs[samples], clusters[point.cluster], job, source, rules)
+    except PipeplanError as error:
+        raise PipeplanError(
+            f"cluster {point.cluster}: {problem}" for problem in error.problems
+        ) from None
 
 
 def _by_samples(graphs: LayerGraph | Iterable[LayerGraph]) -> dict[int, LayerGraph]:

@@ -7,10 +7,8 @@ the fastest or the largest next. Each is planned for a short time, then the best
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +25,9 @@ from planner.units import plural
 from planner.variants.problems import restricted_to
 
 CHOICE_SHARE = 0.3
-"""Share of a point's time to plan for each set of devices where there are several."""
+"""Share of a point's time to plan for all sets of devices where there are several."""
+
+FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -47,27 +47,20 @@ class Task:
     workers: int
 
 
-@dataclass(frozen=True)
-class PointOutcome:
-    """The result of a point, and the plan if there is one."""
-
-    found: SweptPoint
-    plan: Plan | None
-
-
-def solve_task(task: Task) -> PointOutcome:
-    """Solve a point; where no plan fits, the outcome says why.
+def solve_task(task: Task) -> tuple[SweptPoint, Plan | None]:
+    """Solve a point; where no plan fits, the result says why.
 
     Raises:
-        KeyboardInterrupt: on Ctrl-C; a search that was cut short counts for nothing.
+        KeyboardInterrupt: on Ctrl-C; the result of an interrupted search is not used.
     """
+    point = task.point._asdict()
     try:
         result = _solve(task)
     except PipeplanError as error:
-        return PointOutcome(without_plan(task.point, "; ".join(error.problems)), None)
+        return SweptPoint(**point, reason="; ".join(error.problems)), None
     plan = result.plan
     found = SweptPoint(
-        **task.point._asdict(),
+        **point,
         plan=task.point.plan_name,
         iteration_time_s=result.iteration_time_s,
         lower_bound_s=result.lower_bound_s,
@@ -75,12 +68,7 @@ def solve_task(task: Task) -> PointOutcome:
         used=plan.rank_devices,
         degree=plan.degrees[0] if len(plan.degrees) == 1 else plan.degrees,
     )
-    return PointOutcome(found, plan)
-
-
-def without_plan(point: Point, reason: str) -> SweptPoint:
-    """Return a point that has no plan."""
-    return SweptPoint(**point._asdict(), reason=reason)
+    return found, plan
 
 
 def _solve(task: Task) -> Result:
@@ -95,14 +83,19 @@ def _solve(task: Task) -> Result:
     problems = _possible(task)
     if len(problems) == 1:
         return _search(task, problems[0], 1.0)
-    first = _fastest(task, problems)
-    rest = 1 - CHOICE_SHARE
-    if first is None:
-        # The last one has most memory.
-        return _search(task, problems[-1], rest)
+    found = []
+    for problem in problems:
+        try:
+            found.append(_search(task, problem, CHOICE_SHARE / len(problems)))
+        except InfeasibleError:
+            continue
+    if not found:
+        # The last set has the most memory.
+        return _search(task, problems[-1], 1 - CHOICE_SHARE)
+    first = min(found, key=lambda result: result.iteration_time_s)
     if first.ended in ("proved", "gap limit"):
         return first
-    return _search(task, first.plan.single_device_problem, rest, [first.plan])
+    return _search(task, first.plan.single_device_problem, 1 - CHOICE_SHARE, [first.plan])
 
 
 def _possible(task: Task) -> list[Problem]:
@@ -123,48 +116,13 @@ def _possible(task: Task) -> list[Problem]:
     return found
 
 
-def _fastest(task: Task, problems: Sequence[Problem]) -> Result | None:
-    """Return the fastest result of short searches; None if none found a plan."""
-    found = []
-    for problem in problems:
-        try:
-            found.append(_search(task, problem, CHOICE_SHARE / len(problems)))
-        except InfeasibleError:
-            continue
-    return min(found, key=lambda result: result.iteration_time_s) if found else None
-
-
 def _search(task: Task, problem: Problem, share: float, warm_starts: Sequence[Plan] = ()) -> Result:
-    settings = task.settings
-    search = partial(solve, problem, warm_starts=warm_starts, workers=task.workers)
-    result = search(
-        time_limit_s=settings.time_limit_s * share,
-        gap_limit=settings.gap_limit,
-        seed=settings.seed,
-        deterministic=settings.deterministic,
-    )
+    settings = dict(task.settings)
+    settings["time_limit_s"] *= share
+    result = solve(problem, warm_starts=warm_starts, workers=task.workers, **settings)
     if result.ended == "interrupted":
         raise KeyboardInterrupt
     return result
-
-
-FloatArray = NDArray[np.float64]
-
-
-class _Figures(NamedTuple):
-    """Figures of all devices, by their numbers.
-
-    ``width_gb_per_s`` and ``nearness_s`` (latency, negative) are between all pairs.
-    """
-
-    speed: FloatArray
-    capacity_bytes: FloatArray
-    width_gb_per_s: FloatArray
-    nearness_s: FloatArray
-
-
-_Rank = Callable[[_Figures, int, float, float], tuple[float, ...]]
-"""The rank of a device to take next, given its width and nearness to those taken; largest first."""
 
 
 def device_choices(problem: Problem, number: int) -> tuple[tuple[str, ...], ...]:
@@ -189,65 +147,67 @@ def device_choices(problem: Problem, number: int) -> tuple[tuple[str, ...], ...]
 
 
 def _grown_sets(problem: Problem, number: int) -> Iterator[list[int]]:
-    cluster, figures = problem.cluster, _figures(problem)
-    # The widths from each device to the best connected others.
-    best = -np.sort(-figures.width_gb_per_s, axis=1)[:, : max(1, number - 1)]
-    joined = np.minimum(best, 1e15).sum(axis=1)
-    for kind in dict.fromkeys(device.type for device in cluster.devices):
-        own = [index for index, row in enumerate(cluster.devices) if row.type == kind]
-        yield _grow(figures, max(own, key=lambda d: float(joined[d])), number, _rank_by_width)
-    for rank in (_rank_by_speed, _rank_by_memory):
-        start = max(range(len(joined)), key=lambda d: rank(figures, d, float(joined[d]), 0.0))
-        yield _grow(figures, start, number, rank)
-
-
-def _grow(figures: _Figures, start: int, number: int, rank: _Rank) -> list[int]:
-    """Grow a set from one device; of equally good devices the first in the file is taken."""
-    taken, left = [start], [d for d in range(len(figures.speed)) if d != start]
-    width, nearness = figures.width_gb_per_s[start].copy(), figures.nearness_s[start].copy()
-    while len(taken) < number:
-        found = max(left, key=lambda d: rank(figures, d, float(width[d]), float(nearness[d])))
-        left.remove(found)
-        taken.append(found)
-        np.maximum(width, figures.width_gb_per_s[found], out=width)
-        np.maximum(nearness, figures.nearness_s[found], out=nearness)
-    return taken
-
-
-def _rank_by_width(figures: _Figures, device: int, width: float, near: float) -> tuple[float, ...]:
-    return width, float(figures.speed[device]), near
-
-
-def _rank_by_speed(figures: _Figures, device: int, width: float, near: float) -> tuple[float, ...]:
-    return float(figures.speed[device]), width, near
-
-
-def _rank_by_memory(figures: _Figures, device: int, width: float, near: float) -> tuple[float, ...]:
-    speed = float(figures.speed[device])
-    return float(figures.capacity_bytes[device]), speed, width, near
-
-
-def _figures(problem: Problem) -> _Figures:
+    """Yield each set as the indices of its devices in the file."""
     cluster, table = problem.cluster, problem.cluster.link_table
-    names = cluster.device_names
-    speeds = {kind: _speed(problem, kind) for kind in {row.type for row in cluster.devices}}
     with np.errstate(divide="ignore"):
         width = np.where(np.isfinite(table.s_per_byte), 1e-9 / table.s_per_byte, 0.0)
     np.fill_diagonal(width, 0.0)
-    return _Figures(
-        speed=np.array([speeds[cluster.type_of(name)] for name in names]),
-        capacity_bytes=np.array([float(cluster.device_type(n).capacity_bytes) for n in names]),
-        width_gb_per_s=width,
-        nearness_s=-table.latency_s,
-    )
+    near = -table.latency_s
+    types = np.array([device.type for device in cluster.devices])
+    speeds = {kind: _speed(problem, kind) for kind in dict.fromkeys(types.tolist())}
+    figures = {
+        "speed": np.array([speeds[kind] for kind in types]),
+        "memory": np.array(
+            [float(cluster.device_type(n).capacity_bytes) for n in cluster.device_names]
+        ),
+    }
+    # The sum of the widths from each device to the others that it is best connected to.
+    best = -np.sort(-width, axis=1)[:, : max(1, number - 1)]
+    joined = figures | {"width": np.minimum(best, 1e15).sum(axis=1), "near": np.zeros(len(types))}
+    for kind in speeds:
+        start = _best({"width": np.where(types == kind, joined["width"], -np.inf)}, ("width",))
+        yield _grow(figures, width, near, start, number, ("width", "speed", "near"))
+    for order in (("speed", "width", "near"), ("memory", "speed", "width", "near")):
+        yield _grow(figures, width, near, _best(joined, order), number, order)
+
+
+def _grow(
+    figures: Mapping[str, FloatArray],
+    width: FloatArray,
+    near: FloatArray,
+    start: int,
+    number: int,
+    order: tuple[str, ...],
+) -> list[int]:
+    """Grow a set from one device, always by the device that is best in the figures of an order.
+
+    Args:
+        figures: ``speed`` and ``memory`` of each device.
+        width: GB/s between all pairs of devices.
+        near: latency in s between all pairs, negative.
+        start: index of the first device.
+        number: of devices.
+        order: names of figures, the most important first; ``width`` and ``near`` are those to the
+            best connected device that was taken.
+    """
+    taken = [start]
+    while len(taken) < number:
+        to_taken = {"width": width[taken].max(axis=0), "near": near[taken].max(axis=0)}
+        columns = {**figures, **to_taken}
+        columns[order[0]] = columns[order[0]].copy()
+        columns[order[0]][taken] = -np.inf
+        taken.append(_best(columns, order))
+    return taken
+
+
+def _best(figures: Mapping[str, FloatArray], order: tuple[str, ...]) -> int:
+    """Return the device with the lexicographically largest figures, the first of equal ones."""
+    return int(np.lexsort([-figures[name] for name in reversed(order)])[0])
 
 
 def _speed(problem: Problem, kind: str) -> float:
     """Return the layers a second of those that this type may run; 0 if it may run none."""
     device, precision = problem.cluster.device_types[kind], problem.job.precision
     layers = [row for row in problem.graph.on(kind).record.layers if row.may_run_on(kind)]
-    seconds = 0.0
-    for layer in layers:
-        times = layer_times(layer, kind, device, precision)
-        seconds += times.forward_s + times.backward_s
-    return len(layers) / max(seconds, 1e-15)
+    times = [layer_times(layer, kind, device, precision) for layer in layers]
+    return len(layers) / max(sum(time.forward_s + time.backward_s for time in times), 1e-15)
