@@ -245,18 +245,23 @@ def _bytes_for_rerun(t: Any, kind: int, first: int, layer: int, last: int, rerun
 def fill_figures(
     table: Any, kind: int, first: int, last: int, rerun: int, offload: int, holders: int, out: Any
 ) -> None:
-    """Write the figures of a stage: an array with one record of :data:`FIGURES`."""
-    stage_figures(pointer(table), kind, first, last, rerun, offload, holders, out[0])
+    """Write the figures of all stages from a type, a first layer and an end on.
 
-
-@entry
-def fill_intervals(table: Any, rerun: int, offload: int, holders: int, out: Any) -> None:
-    """Write the figures of all stages: an array of :data:`FIGURES`, K x N x (N + 1)."""
-    for kind in range(out.shape[0]):
-        for first in range(out.shape[1]):
-            for last in range(first + 1, out.shape[2]):
-                place = out[kind, first, last]
-                stage_figures(pointer(table), kind, first, last, rerun, offload, holders, place)
+    Args:
+        table: header of the table.
+        kind: the first type.
+        first: the first layer of the first stages.
+        last: the first end.
+        rerun: the limit on recomputed layers.
+        offload: the limit on offloaded ones.
+        holders: as :func:`stage_figures` has them.
+        out: array of :data:`FIGURES`: types x first layers x ends.
+    """
+    for k in range(out.shape[0]):
+        for f in range(out.shape[1]):
+            for n in range(max(0, first + f + 1 - last), out.shape[2]):
+                begin, end, place = first + f, last + n, out[k, f, n]
+                stage_figures(pointer(table), kind + k, begin, end, rerun, offload, holders, place)
 
 
 @dataclass(frozen=True)
@@ -341,9 +346,9 @@ class StageTable:
         holders: int = 1,
     ) -> np.record:
         """Return the figures of a stage as a record of :data:`FIGURES`; see the module."""
-        rows, kind = np.zeros(1, FIGURES).view(np.recarray), self.types.index(type_name)
+        rows, kind = np.zeros((1, 1, 1), FIGURES).view(np.recarray), self.types.index(type_name)
         fill_figures(self.block.header, kind, first, last, rerun, offload, holders, rows)
-        found: np.record = rows[0]
+        found: np.record = rows[0, 0, 0]
         return found
 
     def all_figures(
@@ -352,7 +357,7 @@ class StageTable:
         """Return the figures of all stages: K x N x (N + 1), by type, first layer and end."""
         kinds, layers = self.arrays.stash.shape
         rows = np.zeros((kinds, layers, layers + 1), FIGURES).view(np.recarray)
-        fill_intervals(self.block.header, rerun, offload, holders, rows)
+        fill_figures(self.block.header, 0, 0, 0, rerun, offload, holders, rows)
         return rows
 
     def recomputed(self, first: int, last: int, rerun: int) -> tuple[str, ...]:
