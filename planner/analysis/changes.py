@@ -30,9 +30,6 @@ Kind = Literal[
     "merge",
     "split",
     "split onto",
-    "recompute",
-    "offload",
-    "keep",
     "more",
     "fewer",
     "reschedule",
@@ -47,16 +44,13 @@ FORMS: Mapping[Kind, str] = {
     "merge": "merge stages {source} and {target}",
     "split onto": "split stage {source} before {first} onto {device}",
     "split": "split stage {source} before {first}",
-    "recompute": "recompute {layer}",
-    "offload": "offload {layer}",
-    "keep": "keep {layer}",
     "more": "microbatches x{number}",
     "fewer": "microbatches /{number}",
     "reschedule": "reschedule all stages",
 }
 """Every form of a change; where two fit, the first one counts."""
 _NUMBERS = {"source", "target", "number"}
-KEEPS_ORDERS = frozenset({"layers", "layer", "exchange", "recompute", "offload", "keep"})
+KEEPS_ORDERS = frozenset({"layers", "layer", "exchange"})
 """Changes under which every device, or the one it is exchanged for, may keep its order."""
 Stages = tuple[StageSpec, ...]
 
@@ -232,37 +226,6 @@ def _split(problem: Problem, stages: Stages, change: Move) -> Stages:
     return (*stages[:number], *parts, *stages[number + 1 :])
 
 
-def _with_stash(problem: Problem, stages: Stages, change: Move) -> Stages:
-    layer, job = change["layer"], problem.job
-    if layer not in problem.graph.layers:
-        raise PipeplanError(
-            f"the model has no such layer; {near(layer, list(problem.graph.layers))}"
-        )
-    if change.kind == "recompute" and not job.recompute:
-        raise PipeplanError("the job forbids recomputation; set recompute = true in it")
-    if change.kind == "offload" and not job.offload:
-        raise PipeplanError("the job forbids offloading stashes; set offload = true in it")
-    found = tuple(
-        _with_layer(stage, layer, change.kind) if layer in stage.layers else stage
-        for stage in stages
-    )
-    if found == stages:
-        does = {"recompute": "recomputes it already", "offload": "offloads it already"}
-        raise PipeplanError(
-            f"the plan {does.get(change.kind, 'neither recomputes nor offloads it')}"
-        )
-    return found
-
-
-def _with_layer(stage: StageSpec, layer: str, kind: Kind) -> StageSpec:
-    again, away = {*stage.recompute} - {layer}, {*stage.offload} - {layer}
-    if kind == "recompute":
-        again.add(layer)
-    elif kind == "offload":
-        away.add(layer)
-    return _spec(stage, stage.layers, again, away)
-
-
 # --- devices --------------------------------------------------------------------------------------
 
 
@@ -332,7 +295,6 @@ _APPLY: Mapping[str, Callable[[Problem, Stages, Move], Stages]] = {
     **dict.fromkeys(("layer", "layers"), _with_boundary),
     **dict.fromkeys(("add", "remove", "move"), _with_replica),
     **dict.fromkeys(("split", "split onto"), _split),
-    **dict.fromkeys(("recompute", "offload", "keep"), _with_stash),
     "merge": _merged,
     "exchange": _exchanged,
     "reschedule": lambda problem, stages, change: stages,

@@ -91,7 +91,7 @@ def of_two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("report", "-o", "plot.png"), "wrote"),
         (("report", "-o", "report.html"), "wrote"),
         (("simulate", "-o", "again.json", "--noise", "jitter=0.05"), "wrote"),
-        (("explain", "--apply", "recompute h.2", "-o", "edited.json"), "wrote"),
+        (("explain", "--apply", "reschedule all stages", "-o", "edited.json"), "wrote"),
         (("plan", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
     ],
 )
@@ -130,7 +130,7 @@ def test_commands_for_groups_of_one_size_say_so(
         (("report", "-o", "plot.png"), "wrote"),
         (("report", "-o", "report.html"), "wrote"),
         (("simulate", "-o", "again.json", "--noise", "jitter=0.05"), "wrote"),
-        (("explain", "--apply", "recompute h.2", "-o", "edited.json"), "wrote"),
+        (("explain", "--apply", "reschedule all stages", "-o", "edited.json"), "wrote"),
         (("plan", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
     ],
 )

@@ -32,8 +32,6 @@ TEXTS = (
     "merge stages 1 and 2",
     "split stage 0 before h.3",
     "split stage 0 before h.3 onto n1/gpu0",
-    "recompute h.3",
-    "keep h.3",
     "reschedule all stages",
 )
 
@@ -44,7 +42,7 @@ def test_a_move_is_written_as_it_was_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["move h.3", "microbatches /one", "device n0/gpu0 speed x2", "add x"]
+    "text", ["move h.3", "recompute h.3", "microbatches /one", "device n0/gpu0 speed x2", "add x"]
 )
 def test_what_is_no_move_is_refused(text: str) -> None:
     with pytest.raises(PipeplanError, match=f"change '{text}': "):
@@ -75,7 +73,6 @@ def uneven(blocks: str = "Et*2|t*2|t*4L", nodes: int = 4, **job: object) -> Plan
         ("microbatches /1", "1 is not a whole number of at least 2"),
         ("microbatches x2", "1 sample of a microbatch cannot be divided into 2"),
         ("microbatches /3", "8 microbatches cannot be joined in groups of 3"),
-        ("recompute h.99", "the model has no such layer"),
     ],
 )
 def test_what_cannot_be_made_is_refused_with_its_reason(text: str, said: str) -> None:
