@@ -23,11 +23,6 @@ class OneBlockInManyPlaces(Model):
         self.blocks = nn.ModuleList([self.blocks[0]] * BLOCKS)
 
 
-class TwoBlocksInTurn(Model):
-    def block(self, number: int, x: Tensor) -> Tensor:
-        return self.blocks[number % 2](x)
-
-
 class TiedHead(Model):
     def __init__(self) -> None:
         super().__init__()
@@ -44,15 +39,6 @@ class TiedNumpyDraws(TiedHead):
         super().__init__()
         with torch.no_grad():
             self.emb.weight.copy_(torch.from_numpy(np.random.normal(0, 0.1, (KINDS, WIDTH))))
-
-
-class NumpyDraws(Model):
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.no_grad():
-            for block in self.blocks:
-                drawn = np.random.normal(0, 0.1, tuple(block.up.weight.shape))
-                block.up.weight.copy_(torch.from_numpy(drawn))
 
 
 class SharedNorm(Model):
@@ -160,23 +146,6 @@ class _WeightNorm(Block):
 
 class WeightNorm(Model):
     make_block = _WeightNorm
-
-
-class Codebook(Model):
-    """A vector quantiser whose codes are moved by an average in forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("codes", torch.randn(8, WIDTH))
-
-    def hidden(self, ids: Tensor) -> Tensor:
-        x = super().hidden(ids)
-        chosen = functional.one_hot((x[..., None, :] - self.codes).square().sum(-1).argmin(-1), 8)
-        with torch.no_grad():
-            share = chosen.float().flatten(0, 1)
-            total = share.T @ x.flatten(0, 1)
-            self.codes.mul_(0.9).add_(total / share.sum(0).clamp(min=1)[:, None], alpha=0.1)
-        return x + (chosen.float() @ self.codes - x).detach()
 
 
 class CountedSteps(Model):

@@ -24,10 +24,6 @@ def trainings(tmp_path_factory: pytest.TempPathFactory) -> Trainings:
     return Trainings(Path(tmp_path_factory.mktemp("trainings")), CASES)
 
 
-def test_there_are_sixty_models_and_more() -> None:
-    assert len(MODELS) >= 60
-
-
 @pytest.mark.parametrize(
     ("model", "kind"), CASES, ids=[f"{model.partition(':')[2]}-{kind}" for model, kind in CASES]
 )
