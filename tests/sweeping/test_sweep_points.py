@@ -1,5 +1,7 @@
 """Which points a sweep asks for, and what it refuses to ask for."""
 
+from collections.abc import Callable
+
 import pytest
 from small_sweeps import JOB, ring
 
@@ -8,24 +10,19 @@ from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.sweep_index import Point
 
+BATCH = [(1, 8)]
+
 
 def test_every_combination_is_a_point_once() -> None:
     found = points_of({"a": ring(4), "b": ring(2)}, [(1, 8), (2, 8)], [2, 2])
-    assert found == (
-        Point("a", 2, 1, 8),
-        Point("a", 2, 2, 8),
-        Point("b", 2, 1, 8),
-        Point("b", 2, 2, 8),
-    )
+    assert found == tuple(Point(*c, s, 8) for c in [("a", 2), ("b", 2)] for s in (1, 2))
 
 
 def test_all_devices_of_each_cluster_are_the_default() -> None:
-    found = points_of({"a": ring(4), "b": ring(2)}, [(1, 8)])
+    found = points_of({"a": ring(4), "b": ring(2)}, BATCH)
     assert [point.devices for point in found] == [4, 2]
-
-
-def test_a_cluster_may_have_fewer_devices_than_are_asked_of_another() -> None:
-    assert len(points_of({"a": ring(4), "b": ring(2)}, [(1, 8)], [4])) == 2
+    # A cluster may have fewer devices than are asked of another.
+    assert len(points_of({"a": ring(4), "b": ring(2)}, BATCH, [4])) == 2
 
 
 def test_the_job_s_batch_is_the_default_and_can_be_kept() -> None:
@@ -36,36 +33,24 @@ def test_the_job_s_batch_is_the_default_and_can_be_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "microbatches", "keep", "reason"),
+    ("ask", "reason"),
     [
-        ([0], [], False, "microbatch samples: 0 is not a whole number from 1 to"),
-        ([], [0], False, "microbatches: 0 is not a whole number from 1 to 65,536"),
-        ([3], [], True, "2 samples an iteration cannot be divided into microbatches of 3"),
-        ([1], [4], True, "microbatches: given, and the batch is to be kept"),
+        (lambda: batches_of(JOB, [0]), "microbatch samples: 0 is not a whole number from 1 to"),
+        (lambda: batches_of(JOB, [], [0]), "microbatches: 0 is not a whole number from 1 to 65,5"),
+        (lambda: batches_of(JOB, [3], keep_batch=True), "divided into microbatches of 3 samples"),
+        (lambda: batches_of(JOB, [1], [4], keep_batch=True), "microbatches: given, and the batch"),
+        (lambda: points_of({}, BATCH), "cluster: none given"),
+        (lambda: points_of({"a": ring(4)}, BATCH, [0]), "devices: 0 is not a whole number"),
+        (lambda: points_of({"a": ring(4)}, BATCH, [5]), r"devices: 5 is not .* from 1 to 4 \("),
+        (lambda: points_of({"../a": ring(4)}, BATCH), "cluster '../a': its label stands in file"),
+        (lambda: points_of({".a": ring(4)}, BATCH), "the first no '-' or '.'"),
+        (lambda: points_of({"a\n": ring(4)}, BATCH), "its label stands in file names"),
+        (
+            lambda: points_of({"a": ring(101)}, [(1, m) for m in range(100)], range(1, 102)),
+            "10,100 points: more than 10,000",
+        ),
     ],
 )
-def test_batches_that_cannot_be_are_refused(
-    samples: list[int], microbatches: list[int], keep: bool, reason: str
-) -> None:
+def test_points_out_of_range_are_refused(ask: Callable[[], object], reason: str) -> None:
     with pytest.raises(PipeplanError, match=reason):
-        batches_of(JOB, samples, microbatches, keep_batch=keep)
-
-
-@pytest.mark.parametrize(
-    ("label", "devices", "reason"),
-    [
-        ("a", [0], r"devices: 0 is not a whole number from 1 to 4 \(the dev"),
-        ("a", [5], "devices: 5 is not a whole number from 1 to 4"),
-        ("../a", [2], "cluster '../a': its label stands in file names"),
-        (".a", [2], "the first no '-' or '.'"),
-        ("a\n", [2], "its label stands in file names"),
-    ],
-)
-def test_points_that_cannot_be_are_refused(label: str, devices: list[int], reason: str) -> None:
-    with pytest.raises(PipeplanError, match=reason):
-        points_of({label: ring(4)}, [(1, 8)], devices)
-
-
-def test_a_sweep_of_too_many_points_is_refused() -> None:
-    with pytest.raises(PipeplanError, match="10,100 points: more than 10,000"):
-        points_of({"a": ring(101)}, [(1, m) for m in range(1, 101)], range(1, 102))
+        ask()

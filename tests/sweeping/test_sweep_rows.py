@@ -2,9 +2,11 @@
 
 import pytest
 from builders import cluster, device_type, graph, layer, link
+from hypothesis import given
+from hypothesis import strategies as st
 
 from planner.analysis.sweep import rows
-from planner.analysis.sweep.rows import Bill, SweepRow, currency_of, has_costs, require_bill
+from planner.analysis.sweep.rows import Bill, SweepRow, currency_of, has_costs, pareto_front
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.job import Job
@@ -85,25 +87,17 @@ def test_a_sample_s_time_and_cost_are_those_of_an_iteration_s_samples() -> None:
     assert row.devices_used == 2
 
 
-def test_idle_devices_of_a_machine_in_use_may_be_paid_for_too() -> None:
-    used = ["n0/gpu1", "desk"]
-    (alone,) = rows_of([found(used, 1.0)], {"a": priced()})
-    (whole,) = rows_of([found(used, 1.0)], {"a": priced()}, "machines")
-    assert alone.cost_per_million_samples == pytest.approx(500)
-    assert whole.cost_per_million_samples == pytest.approx(750)
-    assert whole.devices_used == 2
-
-
-def test_a_device_without_a_price_makes_no_cost_of_zero() -> None:
-    (row,) = rows_of([found(NAMES[:1], 1.0)], {"a": priced(None)})
-    assert row.cost_per_million_samples is None
-    assert not has_costs([row])
-
-
-def test_a_free_device_has_a_cost_of_zero() -> None:
-    (row,) = rows_of([found(NAMES[:1], 1.0)], {"a": priced(0.0)})
-    assert row.cost_per_million_samples == 0.0
-    assert has_costs([row])
+@pytest.mark.parametrize(
+    ("price", "bill", "cost"),
+    [(3.6, "devices", 500), (3.6, "machines", 750), (None, "devices", None), (0, "devices", 0)],
+)
+def test_devices_in_use_or_their_machines_are_paid_for(
+    price: float | None, bill: Bill, cost: float | None
+) -> None:
+    (row,) = rows_of([found(["n0/gpu1", "desk"], 1.0)], {"a": priced(price)}, bill)
+    assert row.cost_per_million_samples == (cost and pytest.approx(cost))
+    assert has_costs([row]) == (cost is not None)
+    assert row.devices_used == 2
 
 
 def test_the_front_is_of_time_cost_and_devices() -> None:
@@ -117,13 +111,13 @@ def test_the_front_is_of_time_cost_and_devices() -> None:
     assert [row.on_front for row in found_rows] == [True, True, False]
 
 
-def test_cheap_and_slow_counts_only_where_every_plan_has_a_cost() -> None:
-    clusters = {"a": priced(3.6), "b": priced(0.36)}
-    found_rows = rows_of([found(NAMES[:1], 1.0), found(NAMES[:1], 2.0, "b")], clusters)
-    assert [row.on_front for row in found_rows] == [True, True]
-    clusters["a"] = priced(None)
-    found_rows = rows_of([found(NAMES[:1], 1.0), found(NAMES[:1], 2.0, "b")], clusters)
-    assert [row.on_front for row in found_rows] == [True, False]
+@pytest.mark.parametrize(("price", "front"), [(3.6, [True, True]), (None, [True, False])])
+def test_cheap_and_slow_counts_only_where_every_plan_has_a_cost(
+    price: float | None, front: list[bool]
+) -> None:
+    points = [found(NAMES[:1], 1.0), found(NAMES[:1], 2.0, "b")]
+    found_rows = rows_of(points, {"a": priced(price), "b": priced(0.36)})
+    assert [row.on_front for row in found_rows] == front
 
 
 def test_prices_in_different_currencies_do_not_compare() -> None:
@@ -134,7 +128,18 @@ def test_prices_in_different_currencies_do_not_compare() -> None:
         currency_of({"a": priced(currency="EUR"), "b": priced()})
 
 
-def test_what_is_paid_for_is_one_of_two() -> None:
-    require_bill("machines")
-    with pytest.raises(PipeplanError, match="bill: 'racks' is not known; choose from devices, mac"):
-        require_bill("racks")
+costs = st.integers(1, 4).flatmap(
+    lambda width: st.lists(st.tuples(*[st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0])] * width))
+)
+
+
+@given(costs)
+def test_a_row_is_on_the_front_unless_another_is_better_somewhere_and_worse_nowhere(
+    costs: list[tuple[float, ...]],
+) -> None:
+    front = pareto_front(costs)
+    for index, row in enumerate(costs):
+        beaten = any(
+            other != row and all(o <= r for o, r in zip(other, row, strict=True)) for other in costs
+        )
+        assert (index in front) == (not beaten)
