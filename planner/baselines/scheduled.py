@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
-from typing import NamedTuple
 
 import numpy as np
 
@@ -49,14 +48,6 @@ class UnscheduledError(InfeasibleError):
         self.stages = stages
 
 
-class _Held(NamedTuple):
-    """Bytes of a stage: of a microbatch in flight, while layers run, and of what it exchanges."""
-
-    stash_bytes: int
-    workspace_bytes: int
-    boundary_bytes: int
-
-
 class ScheduledBaselines:
     """Plans of published planners for one problem.
 
@@ -67,7 +58,7 @@ class ScheduledBaselines:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._layers = Layers(StageTable(problem))
-        self._known: dict[tuple[Stage, tuple[str, ...]], _Held] = {}
+        self._known: dict[tuple[Stage, tuple[str, ...]], tuple[int, int]] = {}
 
     def best(self, planner: Baseline, below_s: float = math.inf) -> Scheduled | None:
         """Return the fastest schedule of a planner's stages, as they are or in two chunks each.
@@ -179,34 +170,30 @@ class ScheduledBaselines:
             share = -(-count // replicas)
             behind = -(-sum(len(row.devices) for row in stages[n:]) // replicas)
             in_flight = share if math.isinf(flight) else min(share, max(1, int(flight * behind)))
-            row = self._bytes(stages[n], self._again(stages[n], limit, by_rank))
-            needed += self._static_bytes(stages[n], device) + in_flight * row.stash_bytes
-            workspace = max(workspace, row.workspace_bytes + row.boundary_bytes)
+            stash, more = self._bytes(stages[n], self._again(stages[n], limit, by_rank))
+            needed += self._static_bytes(stages[n], device) + in_flight * stash
+            workspace = max(workspace, more)
         return needed + workspace <= cluster.device_type(device).capacity_bytes
 
-    def _bytes(self, stage: Stage, again: tuple[str, ...]) -> _Held:
-        """Return the bytes of a stage between all layers before and behind it."""
+    def _bytes(self, stage: Stage, again: tuple[str, ...]) -> tuple[int, int]:
+        """Return the bytes of a stash, and of what else a stage between all others may hold."""
         if (key := (stage, again)) not in self._known:
-            before = Stage(0, stage.begin, stage.devices)
-            behind = Stage(stage.end, self._layers.length, stage.devices)
-            (spec,) = self._layers.specs([stage])
-            rows = [*self._layers.specs([before]), replace(spec, recompute=again)]
-            rows = [row for row in (*rows, *self._layers.specs([behind])) if row.layers]
-            table = StageTable(self._problem, tuple(rows))
-            name = self._problem.cluster.type_of(stage.devices[0])
-            found = table.figures(name, stage.begin, stage.end, rerun=1, offload=1)
-            cuts, kind = [stage.begin, stage.end], table.types.index(name)
-            gradients = table.arrays.crossing_gradient[kind, cuts].sum()
-            boundary = max(table.arrays.crossing[kind, stage.end], gradients)
-            held = (found.stash_bytes, found.workspace_bytes, boundary)
-            self._known[key] = _Held(*map(int, held))
+            before = stage._replace(begin=0, end=stage.begin)
+            behind = stage._replace(begin=stage.end, end=self._layers.length)
+            first, spec, last = self._layers.specs((before, stage, behind))
+            rows = (first, replace(spec, recompute=again), last)
+            table = StageTable(self._problem, tuple(row for row in rows if row.layers))
+            kind, arrays = self._layers.kind_of(stage.devices[0]), table.arrays
+            found = table.figures(table.types[kind], *stage[:2], rerun=1, offload=1)
+            gradients = arrays.crossing_gradient[kind, list(stage[:2])].sum()
+            more = found.workspace_bytes + max(arrays.crossing[kind, stage.end], gradients)
+            self._known[key] = int(found.stash_bytes), int(more)
         return self._known[key]
 
     def _static_bytes(self, stage: Stage, device: str) -> int:
         type_name = self._problem.cluster.type_of(device)
         holders = len(stage.devices) * self._problem.copies
-        figures = self._layers.table.figures(type_name, stage.begin, stage.end, holders=holders)
-        return int(figures.static_bytes)
+        return int(self._layers.table.figures(type_name, *stage[:2], holders=holders).static_bytes)
 
     # --- chunks -----------------------------------------------------------------------------------
 

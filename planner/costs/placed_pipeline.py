@@ -158,6 +158,37 @@ class PlacedPipeline:
         once, _ = placed_reductions(table, None)
         return replace(self, sync=Sync(options={"overlap": False}), synchronisations=once)
 
+    def on_pipeline(self, devices: Sequence[str], count: int) -> PlacedPipeline:
+        """Return one of equal pipelines with its share of the microbatches.
+
+        Gradients are reduced among all of them.
+
+        Args:
+            devices: that of each stage.
+            count: of pipelines.
+        """
+        held = set(enumerate(devices))
+        stages = [
+            replace(row, spec=replace(row.spec, devices=(name,)), times={name: row.times[name]})
+            for row, name in zip(self.stages, devices, strict=True)
+        ]
+        reductions = [
+            replace(
+                row,
+                devices=tuple(name for name in row.devices if name in devices),
+                ahead={pair: row.ahead[pair] for pair in row.ahead if pair in held},
+            )
+            for row in self.synchronisations
+            if not set(devices).isdisjoint(row.devices)
+        ]
+        return replace(
+            self,
+            stages=tuple(stages),
+            synchronisations=tuple(reductions),
+            optimizer_s={name: self.optimizer_s[name] for name in devices},
+            microbatches=self.microbatches // count,
+        )
+
     @cached_property
     def devices(self) -> tuple[str, ...]:
         """Devices that hold a stage, in stage order."""

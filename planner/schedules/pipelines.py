@@ -7,7 +7,7 @@ pipeline is scheduled, and all do the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from planner.costs.placed_pipeline import PlacedPipeline
@@ -51,29 +51,7 @@ class EqualPipelines:
     @cached_property
     def first(self) -> PlacedPipeline:
         """The slowest pipeline with its share of the microbatches; all reduce their gradients."""
-        whole, held = self.whole, set(enumerate(self.slowest))
-        return replace(
-            whole,
-            stages=tuple(
-                replace(
-                    stage,
-                    spec=replace(stage.spec, devices=(device,)),
-                    times={device: stage.times[device]},
-                )
-                for stage, device in zip(whole.stages, self.slowest, strict=True)
-            ),
-            synchronisations=tuple(
-                replace(
-                    row,
-                    devices=tuple(d for d in row.devices if d in self.slowest),
-                    ahead={pair: row.ahead[pair] for pair in row.ahead if pair in held},
-                )
-                for row in whole.synchronisations
-                if not set(self.slowest).isdisjoint(row.devices)
-            ),
-            optimizer_s={device: whole.optimizer_s[device] for device in self.slowest},
-            microbatches=whole.microbatches // len(self.pipelines),
-        )
+        return self.whole.on_pipeline(self.slowest, len(self.pipelines))
 
     def spread(self, orders: Orders) -> Orders:
         """Return the orders of all pipelines, given those of the slowest one."""
