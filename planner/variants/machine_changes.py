@@ -294,7 +294,7 @@ def _slowed(
         name = f"{kind} slowed x{factor:g}"
         while name in types and types[name] != figures:
             name += "'"
-        problem = with_device_type(problem, kind, name, figures, devices=devices, speed=1 / factor)
+        problem = with_device_type(problem, kind, name, figures, devices, 1 / factor)
     return problem, frozenset(factor_of)
 
 

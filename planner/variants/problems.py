@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from planner.cluster.hardware import DeviceType
 from planner.model.figures import MeasuredTimes
-from planner.model.graph_record import GraphRecord, Layer
+from planner.model.graph_record import GraphRecord, Layer, WorkAtLength
 from planner.model.layer_graph import LayerGraph
-from planner.model.split_record import SplitRecord
+from planner.model.split_record import LayerSplit
 from planner.plan.problem import Problem
 from planner.variants.clusters import without
+
+_Timed = TypeVar("_Timed", Layer, LayerSplit, WorkAtLength)
 
 
 def with_job(problem: Problem, **settings: Any) -> Problem:
@@ -47,21 +49,14 @@ def with_memory(problem: Problem, memory_gib: Mapping[str, float]) -> Problem:
 
 
 def with_device_type(
-    problem: Problem,
-    old: str,
-    new: str,
-    kind: DeviceType,
-    *,
-    devices: Collection[str] = (),
-    speed: float = 1.0,
+    problem: Problem, old: str, new: str, kind: DeviceType, devices: Collection[str], speed: float
 ) -> Problem:
-    """Return a problem whose cluster has one device type more, or one of other figures.
+    """Return a problem with one device type more, which some devices become of.
 
     Args:
         problem: as it is.
         old: a type of its cluster.
-        new: name of the other type, which layers allow and have times for as for the old one; may
-            be ``old``.
+        new: name of the other type, which layers allow and have times for as for the old one.
         kind: its figures.
         devices: those that become of the new type.
         speed: by which times that were measured on the old type are divided.
@@ -74,60 +69,40 @@ def with_device_type(
             for device in cluster.devices
         ),
     }
-    return replace(
-        problem,
-        cluster=cluster.model_copy(update=fields),
-        graph=_with_layers(problem.graph, old, new, speed),
-    )
-
-
-def _with_layers(graph: LayerGraph, old: str, new: str, speed: float) -> LayerGraph:
-    """Return the graph with a type's entries under its new name, times divided by its speed."""
-    record = _with_entries(graph.record, old, new, speed)
-    return graph if record is graph.record else LayerGraph.from_record(record)
+    record = _with_entries(problem.graph.record, old, new, speed)
+    graph = LayerGraph.from_record(record)
+    return replace(problem, cluster=cluster.model_copy(update=fields), graph=graph)
 
 
 def _with_entries(record: GraphRecord, old: str, new: str, speed: float) -> GraphRecord:
-    update: dict[str, Any] = {}
-    layers = tuple(_with_type_of(layer, old, new, speed) for layer in record.layers)
-    if layers != record.layers:
-        update["layers"] = layers
-    splits = tuple(_with_type_of_split(split, old, new, speed) for split in record.splits)
-    if splits != record.splits:
-        update["splits"] = splits
+    """Return a record with a type's entries under another name too, times divided by a speed."""
+
+    def timed(row: _Timed) -> _Timed:
+        if old not in row.measured:
+            return row
+        measured = {**row.measured, new: _sooner(row.measured[old], speed)}
+        return row.model_copy(update={"measured": measured})
+
+    def layer_on(layer: Layer) -> Layer:
+        kinds, lengths = layer.device_types, tuple(map(timed, layer.lengths))
+        if old in kinds and new not in kinds:
+            kinds = (*kinds, new)
+        return timed(layer).model_copy(update={"lengths": lengths, "device_types": kinds})
+
+    splits = (
+        split.model_copy(update={"layers": tuple(map(timed, split.layers))})
+        for split in record.splits
+    )
+    update: dict[str, Any] = {
+        "layers": tuple(map(layer_on, record.layers)),
+        "splits": tuple(splits),
+    }
     if old in record.on_types:
         of_types = {**record.on_types, new: record.on_types[old]}
         update["on_types"] = {
             name: _with_entries(row, old, new, speed) for name, row in of_types.items()
         }
-    return record.model_copy(update=update) if update else record
-
-
-def _with_type_of_split(split: SplitRecord, old: str, new: str, speed: float) -> SplitRecord:
-    layers = tuple(
-        row.model_copy(update={"measured": _with_new(row.measured, old, new, speed)})
-        for row in split.layers
-    )
-    return split if layers == split.layers else split.model_copy(update={"layers": layers})
-
-
-def _with_new(
-    measured: Mapping[str, MeasuredTimes], old: str, new: str, speed: float
-) -> Mapping[str, MeasuredTimes]:
-    return {**measured, new: _sooner(measured[old], speed)} if old in measured else measured
-
-
-def _with_type_of(layer: Layer, old: str, new: str, speed: float) -> Layer:
-    update: dict[str, Any] = {}
-    if old in layer.measured:
-        update["measured"] = _with_new(layer.measured, old, new, speed)
-        update["lengths"] = tuple(
-            row.model_copy(update={"measured": _with_new(row.measured, old, new, speed)})
-            for row in layer.lengths
-        )
-    if old in layer.device_types and new not in layer.device_types:
-        update["device_types"] = (*layer.device_types, new)
-    return layer.model_copy(update=update) if update else layer
+    return record.model_copy(update=update)
 
 
 def _sooner(times: MeasuredTimes, speed: float) -> MeasuredTimes:
