@@ -218,7 +218,7 @@ def _show(result: Result, loaded: LoadedProblem, output: Path, *, has_margin: bo
     from planner.report.summary import runtime_lines, space_lines
 
     plan = result.plan
-    _print_unjoined(result.unjoined_devices)
+    _print_unjoined(plan)
     show_plan(plan)
     lines = [result.summary(), *space_lines(plan), *runtime_lines(plan.runtime)]
     # Who leaves memory free on purpose fills the rest on purpose.
@@ -248,6 +248,7 @@ def memory_lines(plan: Plan) -> list[str]:
 def _data(result: Result, output: Path) -> dict[str, Any]:
     """Return the JSON output."""
     from planner.report.summary import throughput_data
+    from planner.search.result import unjoined_devices
 
     return {
         "status": result.status,
@@ -258,7 +259,7 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
         "throughput": throughput_data(result.plan),
         "runtime": result.plan.job.runtime and result.plan.runtime.name,
         "bound_covers": result.plan.provenance.bound_covers.model_dump(mode="json"),
-        "unjoined_devices": list(result.unjoined_devices),
+        "unjoined_devices": list(unjoined_devices(result.plan)),
         "robustness": None if result.robustness is None else asdict(result.robustness),
         "simplicity": None if result.simplicity is None else asdict(result.simplicity),
         "length_choice": None if result.lengths is None else asdict(result.lengths),
@@ -267,11 +268,12 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
     }
 
 
-def _print_unjoined(devices: Sequence[str]) -> None:
+def _print_unjoined(plan: Plan) -> None:
     """Print which devices the plan could not use because no route joins them."""
     from planner.plan.operations import compress_devices
+    from planner.search.result import unjoined_devices
 
-    if devices:
+    if devices := unjoined_devices(plan):
         say(
             f"not used: {compress_devices(devices)}, {plural(len(devices), 'device')}, since no "
             "path of links joins them to the devices of the plan; add links to the cluster file"

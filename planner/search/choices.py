@@ -89,7 +89,7 @@ def _for_lengths(rows: list[Found], lengths: Lengths) -> tuple[Found, dict[str, 
     job = pipeline.problem.job.model_copy(update={"lengths": ordered})
     pipeline = replace(pipeline, problem=replace(pipeline.problem, job=job))
     timeline = replace(row.timeline, pipeline=pipeline)
-    return Found.of(timeline, row.orders, row.method), {"lengths": reason}
+    return Found.of(timeline, row.method), {"lengths": reason}
 
 
 def _simple(rows: list[Found], within: float) -> tuple[Found, dict[str, Any]]:
@@ -113,7 +113,7 @@ def complexity_of(found: Found) -> Complexity:
     stages = pipeline.stages
     runs = Counter(
         (operation.stage, device)
-        for device, order in found.orders.items()
+        for device, order in found.timeline.orders.items()
         for operation in order
         if operation.kind == "F"
     )
@@ -135,8 +135,8 @@ def complexity_of(found: Found) -> Complexity:
 
 def _is_published(found: Found) -> bool:
     """Return whether the orders are those of a published schedule of whole backwards."""
-    mine = {device: list(order) for device, order in found.orders.items()}
-    owner = owners(found.orders)
+    mine = {device: list(order) for device, order in found.timeline.orders.items()}
+    owner = owners(found.timeline.orders)
     return any(
         mine == {device: list(order) for device, order in orders.items()}
         for _, orders in published_orders(found.timeline.pipeline, owner, split=False)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from planner.assembly import assemble_plan, version
 from planner.costs.placed_pipeline import StageSpec
 from planner.plan.certificate import Proof, UncheckedBound
-from planner.plan.operations import numbered_by_losses
+from planner.plan.operations import Orders, numbered_by_losses
 from planner.plan.plan import COST_MODEL, Plan, Provenance, gap
 from planner.plan.problem import Problem
 from planner.plan.runtimes import LOSSES_IN_ORDER
@@ -36,8 +36,8 @@ def finished_plan(
         settings: of the search.
         variant: the size of groups.
     """
-    timeline, orders = taken.replayed
-    problem = timeline.pipeline.problem
+    timeline, problem = taken.timeline, taken.timeline.pipeline.problem
+    orders: Orders = timeline.orders
     if problem.job.runtime in LOSSES_IN_ORDER:
         orders = numbered_by_losses(orders, len(timeline.pipeline.stages) - 1)
         timeline = simulate(timeline.pipeline, orders)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from planner.bounds import ProvedBound
-from planner.plan.operations import Orders
 from planner.search.clock import Clock
 from planner.search.result import HistoryRow
 from planner.simulation.timeline import Timeline
@@ -17,7 +16,6 @@ NEAR = 0.05
 """Share by which a plan may be slower than the best one and still be chosen at the end."""
 MOST_NEAR = 24
 Progress = Callable[[HistoryRow], None]
-Replayed = tuple[Timeline, Orders]
 
 
 @dataclass(frozen=True)
@@ -27,32 +25,22 @@ class Found:
     Attributes:
         seconds: its iteration time.
         method: the step that found it.
-        make: returns its replay and the orders of the operations, by device.
+        make: returns its replay.
     """
 
     seconds: float
     method: str
-    make: Callable[[], Replayed]
+    make: Callable[[], Timeline]
 
     @classmethod
-    def of(cls, timeline: Timeline, orders: Orders, method: str) -> Found:
+    def of(cls, timeline: Timeline, method: str) -> Found:
         """Return what a replay shows."""
-        return cls(timeline.iteration_time_s, method, lambda: (timeline, orders))
+        return cls(timeline.iteration_time_s, method, lambda: timeline)
 
     @cached_property
-    def replayed(self) -> Replayed:
-        """The replay and the orders."""
-        return self.make()
-
-    @property
     def timeline(self) -> Timeline:
         """The replay; the stages are those of its pipeline."""
-        return self.replayed[0]
-
-    @property
-    def orders(self) -> Orders:
-        """The operations of each device, in order."""
-        return self.replayed[1]
+        return self.make()
 
 
 class Incumbent:

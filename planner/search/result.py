@@ -276,11 +276,6 @@ class Result(ShownInNotebooks):
         """Iteration time / lower bound - 1."""
         return gap(self.iteration_time_s, self.lower_bound_s)
 
-    @property
-    def unjoined_devices(self) -> tuple[str, ...]:
-        """Devices left unused that no path of links and switches joins to any device in use."""
-        return unjoined_devices(self.plan)
-
     def shortcoming(self) -> str | None:
         """Return what the search lacked, with the remedy; None if it lacked nothing.
 

@@ -57,8 +57,6 @@ TINY_SHARES = {
     "close": 1.0,
 }
 """The same where CP-SAT can decide the partitions one by one."""
-BOUNDED = 2
-"""Steps before sizes of tensor-parallel groups are compared: a first plan, and a bound, of each."""
 AGAIN = 0.02
 """Share of the time that must be left to walk again; with less, the limit ended the search."""
 TRIAL = 0.3
@@ -131,9 +129,7 @@ def solve(
     settings = Settings(time_limit_s, gap_limit, seed, workers, deterministic, constrain, without)
     noise = (Noise(seed=seed) if robust is True else robust) or None
     choice = Choice(noise, prefer_within if prefer == "simple" else None)
-    compile_ahead()
-    if may_decide(problem):
-        compile_lists_ahead()
+    compile_ahead(is_tiny=may_decide(problem))
     *tried, last = decided(for_runtime(problem))
     for resolved in tried:
         with suppress(InfeasibleError):
@@ -153,8 +149,10 @@ def decided(problem: Problem) -> list[Problem]:
 
 
 @cache
-def compile_ahead() -> None:
+def compile_ahead(*, is_tiny: bool = False) -> None:
     """Compile what searches run, or load it, before any clock starts: search two layers."""
+    if is_tiny:
+        list_partitions(two_layers(), 1e3, most=1)
     # Without a first plan, which may be proved at once, so that the other steps have work.
     left_out = frozenset({"first"})
     settings = Settings(0.01, OPTIMALITY_TOLERANCE, 0, 1, deterministic=True, without=left_out)
@@ -166,12 +164,6 @@ def compile_ahead() -> None:
     orders = StageOrders(best.timeline.pipeline, 0)
     orders.replay(best.timeline.orders)
     orders.anneal(COOLEST, 1)
-
-
-@cache
-def compile_lists_ahead() -> None:
-    """Compile, or load, the lists of partitions of tiny clusters."""
-    list_partitions(two_layers(), 1e3, most=1)
 
 
 def quickly(problem: Problem) -> QuickPlan | None:
@@ -219,8 +211,8 @@ class _Search:
                 row.offer_known(plan)
         shares = TINY_SHARES if self._is_tiny else SHARES
         last = 0.0
-        for number, (name, end) in enumerate(shares.items()):
-            if number == BOUNDED and len(rows) > 1:
+        for name, end in shares.items():
+            if name == "walk" and len(rows) > 1:
                 rows = self._tried(rows)
             begin = self.clock.elapsed_s / self.clock.limit_s
             # Where the steps before took longer, a step has half of its own share at least.
@@ -283,7 +275,7 @@ class _Search:
         if name in self.settings.without or self.clock.is_stopped or is_enough:
             return
         begin_s, before = self.clock.elapsed_s, row.found.tried
-        STEPS[name](row, until)
+        self.clock.run(lambda: STEPS[name](row, until))
         words = self.variants[self.rows.index(row)].words
         self.steps.append(
             StepRow(

@@ -30,7 +30,7 @@ from planner.search.clock import STATES_PER_S, TASKS_PER_S, Clock, Part
 from planner.search.cp_sat.decide import METHOD, Limits, decide
 from planner.search.cp_sat.decisions import rule_constraints
 from planner.search.cp_sat.plan_model import Effort, PlanModels, Stages
-from planner.search.incumbent import Found, Incumbent, Replayed
+from planner.search.incumbent import Found, Incumbent
 from planner.search.needs import Needs
 from planner.search.orders.search import ScheduleSearch
 from planner.search.settings import Settings
@@ -54,8 +54,6 @@ BEST_OF_MODEL = 3
 """Solutions of the plan model, of each number of stages, that the walk is given."""
 SIMPLE_SHARE = 0.1
 """Share of the time limit, beyond it, for simple plans to choose among."""
-REPLAYS_TO_CLOSE = 10
-"""Schedules are improved if there is time to replay so many of them, on a thousand devices not."""
 FIRST_STARTS = 300
 """Layouts of which the first that fits is a search's first plan."""
 PASS_S = 0.1
@@ -83,7 +81,6 @@ class Steps:
     settings: Settings
     starts: list[Start] = field(default_factory=list)
     seed: int = 0
-    _replay_s: float = field(default=0.0, init=False)
 
     @cached_property
     def table(self) -> StageTable:
@@ -120,7 +117,7 @@ class Steps:
             return
         timeline = simulate_plan(same)
         if not timeline.overflow_bytes:
-            self.found.offer(Found.of(timeline, timeline.orders, "warm start"))
+            self.found.offer(Found.of(timeline, "warm start"))
 
     @property
     def is_impossible(self) -> bool:
@@ -139,10 +136,8 @@ class Steps:
 
         So a search has a plan before its bounds take time, and even where its limit is very short.
         """
-        if self.settings.constrain is None:
-            self.clock.run(self._first)
-
-    def _first(self) -> None:
+        if self.settings.constrain is not None:
+            return
         devices = tuple(range(len(self.problem.cluster.devices)))
         whole = Start((len(self.table.layers),), (devices,))
         likely = starts(self._network, self._walker.freedoms, self._needs)
@@ -157,7 +152,7 @@ class Steps:
     def walk(self, until: float) -> None:
         """Walk over whole plans: from starts of its own, of the bounds, and that keep the rules."""
         if self.settings.constrain is not None:
-            self.clock.run(lambda: self._keep(until))
+            self._keep(until)
             return
         if not self.problem.job.rules.is_empty:
             self.starts += self._starts_by_model(RULE_SHARE * self.clock.left_s(until))
@@ -179,7 +174,7 @@ class Steps:
             threads=self.settings.threads,
             told=self._take_walk,
         )
-        done = self.clock.run(lambda: search.run(self.starts))
+        done = search.run(self.starts)
         self.found.tried += done.layouts
         if done.found:
             best = done.found[0].layout
@@ -187,7 +182,7 @@ class Steps:
 
     def _starts_by_model(self, limit_s: float) -> list[Start]:
         effort = self._effort(limit_s / max(1, len(self._stage_counts)))
-        rows = self.clock.run(lambda: list(self._models.starts(effort, self._stage_counts)))
+        rows = self._models.starts(effort, self._stage_counts)
         return [start_of(stages) for found in rows for stages in found[-BEST_OF_MODEL:]]
 
     @cached_property
@@ -204,14 +199,11 @@ class Steps:
     def _take_walk(self, row: WalkFound) -> None:
         found = Found(row.seconds, "walk", partial(self._replayed, row.layout))
         if len(row.layout.ends) == 1:  # Its reductions may take much less time all at once.
-            found = Found.of(*self._replayed(row.layout), "walk")
+            found = Found.of(self._replayed(row.layout), "walk")
         self.found.offer(found)
 
-    def _replayed(self, layout: Layout) -> Replayed:
-        begin_s = self.clock.elapsed_s
-        timeline = reduced_soonest(timeline_of(layout, self.table))
-        self._replay_s = self.clock.elapsed_s - begin_s
-        return timeline, timeline.orders
+    def _replayed(self, layout: Layout) -> Timeline:
+        return reduced_soonest(timeline_of(layout, self.table))
 
     def _plain(self, within: float) -> list[Found]:
         """Return plans in 1F1B to choose among, some with stages cut at the ends of blocks.
@@ -287,8 +279,6 @@ class Steps:
         best, job = self.found.best, self.problem.job
         if best is None or job.order == "1f1b" or job.lengths is not None:
             return
-        if best.timeline and self.clock.left_s(until) < REPLAYS_TO_CLOSE * self._replay_s:
-            return
         search = ScheduleSearch(
             best.timeline.pipeline,
             Part(self.clock, until, lambda: self.found.is_enough),
@@ -298,18 +288,15 @@ class Steps:
             workers=self.settings.threads,
             told=self._offer_timeline,
         )
-        self.clock.run(search.run)
+        search.run()
 
     def _offer_timeline(self, timeline: Timeline, method: str) -> None:
-        self.found.offer(Found.of(timeline, timeline.orders, method))
+        self.found.offer(Found.of(timeline, method))
 
     def decide(self, until: float) -> None:
         """Decide all partitions of a tiny cluster that may have a faster plan."""
         if self.found.best is None:
             return
-        self.clock.run(lambda: self._decide(until))
-
-    def _decide(self, until: float) -> None:
         limits = Limits(
             lambda: self.clock.left_s(until),
             self.clock.spend,
@@ -333,9 +320,6 @@ class Steps:
     def prove(self, until: float) -> None:
         """Raise the bound by certificates."""
         self._prover.best_s = self.found.best_s
-        self.clock.run(lambda: self._prove(until))
-
-    def _prove(self, until: float) -> None:
         looked_at = 0.0 if self.found.proved is None else self.found.proved.looked_at
         for proved in self._prover.steps():
             self.clock.spend(max(0.0, proved.looked_at - looked_at) / STATES_PER_S)

@@ -135,7 +135,7 @@ def published_schedules(placed: PlacedPipeline) -> list[Found]:
         orders = one_forward_one_backward(placed, assignment)
         timeline = simulate(placed, orders)
         if not timeline.overflow_bytes:
-            found.append(Found.of(timeline, orders, "1F1B"))
+            found.append(Found.of(timeline, "1F1B"))
     return found
 
 

@@ -21,7 +21,7 @@ from planner.costs.stage_table import StageTable
 from planner.plan.problem import Problem
 from planner.program.layout import Layout
 from planner.search.clock import TASKS_PER_S, Part
-from planner.search.walk.freedoms import Freedoms, freedoms_of
+from planner.search.walk.freedoms import freedoms_of
 from planner.search.walk.judge import NEAR
 from planner.search.walk.starts import Needs, Start, needs_of, singles, starts
 from planner.search.walk.walker import Candidate, Walker
@@ -105,7 +105,6 @@ class WalkSearch:
         table: what stages cost.
         clock: the limit.
         needs: what intervals of layers take; None: it is computed.
-        freedoms: the stages that there may be; None: those of the job.
         seed: of random numbers.
         threads: walks at a time.
         told: called with each layout that is better than all before.
@@ -118,12 +117,11 @@ class WalkSearch:
         clock: Part,
         *,
         needs: Needs | None = None,
-        freedoms: Freedoms | None = None,
         seed: int = 0,
         threads: int = 1,
         told: Told = lambda found: None,
     ) -> None:
-        self.freedoms = freedoms_of(problem) if freedoms is None else freedoms
+        self.freedoms = freedoms_of(problem)
         self._network = NetworkTable.of(problem.cluster)
         self._walkers = [
             Walker(problem, table, self._network, self.freedoms, seed * threads + n + 1)
