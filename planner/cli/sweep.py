@@ -108,12 +108,15 @@ def sweep(
 ) -> None:
     """Plan for many batch sizes, device counts and clusters; compare time and cost per sample."""
     with user_errors(as_json):
+        from planner.analysis.sweep.points import batches_of, points_of
+        from planner.analysis.sweep.rows import currency_of
         from planner.analysis.sweep.run import sweep as sweep_points
         from planner.interop.calibrate.costs import (
             read_costs,
             warn_of_types_without_costs,
             with_optimizer_costs,
         )
+        from planner.search.settings import check_settings
 
         sizes = _whole_numbers("--microbatch-samples", microbatch_samples)
         counts = _whole_numbers("--microbatches", microbatches)
@@ -125,8 +128,10 @@ def sweep(
         require_no_arguments(model, set_ or ())
         engine = _engine(processes)
         # All that can be refused before the model is traced, which may take long.
-        _require_points(clusters, the_job, sizes, counts, numbers)
-        _require_outputs(output, plot, time_limit)
+        currency_of(clusters)
+        points_of(clusters, batches_of(the_job, sizes, counts), numbers)
+        check_settings(time_limit, 0.0, 0, 1)
+        _require_outputs(output, plot)
         files = [read_costs(path, "--costs") for path in costs or ()]
         graphs = _graphs(model, sizes, clusters, the_job, files, quiet=as_json)
         for path, (label, one) in zip(cluster, clusters.items(), strict=True):
@@ -163,7 +168,7 @@ def _whole_numbers(option: str, text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+    if not all(part.isdecimal() and len(part) < 10 for part in parts):
         raise PipeplanError(
             f"{option} {text}: expected whole numbers separated by commas, such as 2,4,8"
         )
@@ -211,7 +216,7 @@ def _engine(processes: str) -> Engine:
     kind, _, address = processes.partition(":")
     if kind == "ray" and address:
         return RayEngine(address)
-    if not processes.isdigit():
+    if not processes.isdecimal():
         raise PipeplanError(
             f"--processes {processes}: expected a number of processes, or a Ray cluster such as "
             "ray:auto"
@@ -219,28 +224,12 @@ def _engine(processes: str) -> Engine:
     return InTurn() if int(processes) == 1 else Processes(int(processes))
 
 
-def _require_points(
-    clusters: Mapping[str, Cluster],
-    job: Job,
-    sizes: Sequence[int],
-    counts: Sequence[int],
-    devices: Sequence[int],
-) -> None:
-    from planner.analysis.sweep.points import batches_of, points_of
-    from planner.analysis.sweep.rows import currency_of
-
-    currency_of(clusters)
-    points_of(clusters, batches_of(job, sizes, counts), devices)
-
-
-def _require_outputs(output: Path, plot: Path | None, time_limit_s: float) -> None:
-    """Refuse files that cannot be written, and a limit out of range."""
+def _require_outputs(output: Path, plot: Path | None) -> None:
+    """Refuse files that cannot be written."""
     from planner.analysis.sweep.folder import require_folder
     from planner.records.document import require_file_path
     from planner.report.figures import require_format
-    from planner.search.settings import check_settings
 
-    check_settings(time_limit_s, 0.0, 0, 1)
     require_folder(output)
     if plot is not None:
         require_format(plot)

@@ -174,7 +174,8 @@ def plot_sweep(result: SweepResult, ax: Axes | None = None) -> Axes:
     unit = time_unit(max((row.time_per_sample_s or 0.0 for row in rows), default=1.0))
     places = [(across(row), (row.time_per_sample_s or 0.0) * unit.per_second) for row in rows]
     best = sorted({places[index] for index in pareto_front(places)})
-    ax.step(*zip(*best, strict=True), where="post", color=MUTED_COLOUR, linewidth=1.2, zorder=1)
+    across_best, times = [x for x, _ in best], [y for _, y in best]
+    ax.step(across_best, times, where="post", color=MUTED_COLOUR, linewidth=1.2, zorder=1)
     _draw_points(ax, rows, places)
     ax.set_xlabel(plain_text(cost_heading(result.currency)) if costs else "devices in use")
     ax.set_ylabel(f"time per sample ({unit.symbol})")
