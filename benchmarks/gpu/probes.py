@@ -183,7 +183,7 @@ def _history(plan: Plan, device: torch.device, steps: int, **run: Any) -> list[S
 
 def detected(shape: Shape, device: torch.device) -> Row:
     """Write the cluster file of this device, which predictions read."""
-    measure(parse_options(["--output", CLUSTER, "--device", device.type]))
+    measure(parse_options(["--output", CLUSTER, "--device", device.type]), None)
     return {"cluster": Path(CLUSTER).read_text()}
 
 

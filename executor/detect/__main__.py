@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from executor.detect.interrupt import Interrupt
 from executor.detect.options import MeasurementOptions, parse_options
 from executor.launch.console import print_error, print_error_once, print_failure
 from executor.launch.rank_options import WrongUsageError
@@ -18,26 +19,29 @@ MODULE = "executor.detect"
 
 
 def main() -> int:
-    """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage."""
+    """Measure and return the exit status: 0 done, 1 it failed, 2 wrong usage, 130 interrupted."""
     print_in_any_encoding()
     if "RANK" not in os.environ:
         _start_ranks(sys.argv[1:])
     rank = int(os.environ["RANK"])
-    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:
-        # Ctrl-C ends a rank at once, even one that waits inside torch, and without a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         options = parse_options()
     except WrongUsageError as error:
         print_error_once(error, rank)
         return 2
+    interrupt = Interrupt() if rank == 0 else None
+    if rank > 0 and signal.getsignal(signal.SIGINT) == signal.default_int_handler:
+        # Ctrl-C ends the others at once, even if they wait inside torch, without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        _measure(options, rank)
-    except PipeplanError as error:
-        print_error_once(error, rank)
-        return 1
+        _measure(options, rank, interrupt)
     except Exception as error:
-        print_failure(error, rank)
+        if interrupt is not None:
+            interrupt.give_way()
+        if isinstance(error, PipeplanError):
+            print_error_once(error, rank)
+        else:
+            print_failure(error, rank)
         return 1
     return 0
 
@@ -99,14 +103,14 @@ def _devices_here(kind: str) -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _measure(options: MeasurementOptions, rank: int) -> None:
+def _measure(options: MeasurementOptions, rank: int, interrupt: Interrupt | None) -> None:
     from planner.records.document import require_file_path
 
     if rank == 0:
         require_file_path(options.output)
     from executor.detect.run import measure
 
-    measure(options)
+    measure(options, interrupt)
 
 
 if __name__ == "__main__":

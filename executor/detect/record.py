@@ -53,6 +53,7 @@ class MeasurementRecord:
         self._of_equal = of_equal
         self.members = tuple(members)
         self.types = dict(types)
+        self.turns_done = 0
         self._ways: dict[Ends, OneWay] = {}
         self._together: list[ConcurrentMessages] = []
         self._reductions: list[TimedReduction] = []
@@ -83,6 +84,7 @@ class MeasurementRecord:
 
     def add(self, turn: Turn, found: Found) -> str:
         """Note what a turn found, and return a line about it."""
+        self.turns_done += 1
         match turn.kind:
             case "compute":
                 return self._add_computation(turn, found)

@@ -45,6 +45,8 @@ def conclude(
     backend: str,
     found: Measurements,
     notes: Sequence[str],
+    *,
+    is_partial: bool = False,
 ) -> None:
     """Choose a topology, write the cluster file, and print the figures.
 
@@ -53,11 +55,12 @@ def conclude(
         backend: what carried the messages.
         found: what was measured.
         notes: to be printed.
+        is_partial: whether something is missing.
 
     Raises:
         PipeplanError: if the file cannot be written, or nothing can be concluded of any pair.
     """
-    data = _device_data(options, backend, found)
+    data = {"is_partial": is_partial, **_device_data(options, backend, found)}
     if len(found.members) == 1:
         head = ["Measured by pipeplan detect: one device, without links."]
         _write(options, cluster_without_links(found, options.name), head)
@@ -68,7 +71,7 @@ def conclude(
     choice = choose_topology(found, TOLERANCE, options.name)
     latencies = suited_latencies(choice.taken.topology.cluster, found)
     notes = [*notes, *_notes(options, found, choice, latencies)]
-    _write(options, latencies.cluster, _head(found, choice, backend))
+    _write(options, latencies.cluster, _head(found, choice, backend, is_partial))
     data |= {**_link_data(found, choice, latencies), "notes": notes}
     plan = f"next: pipeplan plan MODEL --cluster {shlex.quote(str(options.output))}"
     _print(options, data, [*_lines(found, choice, latencies), *(f"note: {n}" for n in notes)], plan)
@@ -90,13 +93,15 @@ def _write(options: MeasurementOptions, cluster: Cluster, head: Sequence[str]) -
     write_atomically(options.output, comments + cluster_toml(cluster))
 
 
-def _head(found: Measurements, choice: TopologyChoice, backend: str) -> list[str]:
+def _head(found: Measurements, choice: TopologyChoice, backend: str, is_partial: bool) -> list[str]:
     ranks = plural(len(found.members), "rank")
     hosts = plural(len({member.host for member in found.members}), "host")
+    missing = f"Interrupted: {plural(len(found.missing), 'pair')} of devices not measured."
     return [
         f"Measured by pipeplan detect over {backend}: {ranks} on {hosts}.",
         f"Wiring: {choice.taken.topology.title}.",
         *_beside_lines(found),
+        *[missing] * is_partial,
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +16,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
 from executor.detect.compute import Computation
+from executor.detect.interrupt import Interrupt, nothing_measured
 from executor.detect.options import MeasurementOptions
 from executor.detect.probe import Probe
 from executor.detect.record import MeasurementRecord, about_this_rank, members_of
@@ -27,8 +29,9 @@ from executor.distributed.process_group import (
     process_group,
     require_backend,
 )
-from executor.launch.console import say
+from executor.launch.console import print_error, say
 from executor.launch.run import PlanRank
+from planner.errors import PipeplanError
 from planner.tracing.torch_private import default_store
 
 _TELL_EVERY_S = 1.0
@@ -36,8 +39,12 @@ _TELL_ALL = 40
 """Number of turns up to which each is reported."""
 
 
-def measure(options: MeasurementOptions) -> None:
+def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
     """Measure, and on the first rank write the cluster file and print the figures.
+
+    Args:
+        options: of the command line.
+        interrupt: the first rank's; None on others.
 
     Raises:
         PipeplanError: if it cannot be measured, or a rank is lost.
@@ -61,12 +68,41 @@ def measure(options: MeasurementOptions) -> None:
             share_cores=device.type == "cpu",
         )
         record = MeasurementRecord(members, types, options.of_equal)
+        if interrupt is not None:
+            interrupt.finish_with(lambda: _keep(options, backend, record, turns))
         groups = _groups(turns, device, options.timeout_s)
         ranks_here = sum(other.host == members[place.rank].host for other in members)
         probe, computation = Probe(device, backend, options), Computation(device, ranks_here)
         _take_turns(turns, _Parts(probe, groups, computation, taking), record)
     if place.rank == 0:
+        if interrupt is not None:
+            interrupt.finish_with(lambda: say("interrupted", err=True))
         conclude(options, backend, record.measurements, record.notes)
+
+
+def _keep(
+    options: MeasurementOptions, backend: str, record: MeasurementRecord, turns: Sequence[Turn]
+) -> None:
+    """Write what was measured before an interrupt."""
+    found = record.measurements
+    if not found.pairs:
+        nothing_measured()
+        return
+    left = Counter(turn.kind for turn in turns[record.turns_done :])
+    nouns = {
+        "compute": "group{} of ranks that compute",
+        "beside": "rank{} that compute beside messages",
+        "pair": "pair{} of devices",
+        "together": "trial{} of flows at the same time",
+        "all-reduce": "group{} of all-reduces",
+    }
+    parts = [f"{n} {nouns[kind].format('s' * (n > 1))}" for kind, n in left.items()]
+    note = f"interrupted: not measured are {', '.join(parts) or 'no turns'}"
+    try:
+        conclude(options, backend, found, [*record.notes, note], is_partial=True)
+    except PipeplanError as error:
+        for problem in error.problems:
+            print_error(problem)
 
 
 def _groups(

@@ -358,14 +358,42 @@ def _rank_pid(parent: int, rank: int) -> int:
 
 
 @pytest.mark.extensive
-def test_ctrl_c_ends_all_ranks_and_writes_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "cluster.toml"
+    # Long enough to be interrupted within the fourth of six pairs.
     process = start(4, "-m", MODULE, "-o", str(path), "--no-compute", *LONG)
     _await_turns(process, 3)
     process.send_signal(signal.SIGINT)
-    process.communicate()
+    out, _ = process.communicate()
     assert process.returncode != 0
-    assert not path.exists()
+    cluster = Cluster.load(path)
+    assert len(cluster.devices) == 4
+    assert cluster.links
+    assert "pairs of devices not measured" in path.read_text()
+    assert "note: interrupted: not measured are 3 pairs of devices, 9 trials" in out
+
+
+@pytest.mark.extensive
+def test_ctrl_c_before_the_first_pair_writes_nothing(tmp_path: Path) -> None:
+    options = ["--no-compute", "--repeats", "1000", "--longest-ms", "1000", "--most-mib", "64"]
+    process = start(2, "-m", MODULE, "-o", str(tmp_path / "c.toml"), *options)
+    end_s = time.monotonic() + 1000
+    while not _meets(process.pid):
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+    assert "no pair was measured yet, nothing is written" in error
+    assert not list(tmp_path.iterdir())
+
+
+def _meets(parent: int) -> bool:
+    """Whether rank 0 has connected its process group, which takes threads of gloo."""
+    try:
+        tasks = Path(f"/proc/{_rank_pid(parent, 0)}/task").iterdir()
+        return any((task / "comm").read_text().startswith("gloo") for task in tasks)
+    except (AssertionError, OSError):
+        return False
 
 
 @pytest.mark.extensive
