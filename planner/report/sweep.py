@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from operator import attrgetter
@@ -71,7 +72,15 @@ def _columns(result: SweepResult) -> dict[str, list[str]]:
     for heading, (name, text, missing) in figures.items():
         found = [_figure(row, name) for row in rows]
         if heading in ("iteration", "per sample") or any(figure is not None for figure in found):
-            columns[heading] = [missing if figure is None else text(figure) for figure in found]
+            # A point without a plan has no figures; one with a plan may lack a price.
+            columns[heading] = [
+                text(figure)
+                if figure is not None
+                else missing
+                if row.plan or heading == "iteration"
+                else "-"
+                for row, figure in zip(rows, found, strict=True)
+            ]
     return columns
 
 
@@ -93,7 +102,7 @@ def sweep_lines(result: SweepResult) -> list[str]:
             f"in use, and better in one"
         )
         lines += _about_costs(result)
-    return [*lines, *_choices(result.rows), *_reasons(result.rows)]
+    return [*lines, *_notes(result.rows)]
 
 
 def _about_costs(result: SweepResult) -> Iterator[str]:
@@ -108,26 +117,17 @@ def _about_costs(result: SweepResult) -> Iterator[str]:
         yield "some plans use devices without a price, so the front compares time and devices only"
 
 
-def _choices(rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Yield a line for each set of devices that points with fewer devices may use."""
-    sets: dict[str, list[str]] = {}
+def _notes(rows: Sequence[SweepRow]) -> Iterator[str]:
+    """Yield the sets of devices that were chosen and the reasons for no plan, each once."""
+    chosen, reasons = defaultdict(list), defaultdict(list)
     for row in rows:
         if row.chooses:
             devices = f"{plural(row.devices, 'device')} of {row.cluster}"
-            key = f"{devices}: {compress_devices(row.chosen)}"
-            sets.setdefault(key, []).append(row.point.batch)
-    for devices, batches in sets.items():
-        yield f"{devices} (at {', '.join(batches)})"
-
-
-def _reasons(rows: Sequence[SweepRow]) -> Iterator[str]:
-    """Yield each reason once, with its points."""
-    points: dict[str, list[str]] = {}
-    for row in rows:
+            chosen[f"{devices}: {compress_devices(row.chosen)}"].append(row.point.batch)
         if row.reason is not None:
-            points.setdefault(row.reason, []).append(str(row.point))
-    for reason, where in points.items():
-        yield f"no plan for {' and '.join(where)}: {reason}"
+            reasons[row.reason].append(str(row.point))
+    yield from (f"{devices} (at {', '.join(batches)})" for devices, batches in chosen.items())
+    yield from (f"no plan for {' and '.join(ps)}: {reason}" for reason, ps in reasons.items())
 
 
 def sweep_data(result: SweepResult) -> dict[str, Any]:
@@ -174,8 +174,7 @@ def plot_sweep(result: SweepResult, ax: Axes | None = None) -> Axes:
     unit = time_unit(max((row.time_per_sample_s or 0.0 for row in rows), default=1.0))
     places = [(across(row), (row.time_per_sample_s or 0.0) * unit.per_second) for row in rows]
     best = sorted({places[index] for index in pareto_front(places)})
-    across_best, times = [x for x, _ in best], [y for _, y in best]
-    ax.step(across_best, times, where="post", color=MUTED_COLOUR, linewidth=1.2, zorder=1)
+    ax.step([x for x, _ in best], [y for _, y in best], where="post", color=MUTED_COLOUR, zorder=1)
     _draw_points(ax, rows, places)
     ax.set_xlabel(plain_text(cost_heading(result.currency)) if costs else "devices in use")
     ax.set_ylabel(f"time per sample ({unit.symbol})")
@@ -183,8 +182,7 @@ def plot_sweep(result: SweepResult, ax: Axes | None = None) -> Axes:
     ax.set_ylim(bottom=0.0)
     ax.locator_params("x", integer=not costs)
     bare_frame(ax, grid="both")
-    figures = "time, cost and devices" if costs else "time and devices"
-    title = f"{result.model}: {plural(len(rows), 'plan')}\nfilled: Pareto front of {figures}"
+    title = f"{result.model}: {plural(len(rows), 'plan')}; filled: Pareto front"
     ax.set_title(plain_text(title), loc="left", fontsize="medium")
     return ax
 

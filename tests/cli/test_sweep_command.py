@@ -137,6 +137,7 @@ def test_points_without_a_plan_stand_in_the_table_with_the_reason(
     result = pipeplan(*asked, "--cluster", "small.toml")
     assert result.exit_code == 0, result.output
     assert result.stdout.count("no plan ") >= 2
+    assert "no price" not in result.stdout
     assert "no plan for small, 1 device, 4 x 4 samples" in result.stdout
     alone = [part if part != "node.toml" else "small.toml" for part in asked]
     only = pipeplan(*alone, "-o", "other", "--plot", "none.png")
