@@ -150,9 +150,7 @@ def test_points_without_a_plan_stand_in_the_table_with_the_reason(
     ("options", "reason"),
     [
         (["--devices", "2,x"], "--devices 2,x: expected whole numbers separated by commas"),
-        (["--devices", "1.5"], "--devices 1.5: expected whole numbers"),
         (["--devices", "2,"], "--devices 2,: expected whole numbers"),
-        (["--devices", "-1"], "--devices -1: expected whole numbers"),
         (["--devices", "4"], "devices: 4 is not a whole number from 1 to 3"),
         (["--microbatches", "0"], "microbatches: 0 is not a whole number from 1"),
         (["--microbatches", "4", "--global-batch", "16"], "leave one out"),
