@@ -73,6 +73,17 @@ def failing(exported: ExportedStep) -> Run:
     return run
 
 
+def endless(outputs: Tensor, target: Tensor) -> Tensor:
+    """An infinite loss whose gradients are finite."""
+    return nn.functional.mse_loss(outputs, target) + torch.inf
+
+
+def test_gradients_are_compared_where_the_loss_is_infinite() -> None:
+    assert compared(own_loss=endless) == AGREES
+    with pytest.raises(PipeplanError, match="gradient of first.weight"):
+        compared(own_loss=endless, make_run=halved)
+
+
 @pytest.mark.parametrize(
     ("make_run", "words"),
     [
