@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from planner.search.result import HistoryRow, Result, StepRow
 
 DEFAULT_OUTPUT = Path("plan.json")
+SEEN = 1.01
+"""A bound is shown if it is higher than the one shown last by this factor."""
 LITTLE = 0.06
 """Share of a device's memory; a plan that leaves less of it free is warned of."""
 
@@ -315,8 +317,13 @@ def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
     if quiet:
         return lambda row: None
     headings = [f"{'time':>8}  {'iteration':>12}  {'bound':>12}  {'gap':>7}"]
+    shown_s = bound_s = math.inf
 
     def show_row(row: HistoryRow) -> None:
+        nonlocal shown_s, bound_s
+        if row.iteration_time_s == shown_s and row.lower_bound_s < SEEN * bound_s:
+            return
+        shown_s, bound_s = row.iteration_time_s, row.lower_bound_s
         while headings:
             say(headings.pop(), err=True)
         gap = f"{row.gap:7.2%}" if row.gap is not None else "      -"

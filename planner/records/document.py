@@ -207,8 +207,13 @@ def _suggestion(name: str) -> str:
         if name in elsewhere:
             return elsewhere[name]
         fields.update(record.model_fields)
-    close = get_close_matches(name, sorted(fields - {name}), n=1)
-    return f"did you mean {close[0]!r}?" if close else "remove it or correct its name"
+    others = sorted(fields - {name})
+    # Names end in units, which are easily left out.
+    close = get_close_matches(name, others, 1, 0.85)
+    close = close or get_close_matches(name, [*others, *(x[: len(name)] for x in others)], 1)
+    meant = [x for x in others if x in close] or [x for x in others if x[: len(name)] in close]
+    words = " or ".join(map(repr, meant[:3]))
+    return f"did you mean {words}?" if words else "remove it or correct its name"
 
 
 def left_out(default: Any) -> Any:
