@@ -23,7 +23,7 @@ INTRODUCTION = """# Files and their fields
 This page is generated from the records that read and write the files. Unknown fields and values of
 another type or out of range are refused; the message names the field.
 `pipeplan verify --schema KIND` prints the same as a JSON Schema,
-see [Editors and schemas](editors.md).
+see [Schemas](plans.md#schemas-for-editors).
 
 "table" is a TOML table or a JSON object, "list" an array. Fields without a default are required.
 One GiB is 2^30 bytes, one GB 10^9 bytes.

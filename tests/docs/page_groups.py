@@ -7,14 +7,13 @@ DOCS = ROOT / "docs"
 GROUPS = {
     "tutorial": ("tutorial.md",),
     "executor": ("executor.md", "frozen_parts.md", "unequal_microbatches.md"),
-    "recipes": ("recipes.md",),
+    "plans": ("plans.md", "synchronisation.md"),
     "running_plans": ("adopt.md", "replan.md"),
     "readme": ("../README.md",),
     "others": (
         "cli_conventions.md",
         "classic_planners.md",
         "cost_model.md",
-        "editors.md",
         "experts.md",
         "export.md",
         "how_plans_are_found.md",
