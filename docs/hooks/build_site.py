@@ -8,10 +8,11 @@ from typing import Any
 from artifact_pages import artifact_page
 from command_pages import command_page
 from mkdocs.structure.files import File, Files
+from preset_pages import preset_page
 from repository_links import site_links
 
 ROOT = Path(__file__).parents[2]
-MADE = {"commands.md": command_page, "artifacts.md": artifact_page}
+MADE = {"commands.md": command_page, "artifacts.md": artifact_page, "presets.md": preset_page}
 ELSEWHERE = ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/*.md")
 
 

@@ -1,6 +1,6 @@
 """What a runtime does with messages, gradients and its host: rules of the replay, as data.
 
-docs/runtimes.md has the source of each rule, and docs/cost_model.md says what it does to a time.
+docs/runtimes.md has the source of each rule, and docs/replay.md says what it does to a time.
 """
 
 from __future__ import annotations

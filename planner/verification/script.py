@@ -1,4 +1,4 @@
-"""What a device does in turn: operations, and the exchanges of docs/cost_model.md between them."""
+"""What a device does in turn: operations, and the exchanges of docs/replay.md between them."""
 
 from __future__ import annotations
 

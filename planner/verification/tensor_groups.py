@@ -1,6 +1,6 @@
 """A plan of tensor-parallel groups as the checker sees it: each group is one device.
 
-Written from docs/group_costs.md; shares nothing with the planner's own contraction of a cluster.
+Written from docs/cost_model.md; shares nothing with the planner's own contraction of a cluster.
 That the groups are some of the cluster's, and the model has such a split, is for the problem to say
 (:attr:`planner.plan.plan.Plan.problem`).
 """

@@ -7,7 +7,6 @@ from typer.testing import CliRunner
 from planner.cli.commands import app
 from planner.cluster.ports import FABRIC_LINKS, OTHER_PORTS, PORTS
 from planner.cluster.presets import DEVICE_SOURCES, DEVICES, LINK_SOURCES, LINKS
-from planner.report.presets import preset_tables
 
 # Cores (SMs or CUs), dense 16-bit FLOPs of one in a cycle with float32 accumulation, boost GHz:
 # whitepapers of Volta, Ampere, Ada, Hopper and CDNA 2 and 3, and the boards' datasheets.
@@ -168,11 +167,6 @@ def test_pcie_lanes_and_line_rates() -> None:
         assert LINKS[name].bandwidth_gb_per_s == pytest.approx(expected, rel=0.001)
     for name, gbit in (("Ethernet-10G", 10), ("Ethernet-25G", 25), ("InfiniBand-NDR", 400)):
         assert LINKS[name].bandwidth_gb_per_s == gbit / 8
-
-
-def test_the_documented_tables_are_those_of_the_code() -> None:
-    text = (ROOT / "docs" / "costs.md").read_text()
-    assert all(table.markdown() in text for table in preset_tables())
 
 
 def test_the_documentation_names_every_preset() -> None:

@@ -45,7 +45,7 @@ def test_every_page_is_there(site: Path) -> None:
     for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
         folder = "benchmarks/" if path.parent.name == "benchmarks" else ""
         assert (site / f"{folder}{path.stem}.html").is_file()
-    assert {"commands.html", "artifacts.html", "CHANGELOG.html"} <= {
+    assert {"commands.html", "artifacts.html", "presets.html", "CHANGELOG.html"} <= {
         path.name for path in site.iterdir()
     }
     assert not (site / "hooks").exists()
