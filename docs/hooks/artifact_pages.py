@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from executor.launch.train_schema import TRAIN
-from planner.records.field_docs import unit_of
+from planner.records.field_docs import meanings_of, summary_of, unit_of
 from planner.schemas import ARTIFACTS, json_schema
+from planner.sync.strategies import OPTIONS, Options
 
 WRITTEN = ("job", "cluster", "train", "graph")
 """Files that people write; they come first."""
@@ -48,7 +49,18 @@ def artifact_page() -> str:
                 seen.add(other)
                 parts += ["", f"### {other} {{ #{other.lower()} }}\n", *_record(definition)]
         parts += [""]
+    parts += ["## Options of synchronisation strategies { #synchronisation-options }\n"]
+    for name, options in OPTIONS.items():
+        parts += [f"### `{name}` {{ #{name} }}\n", *_record(_options_schema(options)), ""]
     return "\n".join(parts) + "\n"
+
+
+def _options_schema(options: type[Options]) -> dict[str, Any]:
+    schema = {**options.model_json_schema(), "description": summary_of(options)}
+    for name, field in schema["properties"].items():
+        meaning = meanings_of(options)[name]
+        field["description"] = meaning[0].upper() + meaning[1:]
+    return schema
 
 
 def _by_use(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

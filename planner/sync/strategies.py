@@ -92,7 +92,7 @@ class EagerParameterServerOptions(Record):
     PS+ of Jin's thesis (HKU 2023).
 
     Attributes:
-        modulation: factor on a gradient of staleness tau, see :meth:`factor`.
+        modulation: factor on a gradient of staleness tau: 1 / (1 + tau), exp(-decay tau), or 1.
         decay: decay of the exponential modulation; refused together with any other.
         servers: number of pipelines that share the parameters as servers; None: one.
     """
