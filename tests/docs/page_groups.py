@@ -34,7 +34,7 @@ REASONS = (
     *("takes minutes", "changes settings"),
 )
 """Why a block may be shown and not run; a reason begins with one of these."""
-MOST_NOT_RUN = 19
+MOST_NOT_RUN = 12
 
 
 def steps(page: str) -> list[Block]:
