@@ -26,17 +26,10 @@ def leaves(command, path=()):
 print(json.dumps(list(leaves(typer.main.get_command(app)))))
 """
 TOPOLOGY = "\tGPU0\tGPU1\tNIC0\nGPU0\t X \tNV4\tPIX\nGPU1\tNV4\t X \tSYS\nNIC0\tPIX\tSYS\t X \n"
-PROFILE = """node1 -- Input0 -- forward_compute_time=0.0, backward_compute_time=0.0, \
-activation_size=64.0, parameter_size=0.0
-node2 -- Linear() -- forward_compute_time=1.0, backward_compute_time=2.0, activation_size=64.0, \
-parameter_size=1024.0
-\tnode1 -- node2
-"""
 STAGES = [["layers.0", "layers.1"], ["layers.2", "layers.3"]]
 SEARCH = "--time-limit 1 --deterministic"
 STEPS = (
     ("import", "import topo.txt --device-type A6000 -o a.toml"),
-    ("import", "import graph.txt --device-type A10 -o profile.json"),
     (
         "import",
         "import a.toml a.toml --prefix a --prefix b --network 100gbit -o b.toml",
@@ -117,7 +110,6 @@ def test_every_command_has_a_step(installed: Installed) -> None:
 def test_every_command_runs_once(installed: Installed) -> None:
     folder = installed.folder
     (folder / "topo.txt").write_text(TOPOLOGY)
-    (folder / "graph.txt").write_text(PROFILE)
     (folder / "stages.json").write_text(json.dumps(STAGES))
     (folder / "whole.json").write_text(json.dumps([[*STAGES[0], *STAGES[1]]]))
     job = (folder / "job.toml").read_text()
