@@ -7,7 +7,7 @@ from measured_runs import run_of
 from strategies import Scheduled, scheduled
 
 from planner.assembly import plan_by_hand
-from planner.costs.roofline import layer_times
+from planner.costs.roofline import computed_times
 from planner.interop.calibrate.calibrate import calibrate
 from planner.model.figures import MeasuredTimes
 from planner.plan.plan import Plan
@@ -27,7 +27,7 @@ def with_true_times(plan: Plan, scale: dict[str, tuple[float, ...]]) -> Plan:
         rows = {}
         for kind, by in scale.items():
             device = plan.cluster.device_types[kind]
-            own = layer_times(problem.graph.layers[name], kind, device, plan.job.precision)
+            own = computed_times(problem.graph.layers[name], kind, device, plan.job.precision)
             values = [seconds * factor for seconds, factor in zip(own, by, strict=True)]
             rows[kind] = MeasuredTimes(**dict(zip(own._fields, values, strict=True)))
         return rows
