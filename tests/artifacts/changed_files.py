@@ -67,8 +67,7 @@ def _imported(path: Path) -> None:
     import_cluster(path, options=ImportOptions(device_type="A100-80GB"))
 
 
-READERS: dict[str, Callable[[Path], object]] = {
-    "plan": _plan,
+LOADERS: dict[str, Callable[[Path], object]] = {
     "graph": LayerGraph.load,
     "cluster": Cluster.load,
     "job": Job.load,
@@ -80,8 +79,9 @@ READERS: dict[str, Callable[[Path], object]] = {
     "sync-trace": SyncTrace.load,
     "sweep": SweepIndex.load,
     "moves": Moves.load,
-    "imported": _imported,
 }
+"""What reads each kind of file but plans."""
+READERS = {"plan": _plan, **LOADERS, "imported": _imported}
 """What reads files, by the beginning of their names."""
 
 

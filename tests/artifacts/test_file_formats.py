@@ -9,42 +9,19 @@ from typing import Any
 
 import pytest
 from builders import ROOT
+from changed_files import LOADERS
 
-from executor.checkpoint.manifest import Manifest
-from executor.launch.config import TrainingConfig
 from planner import Plan, load_plan, simulate, verify
-from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.interop.export import exported as stage_table
-from planner.job import Job
-from planner.measured.sync_trace import SyncTrace
-from planner.measured.timeline import MeasuredTimeline
-from planner.model.layer_graph import LayerGraph
-from planner.model.measured_costs import Costs
-from planner.plan.moves import Moves
 from planner.plan.plan import COST_MODEL
-from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.sweep_index import SweepIndex
-from planner.records.document import read_json
 from planner.records.formats import KINDS, MADE_BY, WRITTEN_ONLY, check_format
 
 FOLDER = Path(__file__).resolve().parents[1] / "data" / "formats"
 FILES = sorted(path for path in FOLDER.iterdir() if path.suffix != ".md")
 PLANS = [path for path in FILES if path.name.startswith("plan-")]
-READERS = {
-    "plan": load_plan,
-    "graph": LayerGraph.load,
-    "cluster": Cluster.load,
-    "job": Job.load,
-    "runtime": RuntimeRules.load,
-    "train": TrainingConfig.load,
-    "checkpoint": lambda path: Manifest.parse(read_json(path), str(path)),
-    "timeline": MeasuredTimeline.load,
-    "costs": Costs.load,
-    "sync-trace": SyncTrace.load,
-    "sweep": SweepIndex.load,
-    "moves": Moves.load,
-}
+READERS = {"plan": load_plan, **LOADERS}
 
 
 def plain(path: Path) -> dict[str, Any]:
