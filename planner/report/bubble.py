@@ -20,8 +20,6 @@ WAITS = (
     ("all-reduce,\noptimizer", ("all-reduce", "all-gather", "optimizer")),
 )
 """Headings of what a device waits for, with the causes they hold."""
-MOST_SLACK = 10.0
-"""A stage that could be more than so many times slower is not told by how much."""
 NAMES = {
     "imbalance_s": "imbalance",
     "fill_and_drain_s": "fill and drain",
@@ -97,29 +95,21 @@ def _waited_s(row: IdleTime, causes: tuple[str, ...]) -> float:
 
 
 def stages_table(stages: Iterable[StageLimit]) -> Table:
-    """Return a table with one row per stage: its limit, its slack and the effect of its speed."""
+    """Return a table with one row per stage: its limit and the effect of its speed."""
     table = Table(
         "Stages: what limits them, and the effect of a faster or slower stage (same orders)",
         ("stage", "devices", "limited by"),
-        ("slack", "slack\nfor +1%", "if 10%\nslower", "if 10%\nfaster"),
+        ("if 10%\nslower", "if 10%\nfaster"),
     )
     for row in stages:
         table.add_row(
             str(row.stage),
             compress_devices(row.devices),
             row.limited_by,
-            _slack(row.slack),
-            _slack(row.slack_for_1_percent),
             _change(row.slower_10_percent),
             _change(row.faster_10_percent),
         )
     return table
-
-
-def _slack(share: float | None) -> str:
-    if share is None:
-        return "-"
-    return f"> {MOST_SLACK:.0%}" if share > MOST_SLACK else f"{share:.1%}"
 
 
 def _change(share: float) -> str:

@@ -53,7 +53,6 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         *([memory] if binds else []),
         *([limit] if reached else []),
         _path_line(explanation),
-        *_slowdown_lines(explanation),
         *([] if reached else [limit]),
         *([] if binds else [memory]),
         bubble_line(explanation.bubble),
@@ -85,7 +84,6 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
             for share in explanation.shares
         ],
         "parts": [asdict(part) for part in explanation.parts],
-        "slowdowns": [asdict(row) for row in explanation.slowdowns],
         "binding_resource": _resource_data(explanation.binding_resource),
         "resources": [_resource_data(resource) for resource in explanation.resources],
         "memory": {
@@ -147,26 +145,6 @@ def _path_line(explanation: Explanation) -> str:
         if sums[cause] >= LEAST_SHARE
     ]
     return f"critical path: {', '.join(parts) or 'the iteration takes no time (all costs are 0)'}"
-
-
-def _slowdown_lines(explanation: Explanation) -> Iterator[str]:
-    causes = {
-        "messages": "messages and computation of a device slow each other",
-        "hosts": "devices of a host slow each other",
-    }
-    for row in explanation.slowdowns:
-        lost_s = explanation.iteration_time_s - row.without_s
-        yield (
-            f"{causes[row.cause]}: without that the same orders would take "
-            f"{format_seconds(row.without_s)}, {_less(lost_s, explanation.iteration_time_s)}"
-        )
-
-
-def _less(lost_s: float, whole_s: float) -> str:
-    share = lost_s / whole_s if whole_s > 0 else 0.0
-    if abs(share) < LEAST_SHARE:
-        return "as long"
-    return f"{abs(share):.1%} {'less' if share > 0 else 'more, since they would meet on links'}"
 
 
 def parts_table(explanation: Explanation) -> Table:

@@ -131,10 +131,7 @@ def test_the_parts_of_an_iteration_sum_to_its_whole(case: Scheduled, rules: Runt
 
 
 def test_the_parts_of_an_iteration_by_hand() -> None:
-    """Three forwards, three backwards and two messages on the path; 1 s is lost beside messages.
-
-    Without that 1F0 ends at 3 and 1F1 a second after 1B0, so that all is over a second sooner.
-    """
+    """Three forwards, three backwards and two messages on the path; 1 s is lost beside messages."""
     slow = device_type(compute_slowdown_while_communicating=2, host_link_gb_per_s=4)
     machines = cluster(["d0", "d1"], [link("d0", "d1")], types={"unit": slow})
     rows = [layer("a", 0.75, batch_bytes=GIGA), layer("loss")]
@@ -149,8 +146,6 @@ def test_the_parts_of_an_iteration_by_hand() -> None:
         "messages": 2,
         "slowed computation": 1,
     }
-    (cost,) = explanation.slowdowns
-    assert (cost.cause, cost.without_s) == ("messages", 11)
 
 
 @given(scheduled())

@@ -6,12 +6,7 @@ from dataclasses import dataclass
 
 from planner.analysis.explain.bubble import Bubble, bubble_by_cause
 from planner.analysis.explain.memory import MemoryLimit, memory_limit
-from planner.analysis.explain.parts import (
-    IterationPart,
-    SlowdownCost,
-    iteration_parts,
-    slowdown_costs,
-)
+from planner.analysis.explain.parts import IterationPart, iteration_parts
 from planner.analysis.explain.path_shares import PathShare, path_shares
 from planner.analysis.explain.resources import Resource, resource_bounds
 from planner.analysis.explain.stage_limits import StageLimit, stage_limits
@@ -91,12 +86,11 @@ class Explanation:
         critical_path: events from time 0 to the end, each starting when the one before it ends.
         shares: the critical path's time by cause, the largest first; they sum to its whole.
         parts: the same time by what is done in it, the largest first; they too sum to its whole.
-        slowdowns: what it costs that hosts or messages slow devices.
         devices: how each device spends the iteration, in stage order.
         resources: devices and links with their lower bounds, the highest first.
         memory: room on each device, and what the iteration would take without limits.
         bubble: the devices' idle time by cause.
-        stages: what each stage is limited by, and its slack.
+        stages: what each stage is limited by, and the effect of its speed.
     """
 
     pipeline: PlacedPipeline
@@ -104,7 +98,6 @@ class Explanation:
     critical_path: tuple[PathStep, ...]
     shares: tuple[PathShare, ...]
     parts: tuple[IterationPart, ...]
-    slowdowns: tuple[SlowdownCost, ...]
     devices: tuple[DeviceUse, ...]
     resources: tuple[Resource, ...]
     memory: MemoryLimit
@@ -134,7 +127,6 @@ def explain(timeline: Timeline) -> Explanation:
         critical_path=path,
         shares=path_shares(timeline.pipeline, path),
         parts=iteration_parts(timeline, path),
-        slowdowns=slowdown_costs(timeline),
         devices=device_uses(timeline),
         resources=resource_bounds(timeline),
         memory=memory,

@@ -1,18 +1,15 @@
-"""The parts of an iteration: what its critical path consists of, and what slowed devices cost."""
+"""The parts of an iteration: what its critical path consists of."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from planner.cluster.cluster import Cluster
-from planner.costs.placement import place
 from planner.costs.roofline import layer_times
 from planner.model.blocks import LOSS
 from planner.simulation.critical_path import PathStep
-from planner.simulation.simulator import simulate
 from planner.simulation.timeline import (
     CopyEvent,
     OperationEvent,
@@ -141,47 +138,3 @@ class _StepParts:
             yield "all-gathers of parameters", (kind in "FBI") * sum(r.gather for r in collectives)
             yield "reductions", (kind in "BW") * sum(row.reduction for row in collectives)
         yield "host time", self._pipeline.behaviour.computation_s
-
-
-@dataclass(frozen=True)
-class SlowdownCost:
-    """What it costs that something slows computation, in the same orders.
-
-    Attributes:
-        cause: ``messages`` of the devices themselves, which computation may slow as well, or the
-            other devices of their ``hosts``.
-        without_s: the iteration time if it did not.
-    """
-
-    cause: Literal["messages", "hosts"]
-    without_s: float
-
-
-def slowdown_costs(timeline: Timeline) -> tuple[SlowdownCost, ...]:
-    """Return what each cause of slowness costs, of those that the cluster has."""
-    cluster, found = timeline.pipeline.problem.cluster, []
-    if cluster.slowed_by_communication or cluster.slows_communication:
-        found.append(SlowdownCost("messages", _time_s(timeline, _undisturbed(cluster))))
-    if cluster.host_of:
-        apart = cluster.model_copy(update={"hosts": ()})
-        found.append(SlowdownCost("hosts", _time_s(timeline, apart)))
-    return tuple(found)
-
-
-def _undisturbed(cluster: Cluster) -> Cluster:
-    """Return a cluster whose devices compute and communicate as fast at once as one by one."""
-    usual = {
-        "compute_slowdown_while_communicating": 1.0,
-        "communication_slowdown_while_computing": 1.0,
-    }
-    types = {name: row.model_copy(update=usual) for name, row in cluster.device_types.items()}
-    return cluster.model_copy(update={"device_types": types})
-
-
-def _time_s(timeline: Timeline, cluster: Cluster) -> float:
-    """Return the time of the same stages and orders on a cluster of the same devices."""
-    placed = timeline.pipeline
-    problem = replace(placed.problem, cluster=cluster)
-    stages = [stage.spec for stage in placed.stages]
-    again = place(problem, stages, placed.sync)
-    return simulate(again, timeline.orders).iteration_time_s
