@@ -6,7 +6,6 @@ from importlib import metadata
 from typing import Any
 
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.certificate import Proof
 from planner.plan.operations import Orders, format_order
@@ -104,7 +103,7 @@ def plan_by_hand(pipeline: PlacedPipeline, orders: Orders, solver: str = "by han
 
 
 def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Plan:
-    """Return a plan with other stages, orders or microbatches, predicted again.
+    """Return a plan with other stages or orders, predicted again.
 
     The proved bound is kept or dropped as :func:`planner.prediction.refresh` says.
 
@@ -113,9 +112,6 @@ def edited_plan(plan: Plan, timeline: Timeline, orders: Orders, edit: str) -> Pl
         timeline: of the edited stages and orders.
         orders: of their operations.
         edit: what was changed, for the plan's provenance.
-
-    Raises:
-        PipeplanError: if a plan of tensor-parallel groups would have microbatches of another size.
     """
     solver = f"{plan.provenance.solver}; {edit}"
     provenance = plan.provenance.model_copy(update={"solver": solver})
@@ -132,16 +128,7 @@ def _of_single_devices(plan: Plan, job: Job) -> dict[str, Any]:
     Args:
         plan: before the edit.
         job: after it, with the groups as devices.
-
-    Raises:
-        PipeplanError: if the size of microbatches is another, for which there are no splits.
     """
-    if job.samples_per_microbatch != plan.job.samples_per_microbatch:
-        raise PipeplanError(
-            f"samples_per_microbatch: {job.samples_per_microbatch}, but the splits of layers over "
-            f"tensor-parallel groups are for {plan.job.samples_per_microbatch}; plan again with a "
-            "job of that size"
-        )
     kept = {name: getattr(plan.job, name) for name in ("cuts", *_GROUP_FREEDOMS)}
     return {
         "model": plan.model,

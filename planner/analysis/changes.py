@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from itertools import product
 from typing import Literal
 
@@ -18,7 +17,6 @@ from planner.costs.placement import has_equal_groups
 from planner.errors import PipeplanError, near, shorten
 from planner.plan.operations import Orders
 from planner.plan.problem import Problem
-from planner.variants.microbatches import with_microbatches
 
 Kind = Literal[
     "layers",
@@ -30,8 +28,6 @@ Kind = Literal[
     "merge",
     "split",
     "split onto",
-    "more",
-    "fewer",
     "reschedule",
 ]
 FORMS: Mapping[Kind, str] = {
@@ -44,12 +40,10 @@ FORMS: Mapping[Kind, str] = {
     "merge": "merge stages {source} and {target}",
     "split onto": "split stage {source} before {first} onto {device}",
     "split": "split stage {source} before {first}",
-    "more": "microbatches x{number}",
-    "fewer": "microbatches /{number}",
     "reschedule": "reschedule all stages",
 }
 """Every form of a change; where two fit, the first one counts."""
-_NUMBERS = {"source", "target", "number"}
+_NUMBERS = {"source", "target"}
 KEEPS_ORDERS = frozenset({"layers", "layer", "exchange"})
 """Changes under which every device, or the one it is exchanged for, may keep its order."""
 Stages = tuple[StageSpec, ...]
@@ -104,24 +98,18 @@ def _pattern(form: str) -> str:
     return re.sub(r"\{(\w+)\}", group, form)
 
 
-def changed(problem: Problem, stages: Stages, change: Move) -> tuple[Problem, Stages]:
-    """Return the problem and the stages under a change.
+def changed(problem: Problem, stages: Stages, change: Move) -> Stages:
+    """Return the stages under a change.
 
     Raises:
         PipeplanError: naming the change, and what it names that there is not or cannot be.
     """
     try:
-        if change.kind in ("more", "fewer"):
-            number = int(change["number"])
-            if number < 2:
-                raise PipeplanError(f"{number} is not a whole number of at least 2")
-            factor = Fraction(number) if change.kind == "more" else Fraction(1, number)
-            return with_microbatches(problem, factor), stages
         found = _APPLY[change.kind](problem, stages, change)
         _require_possible(problem, found)
     except PipeplanError as error:
         raise PipeplanError(f"change '{change}': {row}" for row in error.problems) from None
-    return problem, found
+    return found
 
 
 def changed_orders(orders: Orders, change: Move) -> Orders:

@@ -1,4 +1,4 @@
-"""The best single changes of a plan: of a boundary, devices, replicas, stages, the microbatch size.
+"""The best single changes of a plan: of a boundary, devices, replicas and stages.
 
 Each change is judged by the compiled list schedules of the walk and, where devices may keep their
 orders, by the plan's own orders; the faster one counts. Listing and applying share this, so that
@@ -28,12 +28,10 @@ from planner.errors import DeadlockError, PipeplanError
 from planner.model.blocks import block_name
 from planner.plan.membership import outside
 from planner.plan.plan import Plan
-from planner.plan.problem import Problem
 from planner.prediction import replay
 from planner.search.walk.walker import Candidate
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
-from planner.variants.microbatches import IN_PROPORTION
 
 LEAST_GAIN = 0.001
 """A change that gains no larger share of the iteration does not help."""
@@ -54,14 +52,12 @@ class TimedMove:
         iteration_time_s: of the plan that it makes.
         gain: share of the present iteration time that it saves; negative if it costs.
         lacks_bytes: what devices would lack; empty if it fits in memory.
-        assumes: what the time rests on besides the cost model; None if nothing.
     """
 
     move: Move
     iteration_time_s: float
     gain: float
     lacks_bytes: Mapping[str, int]
-    assumes: str | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ def share_saved(time_s: float, compared_with_s: float) -> float:
 def apply_move(plan: Plan, change: Move | str) -> Plan:
     """Return a plan with a single change, predicted again.
 
-    It keeps the proved bound unless the microbatch size changed. It need not fit in memory:
+    It keeps the proved bound. It need not fit in memory:
     :func:`planner.verify` tells.
 
     Args:
@@ -139,52 +135,44 @@ class _Trials:
 
     def __init__(self, plan: Plan) -> None:
         self._plan, self._orders = plan, plan.parsed_orders()
-        self.problem = plan.problem
-        self.stages: Stages = tuple(specs_of(plan.on_groups.stages))
-        self._judges: dict[int, Judge] = {}
+        self._problem = plan.problem
+        self._stages: Stages = tuple(specs_of(plan.on_groups.stages))
+        self.judge = Judge(self._problem, plan.sync)
 
-    def judged(self, change: Move) -> tuple[Problem, Stages, Candidate | None]:
-        """Return the problem and stages under a change, with their best list schedule.
+    def judged(self, change: Move) -> tuple[Stages, Candidate | None]:
+        """Return the stages under a change, with their best list schedule.
 
         Raises:
             PipeplanError: if it cannot be made, lies outside the job's space, or puts what must
                 exchange data on devices without a path of links.
         """
-        problem, stages = changed(self.problem, self.stages, change)
-        layers = tuple(problem.graph.layers)
+        problem, layers = self._problem, tuple(self._problem.graph.layers)
+        stages = changed(problem, self._stages, change)
         beyond = [row.in_job() for row in outside(problem.job.space, stages, {}, layers)]
         if not is_connected(place(problem, stages, self._plan.sync)):
             beyond.append("devices that must exchange data have no path of links")
         if beyond:
             raise PipeplanError(f"change '{change}': {row}" for row in beyond)
-        return problem, stages, self.judge(problem).judged(stages)
+        return stages, self.judge.judged(stages)
 
-    def judge(self, problem: Problem) -> Judge:
-        """Return the judge of the plan's problem, or of it with other microbatches."""
-        if id(problem) not in self._judges:
-            self._judges[id(problem)] = Judge(problem, self._plan.sync)
-        return self._judges[id(problem)]
-
-    def best(
-        self, change: Move, problem: Problem, stages: Stages, judged: Candidate | None
-    ) -> Replayed | None:
+    def best(self, change: Move, stages: Stages, judged: Candidate | None) -> Replayed | None:
         """Return the faster of the list schedule and the plan's own orders.
 
         The latter need not fit in memory where the former does not.
         """
-        listed = None if judged is None else self.judge(problem).replayed(judged)
-        own = self._in_own_orders(change, problem, stages)
+        listed = None if judged is None else self.judge.replayed(judged)
+        own = self._in_own_orders(change, stages)
         if own is None or (listed is not None and not own.fits):
             return listed
         if listed is None or own.timeline.iteration_time_s <= listed.timeline.iteration_time_s:
             return own
         return listed
 
-    def _in_own_orders(self, change: Move, problem: Problem, stages: Stages) -> Replayed | None:
+    def _in_own_orders(self, change: Move, stages: Stages) -> Replayed | None:
         """Return a simulation in the plan's orders; None if they are not possible then."""
         if change.kind not in KEEPS_ORDERS:
             return None
-        orders = changed_orders(self._orders, change)
+        problem, orders = self._problem, changed_orders(self._orders, change)
         if any(outside(problem.job.space, stages, orders, tuple(problem.graph.layers))):
             return None
         with suppress(DeadlockError):
@@ -208,16 +196,16 @@ def moves(plan: Plan, timeline: Timeline | None = None) -> MovesFound:
     trials = _Trials(plan)
     plan_s, fits = timeline.iteration_time_s, not timeline.overflow_bytes
     rows, left_out = _judged(plan, trials)
-    rows.sort(key=lambda row: (row[3] is None, 0.0 if row[3] is None else row[3].seconds))
+    rows.sort(key=lambda row: (row[2] is None, 0.0 if row[2] is None else row[2].seconds))
     events = len(timeline.operations) + len(timeline.transfers)
     found: list[TimedMove] = []
     no_faster = 0
-    for number, (change, problem, stages, judged) in enumerate(rows):
+    for number, (change, stages, judged) in enumerate(rows):
         if number * events > MOST_EVENTS and found:
             is_slower = judged is not None and judged.seconds >= plan_s * (1 - LEAST_GAIN)
             no_faster, left_out = no_faster + is_slower, left_out + (not is_slower)
             continue
-        made = trials.best(change, problem, stages, judged)
+        made = trials.best(change, stages, judged)
         if made is not None:
             found.append(_timed(change, made.timeline, plan_s))
     found.sort(key=lambda row: row.iteration_time_s)
@@ -231,14 +219,11 @@ def moves(plan: Plan, timeline: Timeline | None = None) -> MovesFound:
     )
 
 
-def _judged(
-    plan: Plan, trials: _Trials
-) -> tuple[list[tuple[Move, Problem, Stages, Candidate | None]], int]:
+def _judged(plan: Plan, trials: _Trials) -> tuple[list[tuple[Move, Stages, Candidate | None]], int]:
     """Return the possible changes with their list schedules, and how many there was no room for."""
     rows, left_out = [], 0
-    judge = trials.judge(trials.problem)
     for change in candidate_moves(plan):
-        if judge.tasks_done > MOST_TASKS:
+        if trials.judge.tasks_done > MOST_TASKS:
             left_out += 1
             continue
         with suppress(PipeplanError):
@@ -248,9 +233,7 @@ def _judged(
 
 def _timed(change: Move, timeline: Timeline, plan_s: float) -> TimedMove:
     time_s = timeline.iteration_time_s
-    assumes = IN_PROPORTION if change.kind in ("more", "fewer") else None
-    gain = share_saved(time_s, plan_s)
-    return TimedMove(change, time_s, gain, timeline.overflow_bytes, assumes)
+    return TimedMove(change, time_s, share_saved(time_s, plan_s), timeline.overflow_bytes)
 
 
 # --- the changes there are ------------------------------------------------------------------------
@@ -261,8 +244,6 @@ def candidate_moves(plan: Plan) -> Iterator[Move]:
     stages = range(len(plan.stages))
     yield move("reschedule")
     yield from _boundary_moves(plan)
-    if plan.tensor_parallel is None:  # Layers are split over groups at one size of microbatches.
-        yield from (move("more", number=2), move("fewer", number=2))
     devices = _Devices(plan)
     if plan.job.replication:
         yield from devices.replica_moves()

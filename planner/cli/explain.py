@@ -22,8 +22,7 @@ ApplyOption = Annotated[
         "stage 2', 'move layers h.11 to h.12 from stage 3 to stage 2', 'exchange devices n0/gpu0 "
         "and n1/gpu0', 'add replica n1/gpu0 to stage 2', 'remove replica …', 'move replica …', "
         "'merge stages 1 and 2', 'split stage 1 before h.9', 'split stage 1 before h.9 onto "
-        "n1/gpu0', 'microbatches x2', 'microbatches /2', 'reschedule all stages'; may be "
-        "repeated, one after the other",
+        "n1/gpu0', 'reschedule all stages'; may be repeated, one after the other",
     ),
 ]
 

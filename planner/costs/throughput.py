@@ -42,7 +42,6 @@ def throughput(
     job: Job,
     devices: Collection[str],
     iteration_time_s: float,
-    paid: Collection[str] | None = None,
 ) -> Throughput | None:
     """Return what an iteration of some length means; None if it takes no time.
 
@@ -52,14 +51,13 @@ def throughput(
         job: microbatches, precision, inputs and the size of the data set.
         devices: in use.
         iteration_time_s: predicted or measured.
-        paid: devices that are paid for; by default those in use.
     """
     if iteration_time_s <= 0:
         return None
     samples_per_s = job.samples_per_microbatch * job.microbatches / iteration_time_s
     tokens, peak = job.tokens_per_sample, _peak_flop_per_s(cluster, job, devices)
     flops = job.microbatches * _flops(graph)
-    price = price_per_hour(cluster, devices if paid is None else paid)
+    price = price_per_hour(cluster, devices)
     cost = None if price is None else cost_per_million_samples(1 / samples_per_s, price)
     epoch = job.epoch_samples
     return Throughput(

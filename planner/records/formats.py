@@ -31,7 +31,7 @@ KINDS = {
     "pipeplan-timeline/1": "a measured timeline",
     "pipeplan-costs/1": "a costs file, as `pipeplan profile` writes it",
     "pipeplan-sync-trace/2": "a trace of synchronisation",
-    "pipeplan-sweep/6": "the index of a sweep",
+    "pipeplan-sweep/7": "the index of a sweep",
     "pipeplan-moves/1": "what a new plan moves",
 }
 """Kinds of files by their present ``format``."""
@@ -39,7 +39,7 @@ MADE_BY = {
     "pipeplan/8": "pipeplan plan",
     "pipeplan-graph/2": "pipeplan trace -o FILE",
     "pipeplan-sync-trace/2": "torchrun -m executor PLAN --sync-trace FILE",
-    "pipeplan-sweep/6": "pipeplan sweep -o FOLDER",
+    "pipeplan-sweep/7": "pipeplan sweep -o FOLDER",
 }
 """Commands that write the kinds of files that had earlier numbers during development."""
 WRITTEN_ONLY = {"pipeplan-stages/1": "the stages of an export"}

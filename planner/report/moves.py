@@ -60,8 +60,6 @@ def moves_lines(plan: Plan, found: MovesFound, source: str) -> list[str]:
 def _gain_lines(plan: Plan, best: TimedMove, source: str) -> list[str]:
     lines = [f'make it with: pipeplan explain {source} --apply "{best.move}" -o new.json']
     lines.append(f"why the plan did not take it: {_why_not_taken(plan, best)}")
-    if best.assumes is not None:
-        lines.append(f"{best.move} assumes {best.assumes}")
     return lines
 
 
@@ -72,8 +70,6 @@ def _why_not_taken(plan: Plan, best: TimedMove) -> str:
             f"it was not searched for ({provenance.solver}); `pipeplan plan --warm-start` searches "
             "for a better one from here"
         )
-    if best.move.kind in ("more", "fewer"):
-        return "a search keeps the job's microbatch size; `pipeplan sweep` compares several"
     left = "without a bound" if gap is None else f"at a gap of {gap:.2%}"
     return (
         f"its search ({provenance.solver}, limit {provenance.limit}) ended {left} before it tried "
@@ -120,7 +116,6 @@ def moves_data(found: MovesFound) -> dict[str, Any]:
                 "iteration_time_s": row.iteration_time_s,
                 "gain": row.gain,
                 "lacks_bytes": dict(row.lacks_bytes),
-                "assumes": row.assumes,
             }
             for row in (*found.fitting, *found.overflowing)
         ],

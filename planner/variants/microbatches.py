@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any, NamedTuple
 
-from planner.errors import PipeplanError
-from planner.job import MAX_MICROBATCHES
 from planner.model.figures import PHASES, Phase, Work, totals
 from planner.model.graph_record import Layer
 from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import layer_at
 from planner.plan.problem import Problem
-from planner.plan.sweep_index import MAX_SAMPLES
-from planner.units import plural
 
 
 def in_proportion(graph: LayerGraph, samples: int) -> LayerGraph:
@@ -23,7 +18,7 @@ def in_proportion(graph: LayerGraph, samples: int) -> LayerGraph:
 
     So is the first dimension of a tensor between layers if it is a multiple of the samples there
     were. Weights are read, and new gradients of parameters held, as before. Measured times stay as
-    they are: callers that use times have to refuse measured ones. Splits over tensor-parallel
+    they are. Splits over tensor-parallel
     groups are left out.
 
     Args:
@@ -125,56 +120,8 @@ def _with_peak(layer: Layer, share: _Share, gradient_bytes: int) -> Layer:
     return layer.model_copy(update={"peak_bytes": share.beyond(fixed, layer.peak_bytes)})
 
 
-IN_PROPORTION = (
-    "FLOPs, bytes and stashes in proportion to the samples, weights read each time; real layers "
-    "lose efficiency in small microbatches"
-)
-"""The assumption about microbatches of another size."""
-
-
-def has_measured_times(problem: Problem) -> bool:
-    """Return whether a layer's time was measured on a type of the cluster."""
-    used = {device.type for device in problem.cluster.devices}
-    return any(used & set(layer.measured) for layer in problem.graph.record.layers)
-
-
-def with_microbatches(problem: Problem, factor: Fraction) -> Problem:
-    """Return a problem with ``factor`` times as many microbatches, of as many samples in all.
-
-    Layers scale as :data:`IN_PROPORTION` says.
-
-    Raises:
-        PipeplanError: if samples or microbatches cannot be divided, or times were measured for this
-            many samples.
-    """
-    job = problem.job
-    samples, count = job.samples_per_microbatch / factor, job.microbatches * factor
-    if samples.denominator > 1:
-        raise PipeplanError(
-            f"{plural(job.samples_per_microbatch, 'sample')} of a microbatch cannot be divided "
-            f"into {factor} equal parts"
-        )
-    if count.denominator > 1:
-        raise PipeplanError(
-            f"{plural(job.microbatches, 'microbatch', 'es')} cannot be joined in groups of "
-            f"{1 / factor}"
-        )
-    if count > MAX_MICROBATCHES:
-        raise PipeplanError(f"more than {MAX_MICROBATCHES} microbatches; choose a smaller number")
-    if samples > MAX_SAMPLES:
-        raise PipeplanError(
-            f"more than {MAX_SAMPLES} samples a microbatch; choose a smaller number"
-        )
-    if has_measured_times(problem):
-        raise PipeplanError(
-            f"layers have times measured with {job.samples_per_microbatch} samples a microbatch; "
-            f"measure with {samples} and plan again"
-        )
-    return resized(problem, int(samples), microbatches=int(count))
-
-
 def resized(problem: Problem, samples: int, **settings: Any) -> Problem:
-    """Return a problem with microbatches of another size, see :data:`IN_PROPORTION`.
+    """Return a problem with microbatches of another size, see :func:`in_proportion`.
 
     Args:
         problem: as it is; measured times stay what they were.
@@ -183,26 +130,3 @@ def resized(problem: Problem, samples: int, **settings: Any) -> Problem:
     """
     job = problem.job.model_copy(update={"samples_per_microbatch": samples, **settings})
     return replace(problem, graph=in_proportion(problem.graph, samples), job=job)
-
-
-def with_samples(graph: LayerGraph, samples: int) -> LayerGraph:
-    """Return a graph with microbatches of another size, see :data:`IN_PROPORTION`.
-
-    Args:
-        graph: of a model that cannot be traced again.
-        samples: of a microbatch, at least 1.
-
-    Raises:
-        PipeplanError: if times were measured for the size that it has.
-    """
-    record = graph.record
-    if record.samples_per_microbatch == samples:
-        return graph
-    for layer in record.layers:
-        if layer.measured:
-            raise PipeplanError(
-                f"layer graph {record.name!r}: layer {layer.name!r} has times measured with "
-                f"{record.samples_per_microbatch} samples a microbatch; for {samples} measure "
-                "again, or trace the model and give its profile"
-            )
-    return in_proportion(graph, samples)

@@ -26,7 +26,6 @@ from planner.model.layer_graph import LayerGraph
 from planner.model.measured_costs import Costs
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan, gap
-from planner.plan.sweep_index import MOST_KEPT_POINTS, SweepIndex
 from planner.records.document import (
     MOST_JSON_BYTES,
     MOST_TOML_BYTES,
@@ -311,7 +310,3 @@ def test_lists_of_right_entries_have_an_end_too() -> None:
     costs["kinds"] = [{**few[0], "sizes": []}] * 10_001
     with pytest.raises(PipeplanError, match="kinds: expected 10000 of them at most, found 10001"):
         Costs.parse(costs, "costs")
-    sweep = json.loads((FORMATS / "sweep-6.json").read_text())
-    sweep["points"] = sweep["points"][:1] * (MOST_KEPT_POINTS + 1)
-    with pytest.raises(PipeplanError, match="points: expected 30000 of them at most, found 30001"):
-        SweepIndex.parse(sweep, "sweep")

@@ -126,10 +126,11 @@ def test_a_plan_of_another_revision_that_cannot_be_replayed_is_read_and_does_not
 
 
 def test_points_of_another_revision_do_not_stand_beside_new_ones() -> None:
-    now = SweepIndex.load(FOLDER / "sweep-6.json")
-    other = now.model_copy(update={"cost_model": COST_MODEL - 1})
-    now = now.model_copy(update={"cost_model": COST_MODEL})
-    assert list(other.differences(now)) == [f"cost_model: {COST_MODEL - 1} there, {COST_MODEL} now"]
+    now = SweepIndex.load(FOLDER / "sweep-7.json").inputs
+    other = SweepIndex(inputs={**now, "cost_model": COST_MODEL - 1})
+    assert list(other.differences({**now, "cost_model": COST_MODEL})) == [
+        f"cost_model: {COST_MODEL - 1} there, {COST_MODEL} now"
+    ]
 
 
 @pytest.mark.parametrize("number", [1, 2])

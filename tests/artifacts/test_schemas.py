@@ -20,9 +20,8 @@ from planner.cli.commands import app
 from planner.cluster.cluster_file import cluster_toml
 from planner.measured.sync_trace import SyncStep, SyncTrace
 from planner.model.measured_costs import Costs, LayerKind, SizedCosts, Timing
-from planner.plan.plan import COST_MODEL, Sync
-from planner.plan.runtime_rules import PIPEPLAN
-from planner.plan.sweep_index import SweepIndex, SweepSettings, SweptPoint
+from planner.plan.plan import Sync
+from planner.plan.sweep_index import SweepIndex
 from planner.schemas import ARTIFACTS, json_schema, schema_text
 
 ALL = {**ARTIFACTS, "train": TRAIN}
@@ -120,17 +119,7 @@ def test_costs_sweeps_and_traces_of_synchronisation_hold() -> None:
         kinds=(LayerKind(layers=("a", "b"), sizes=(size,)),),
     )
     VALIDATORS["costs"].validate(costs.model_dump(mode="json"))
-    point = {"cluster": "lab", "devices": 2, "samples_per_microbatch": 1, "microbatches": 4}
-    sweep = SweepIndex(
-        model="m",
-        graphs={"1": "sha256:" + "0" * 64},
-        clusters={"lab": "sha256:" + "1" * 64},
-        job=Job(),
-        runtime=PIPEPLAN,
-        settings=SweepSettings(),
-        cost_model=COST_MODEL,
-        points=(SweptPoint(**point, reason="does not fit"),),
-    )
+    sweep = SweepIndex(inputs={"model": "m"}, no_plan={"lab-2-devices-4x1.json": "does not fit"})
     VALIDATORS["sweep"].validate(sweep.model_dump(mode="json"))
     step = SyncStep(iteration=1, start_s=0, compute_s=1, sync_wait_s=0.5, members=(0, 1))
     trace = SyncTrace(sync=Sync(), parameter_bytes=(8,), workers=((step,), (step,)))

@@ -77,7 +77,7 @@ LINES: dict[str, tuple[str, ...]] = {
 MORE: dict[str, tuple[str, ...]] = {
     "plan of stages": ("plan", "plan.json", "--time-limit", "0.2", "-o", "made.json"),
     "calibration": ("profile", "plan.json", "run.json", "-o", "made.json"),
-    "moves": ("explain", "plan.json", "--apply", "microbatches /2", "-o", "made.json"),
+    "moves": ("explain", "plan.json", "--apply", "reschedule all stages", "-o", "made.json"),
     "picture": ("report", "plan.json", "-o", "plan.svg"),
     "merged": (
         *("import", "cluster.toml", "cluster.toml", "--prefix", "a", "--prefix", "b"),

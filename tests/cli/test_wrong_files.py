@@ -77,7 +77,7 @@ COMMANDS = (
     "profile plan.json {json} -o out.json",
     "profile {json} plan.json -o out.json",
     "explain {json}",
-    "explain {json} --apply 'microbatches x2' -o out.json",
+    "explain {json} --apply 'reschedule all stages' -o out.json",
     "report {json} -o out.png",
     "report {json} -o out.html",
     "export {json} --to torch-csv -o out",

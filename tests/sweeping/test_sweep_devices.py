@@ -8,13 +8,16 @@ from small_sweeps import JOB, QUICK, chain, ring
 from transformers_by_hand import problem as of_transformer
 from transformers_by_hand import transformer
 
-from planner.analysis.sweep.work import Task, device_choices, solve_task
+from planner.analysis.sweep.devices import device_choices
+from planner.analysis.sweep.engines import Limits, Task, solved
+from planner.analysis.sweep.points import Point
 from planner.cluster.cluster import Cluster
+from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.plan.sweep_index import Point, SweepSettings
 from planner.search.solve import solve
 from planner.variants.problems import restricted_to
 
+LIMITS = Limits(seed=0, **QUICK)
 TYPES = {
     "slow": device_type(),
     "fast": device_type(peak_tflop_per_s={"float32": 2}, memory_gib=64),
@@ -39,6 +42,12 @@ def heavy(gib: int) -> Problem:
     """A layer whose weights and gradients take so much, whatever is recomputed."""
     weights = parameter("w", elements=gib * 2**30 // 8)
     return Problem(graph([layer("a", parameters=["w"])], [], [weights]), islands(), JOB)
+
+
+def planned(task: Task) -> Plan:
+    plan = solved(task, 1)[1]
+    assert isinstance(plan, Plan), plan
+    return plan
 
 
 def test_sets_grow_by_links_by_speed_and_by_memory() -> None:
@@ -76,35 +85,34 @@ def test_the_devices_chosen_are_the_best_of_all_sets(bytes_: int) -> None:
         solve(restricted_to(whole, names), deterministic=True).iteration_time_s
         for names in combinations(whole.cluster.device_names, 2)
     )
-    task = Task(Point("islands", 2, 1, 2), whole, SweepSettings(**QUICK), 1)
-    found = solve_task(task)[0]
-    assert found.iteration_time_s == pytest.approx(best_s)
+    found = planned(Task(Point("islands", 2, 1, 2), whole, LIMITS))
+    assert found.predicted.iteration_time_s == pytest.approx(best_s)
 
 
 def test_a_choice_without_memory_gives_way_to_one_that_has_it() -> None:
     """Only the large device, the slowest, holds the layer."""
     whole = heavy(2000)
-    found = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1))[0]
-    assert found.chosen == ("l0",)
+    found = planned(Task(Point("islands", 1, 1, 2), whole, LIMITS))
+    assert found.cluster.device_names == ("l0",)
 
 
 def test_where_no_choice_fits_the_reason_is_that_of_the_largest_memory() -> None:
     whole = heavy(9000)
-    found, plan = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1))
-    assert plan is None
-    assert "4 TiB" in (found.reason or "")
+    _, reason = solved(Task(Point("islands", 1, 1, 2), whole, LIMITS), 1)
+    assert isinstance(reason, str)
+    assert "4 TiB" in reason
 
 
 def test_devices_that_may_not_run_a_layer_are_no_choice() -> None:
     rows = [layer("a", device_types=["slow"]), layer("b")]
     whole = Problem(graph(rows), islands(), JOB)
-    found = solve_task(Task(Point("islands", 1, 1, 2), whole, SweepSettings(**QUICK), 1))[0]
-    assert found.chosen in (("s0",), ("s1",))
+    found = planned(Task(Point("islands", 1, 1, 2), whole, LIMITS))
+    assert found.cluster.device_names in (("s0",), ("s1",))
 
 
 def test_more_devices_than_there_are_is_a_reason() -> None:
-    task = Task(Point("ring", 9, 1, 2), Problem(chain(), ring(3), JOB), SweepSettings(**QUICK), 1)
-    assert solve_task(task)[0].reason == "the cluster has only 3 devices"
+    task = Task(Point("ring", 9, 1, 2), Problem(chain(), ring(3), JOB), LIMITS)
+    assert solved(task, 1)[1] == "the cluster has only 3 devices"
 
 
 def test_devices_that_form_no_group_are_no_choice() -> None:
@@ -116,7 +124,6 @@ def test_devices_that_form_no_group_are_no_choice() -> None:
     mixed = cluster(kinds, links, ["hub"], TYPES)
     whole = of_transformer(transformer(2, degrees=(2,)), mixed, tensor_parallel=2)
     assert ("a", "b") in device_choices(whole, 2)
-    found = solve_task(Task(Point("mixed", 2, 1, 2), whole, SweepSettings(**QUICK), 1))[0]
-    assert found.reason is None
-    assert len({kinds[name] for name in found.used}) == 1
-    assert (found.degree, len(found.used)) == (2, 2)
+    found = planned(Task(Point("mixed", 2, 1, 2), whole, LIMITS))
+    assert len({kinds[name] for name in found.rank_devices}) == 1
+    assert (found.degree, len(found.rank_devices)) == (2, 2)

@@ -5,10 +5,9 @@ from collections.abc import Callable
 import pytest
 from small_sweeps import JOB, ring
 
-from planner.analysis.sweep.points import batches_of, points_of
+from planner.analysis.sweep.points import Point, batches_of, points_of
 from planner.errors import PipeplanError
 from planner.job import Job
-from planner.plan.sweep_index import Point
 
 BATCH = [(1, 8)]
 
@@ -29,7 +28,7 @@ def test_the_job_s_batch_is_the_default_and_can_be_kept() -> None:
     job = Job(samples_per_microbatch=4, microbatches=6)
     assert batches_of(job) == ((4, 6),)
     assert batches_of(job, [2, 4], [8]) == ((2, 8), (4, 8))
-    assert batches_of(job, [1, 2, 3, 24], keep_batch=True) == ((1, 24), (2, 12), (3, 8), (24, 1))
+    assert batches_of(job, [1, 2, 3, 24], global_batch=24) == ((1, 24), (2, 12), (3, 8), (24, 1))
 
 
 @pytest.mark.parametrize(
@@ -37,8 +36,8 @@ def test_the_job_s_batch_is_the_default_and_can_be_kept() -> None:
     [
         (lambda: batches_of(JOB, [0]), "microbatch samples: 0 is not a whole number from 1 to"),
         (lambda: batches_of(JOB, [], [0]), "microbatches: 0 is not a whole number from 1 to 65,5"),
-        (lambda: batches_of(JOB, [3], keep_batch=True), "divided into microbatches of 3 samples"),
-        (lambda: batches_of(JOB, [1], [4], keep_batch=True), "microbatches: given, and the batch"),
+        (lambda: batches_of(JOB, [3], global_batch=2), "divided into microbatches of 3 samples"),
+        (lambda: batches_of(JOB, [1], [4], global_batch=2), "microbatches: the global batch"),
         (lambda: points_of({}, BATCH), "cluster: none given"),
         (lambda: points_of({"a": ring(4)}, BATCH, [0]), "devices: 0 is not a whole number"),
         (lambda: points_of({"a": ring(4)}, BATCH, [5]), r"devices: 5 is not .* from 1 to 4 \("),

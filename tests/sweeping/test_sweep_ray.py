@@ -8,8 +8,6 @@ import pytest
 from small_sweeps import JOB, QUICK, chain, ring
 
 from planner import sweep
-from planner.analysis.sweep import InTurn
-from planner.analysis.sweep.engines import RayEngine
 from planner.errors import PipeplanError
 
 ray = pytest.importorskip("ray")
@@ -37,12 +35,9 @@ POINTS = {"microbatches": [2, 4], "devices": [1, 2, 3], **QUICK}
 
 
 def test_ray_finds_what_one_process_finds(tmp_path: Path, two_nodes: str) -> None:
-    engine = RayEngine(two_nodes)
-    assert len(ray.nodes()) == 2
-    assert engine.workers == 1
-    found = sweep(chain(), ring(3), JOB, tmp_path / "ray", engine=engine, **POINTS)
+    found = sweep(chain(), ring(3), JOB, tmp_path / "ray", ray=two_nodes, **POINTS)
     assert not ray.is_initialized()
-    alone = sweep(chain(), ring(3), JOB, tmp_path / "alone", engine=InTurn(), **POINTS)
+    alone = sweep(chain(), ring(3), JOB, tmp_path / "alone", **POINTS)
     assert found.rows == alone.rows
     for path in (tmp_path / "alone").iterdir():
         assert path.read_bytes() == (tmp_path / "ray" / path.name).read_bytes()
@@ -50,17 +45,15 @@ def test_ray_finds_what_one_process_finds(tmp_path: Path, two_nodes: str) -> Non
 
 @pytest.mark.usefixtures("two_cores")
 def test_ray_that_the_program_started_stays(tmp_path: Path) -> None:
-    engine = RayEngine()
-    assert engine.workers == 2
-    sweep(chain(), ring(2), JOB, tmp_path / "s", engine=engine, **QUICK)
+    sweep(chain(), ring(2), JOB, tmp_path / "s", ray="auto", **QUICK)
     assert ray.is_initialized()
 
 
-def test_no_cluster_at_the_address_is_told() -> None:
+def test_no_cluster_at_the_address_is_told(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         taken = f"127.0.0.1:{free.getsockname()[1]}"
     ray.shutdown()
     for address in (taken, f"ray://{taken}", "auto"):
         with pytest.raises(PipeplanError, match=f"ray: no cluster at '{address}'.*ray start"):
-            RayEngine(address)
+            sweep(chain(), ring(2), JOB, tmp_path / "s", ray=address, **QUICK)

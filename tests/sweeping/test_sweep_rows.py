@@ -1,17 +1,27 @@
 """Times and costs a sample, worked out by hand."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 from builders import cluster, device_type, graph, layer, link
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.analysis.sweep import rows
-from planner.analysis.sweep.rows import Bill, SweepRow, currency_of, has_costs, pareto_front
+from planner.analysis.sweep.points import Point
+from planner.analysis.sweep.rows import (
+    SweepRow,
+    currency_of,
+    has_costs,
+    pareto_front,
+    row_of,
+    with_front,
+)
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.job import Job
+from planner.plan.plan import Plan
 from planner.plan.problem import Problem
-from planner.plan.sweep_index import SweptPoint
 
 NAMES = ["n0/gpu0", "n0/gpu1", "n1/gpu0", "desk"]
 
@@ -27,32 +37,26 @@ def priced(price: float | None = 3.6, currency: str | None = None) -> Cluster:
 
 def found(
     used: list[str], seconds: float, label: str = "a", microbatches: int = 2, samples: int = 2
-) -> SweptPoint:
-    return SweptPoint(
-        cluster=label,
-        devices=4,
-        samples_per_microbatch=samples,
-        microbatches=microbatches,
-        plan="a.json",
-        iteration_time_s=seconds,
-        lower_bound_s=seconds / 2,
-        chosen=tuple(NAMES),
-        used=tuple(used),
-    )
+) -> tuple[Point, list[str], float]:
+    return Point(label, 4, samples, microbatches), used, seconds
 
 
 def rows_of(
-    points: list[SweptPoint], clusters: dict[str, Cluster], bill: Bill = "devices", **job: object
+    points: list[tuple[Point, list[str], float]], clusters: dict[str, Cluster], **job: object
 ) -> tuple[SweepRow, ...]:
-    """The rows of points of a model of 9 TFLOP a microbatch."""
-    problems = {}
-    for row in points:
-        samples = row.samples_per_microbatch
+    """The rows of plans with a bound of half their time, of a model of 9 TFLOP a microbatch."""
+    rows = []
+    for point, used, seconds in points:
+        samples = point.samples_per_microbatch
         record = graph([layer("a", 3, 6)], samples_per_microbatch=samples)
-        sizes = {"samples_per_microbatch": samples, "microbatches": row.microbatches}
-        the_job = Job.model_validate({**sizes, **job})
-        problems[row.point] = Problem(record, clusters[row.cluster], the_job)
-    return rows.rows_of(points, problems, bill)
+        sizes = {"samples_per_microbatch": samples, "microbatches": point.microbatches}
+        problem = Problem(record, clusters[point.cluster], Job.model_validate({**sizes, **job}))
+        predicted = SimpleNamespace(iteration_time_s=seconds, lower_bound_s=seconds / 2)
+        plan = SimpleNamespace(
+            predicted=predicted, cluster=problem.cluster, rank_devices=tuple(used), degrees=(1,)
+        )
+        rows.append(row_of(point, problem, cast("Plan", plan)))
+    return with_front(rows)
 
 
 def test_a_row_has_the_figures_of_its_plan() -> None:
@@ -68,9 +72,6 @@ def test_a_row_has_the_figures_of_its_plan() -> None:
     assert row.throughput.tokens_per_s == pytest.approx(20 / 12)
     assert row.throughput.epoch_s == pytest.approx(3000)
     assert row.throughput.cost_per_epoch == pytest.approx(9)
-    (whole,) = rows_of([found(NAMES[1:3], 12.0)], {"a": priced()}, "machines", epoch_samples=1000)
-    assert whole.throughput is not None
-    assert whole.throughput.cost_per_epoch == pytest.approx(9)
     (unknown,) = rows_of([point], {"a": priced()})
     assert unknown.throughput is not None
     assert unknown.throughput.epoch_s is unknown.throughput.cost_per_epoch is None
@@ -84,20 +85,13 @@ def test_a_sample_s_time_and_cost_are_those_of_an_iteration_s_samples() -> None:
     assert row.throughput.samples_per_s == 2.0
     assert row.cost_per_million_samples == pytest.approx(1000.0)
     assert row.gap == pytest.approx(1.0)
-    assert row.devices_used == 2
 
 
-@pytest.mark.parametrize(
-    ("price", "bill", "cost"),
-    [(3.6, "devices", 500), (3.6, "machines", 750), (None, "devices", None), (0, "devices", 0)],
-)
-def test_devices_in_use_or_their_machines_are_paid_for(
-    price: float | None, bill: Bill, cost: float | None
-) -> None:
-    (row,) = rows_of([found(["n0/gpu1", "desk"], 1.0)], {"a": priced(price)}, bill)
+@pytest.mark.parametrize(("price", "cost"), [(3.6, 500), (None, None), (0, 0)])
+def test_devices_in_use_are_paid_for(price: float | None, cost: float | None) -> None:
+    (row,) = rows_of([found(["n0/gpu1", "desk"], 1.0)], {"a": priced(price)})
     assert row.cost_per_million_samples == (cost and pytest.approx(cost))
     assert has_costs([row]) == (cost is not None)
-    assert row.devices_used == 2
 
 
 def test_the_front_is_of_time_cost_and_devices() -> None:

@@ -1,24 +1,20 @@
 """Sweeps: what is solved, what is kept, and what is refused."""
 
 import json
-import os
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_sweeps import JOB, QUICK, Counting, chain, ring
+from small_sweeps import JOB, QUICK, chain, ring
 
 from planner import Plan, sweep, verify
-from planner.analysis.sweep import InTurn, Processes, SweepResult, SweepRow
-from planner.analysis.sweep.engines import Outcomes
-from planner.analysis.sweep.work import Task, solve_task
+from planner.analysis.sweep.points import Point
+from planner.analysis.sweep.rows import SweepRow
+from planner.analysis.sweep.run import SweepResult
 from planner.errors import PipeplanError
-from planner.plan.problem import Problem
-from planner.plan.sweep_index import INDEX_NAME, Point, SweepIndex
+from planner.plan.sweep_index import INDEX_NAME
 from planner.search.solve import solve
 
 
@@ -37,6 +33,20 @@ def swept(folder: Path, **changes: Any) -> SweepResult:
     return sweep(**given)
 
 
+class Asked:
+    """Notes the points that are solved, and may stop as if by Ctrl-C."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.points: list[Point] = []
+        self._stop_after = stop_after
+
+    def __call__(self, done: int, total: int, row: SweepRow | None) -> None:
+        if row is not None:
+            self.points.append(row.point)
+        if len(self.points) == self._stop_after:
+            raise KeyboardInterrupt
+
+
 def test_every_point_has_a_plan_for_its_batch_and_devices(tmp_path: Path) -> None:
     graphs = [chain(1), chain(2)]
     result = swept(tmp_path / "s", graphs=graphs, clusters={"a": ring(2), "b": ring(3)})
@@ -47,7 +57,7 @@ def test_every_point_has_a_plan_for_its_batch_and_devices(tmp_path: Path) -> Non
         assert plan.job.samples_per_microbatch == row.point.samples_per_microbatch
         assert plan.microbatches == plan.job.microbatches == row.point.microbatches
         assert plan.predicted.iteration_time_s == row.iteration_time_s
-        assert len(plan.ranks) == row.devices_used <= row.point.devices
+        assert len(plan.ranks) == len(row.used) <= row.point.devices
         assert plan.cluster.device_names == row.chosen
 
 
@@ -60,32 +70,26 @@ def test_one_device_takes_every_layer_of_every_microbatch(tmp_path: Path) -> Non
 
 
 def test_what_was_solved_is_not_solved_again(tmp_path: Path) -> None:
-    first, again, more = Counting(), Counting(), Counting()
-    result = swept(tmp_path / "s", engine=first)
-    assert len(first.asked) == 4
-    same = swept(tmp_path / "s", engine=again)
-    assert again.asked == []
-    assert same.rows == result.rows
-    assert same.solved == 0
-    wider = swept(tmp_path / "s", engine=more, microbatches=[4, 8])
-    assert more.asked == [Point("ring", 1, 1, 8), Point("ring", 2, 1, 8)]
+    more, lost = Asked(), Asked()
+    result = swept(tmp_path / "s")
+    same = swept(tmp_path / "s")
+    assert (same.rows, same.solved) == (result.rows, 0)
+    wider = swept(tmp_path / "s", progress=more, microbatches=[4, 8])
+    assert more.points == [Point("ring", 1, 1, 8), Point("ring", 2, 1, 8)]
     assert [row.point.microbatches for row in wider.rows] == [4, 8, 4, 8]
     # A plan whose file is gone is found again.
     (tmp_path / "s" / str(result.rows[1].plan)).unlink()
-    lost = Counting()
-    assert swept(tmp_path / "s", engine=lost).rows == result.rows
-    assert lost.asked == [result.rows[1].point]
+    assert swept(tmp_path / "s", progress=lost).rows == result.rows
+    assert lost.points == [result.rows[1].point]
 
 
 def test_ctrl_c_keeps_what_was_found(tmp_path: Path) -> None:
-    engine, rest = Counting(stop_after=2), Counting()
-    result = swept(tmp_path / "s", engine=engine)
-    assert engine.closed == 1
-    assert [row.point for row in result.rows] == engine.asked
+    asked, rest = Asked(stop_after=2), Asked()
+    result = swept(tmp_path / "s", progress=asked)
+    assert [row.point for row in result.rows] == asked.points
     assert result.solved == len(result.open) == 2
-    assert len(SweepIndex.load(tmp_path / "s" / INDEX_NAME).points) == 2
-    whole = swept(tmp_path / "s", engine=rest)
-    assert tuple(rest.asked) == result.open
+    whole = swept(tmp_path / "s", progress=rest)
+    assert tuple(rest.points) == result.open
     assert whole.rows == swept(tmp_path / "other").rows
 
 
@@ -95,7 +99,7 @@ def test_a_search_that_was_cut_short_counts_for_nothing(
     def cut(*args: Any, **settings: Any) -> Any:
         return replace(solve(*args, **settings), ended="interrupted")
 
-    monkeypatch.setattr("planner.analysis.sweep.work.solve", cut)
+    monkeypatch.setattr("planner.analysis.sweep.engines.solve", cut)
     result = swept(tmp_path / "s")
     assert result.rows == ()
     assert len(result.open) == 4
@@ -109,59 +113,8 @@ def test_a_point_without_a_plan_says_why_and_stops_nothing(tmp_path: Path) -> No
     assert all("fits" in str(reason) for reason in reasons)
     assert not any(row.on_front for row in result.rows[4:])
     # They are not tried again either.
-    engine = Counting()
-    assert swept(tmp_path / "s", clusters=clusters, engine=engine).rows == result.rows
-    assert engine.asked == []
-
-
-def test_processes_find_what_one_finds(tmp_path: Path) -> None:
-    one = swept(tmp_path / "one", engine=InTurn())
-    two = swept(tmp_path / "two", engine=Processes(2))
-    assert two.rows == one.rows
-    names = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "two").iterdir())
-    for name in names:
-        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
-
-
-def test_a_killed_process_is_told_and_what_was_found_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("planner.analysis.sweep.engines.solve_task", kills_the_third)
-    with pytest.raises(PipeplanError, match="a process of the sweep was killed"):
-        swept(tmp_path / "s", engine=Processes(1))
-    assert 1 <= len(SweepIndex.load(tmp_path / "s" / INDEX_NAME).points) <= 2
-
-
-def kills_the_third(task: Task) -> Any:
-    if task.point == Point("ring", 2, 1, 2):
-        os.kill(os.getpid(), signal.SIGKILL)
-    return solve_task(task)
-
-
-def test_closing_early_ends_the_processes(tmp_path: Path) -> None:
-    """Points of ten minutes each end with the sweep."""
-
-    def stopping(done: int, total: int, row: SweepRow | None) -> None:
-        if row is not None:
-            raise KeyboardInterrupt
-
-    result = swept(tmp_path / "s", engine=Slow(), progress=stopping)
-    assert len(result.rows) == 1
-    assert active_children() == []
-
-
-class Slow:
-    """All but the first of the tasks take ten minutes."""
-
-    workers = 1
-
-    def run(self, tasks: Sequence[Task]) -> Outcomes:
-        slow = {"time_limit_s": 600.0, "deterministic": False, "gap_limit": 0.0}
-        settings = tasks[0].settings.model_copy(update=slow)
-        hard = Problem(chain(1, 30), ring(9), JOB.model_copy(update={"microbatches": 40}))
-        rest = [replace(task, problem=hard, settings=settings) for task in tasks[1:]]
-        yield from Processes(2).run([tasks[0], *rest])
+    again = swept(tmp_path / "s", clusters=clusters)
+    assert (again.rows, again.solved) == (result.rows, 0)
 
 
 @pytest.mark.parametrize(
@@ -172,8 +125,8 @@ class Slow:
             {"clusters": {"ring": ring(2, memory_gib=7)}},
             "clusters.ring: 'sha256:",
         ),
-        ({"seed": 3}, "settings.seed: 0 there, 3 now; .* name another folder, or sweep as before"),
-        ({"time_limit_s": 0.3}, "settings.time_limit_s: 0.2 there, 0.3 now"),
+        ({"seed": 3}, "seed: 0 there, 3 now; .* name another folder, or sweep as before"),
+        ({"time_limit_s": 0.3}, "time_limit_s: 0.2 there, 0.3 now"),
         ({"job": JOB.model_copy(update={"recompute": False})}, "job.recompute: True there, False"),
     ],
 )
@@ -188,9 +141,9 @@ def test_points_of_another_sweep_are_refused(
 
 
 def test_prices_may_be_given_later(tmp_path: Path) -> None:
-    without, engine = swept(tmp_path / "s"), Counting()
-    result = swept(tmp_path / "s", clusters={"ring": ring(2, price=3.6)}, engine=engine)
-    assert engine.asked == []
+    without = swept(tmp_path / "s")
+    result = swept(tmp_path / "s", clusters={"ring": ring(2, price=3.6)})
+    assert result.solved == 0
     assert [row.iteration_time_s for row in result.rows] == [
         row.iteration_time_s for row in without.rows
     ]
@@ -210,33 +163,16 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["precious.txt"]
 
 
-def test_two_sweeps_do_not_write_in_one_folder(tmp_path: Path) -> None:
-    tried: list[str] = []
-
-    def at_once(*_: object) -> None:
-        if not tried:
-            with pytest.raises(PipeplanError) as refused:
-                swept(tmp_path / "s")
-            tried.extend(refused.value.problems)
-
-    assert swept(tmp_path / "s", progress=at_once).solved == 4
-    assert "another sweep writes in this folder; wait for its end" in tried[0]
-    assert swept(tmp_path / "s").solved == 0
-
-
 Edit = Callable[[dict[str, Any]], Any]
 
 
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (lambda data: data["points"][0].update(plan="../../x.json"), r"points\[0\].plan"),
-        (lambda data: data["points"][0].update(plan=None), "gives no reason; remove it"),
-        (lambda data: data["points"][0].update(reason="x"), "has a plan and a reason"),
-        (lambda data: data["points"].append(data["points"][0]), "is there 2 times; keep one"),
-        (lambda data: data.update(format="pipeplan-sweep/7"), "is newer than 'pipeplan-sweep/6'"),
+        (lambda data: data["no_plan"].update({"../../x.json": "x"}), "no_plan"),
+        (lambda data: data.update(format="pipeplan-sweep/8"), "is newer than 'pipeplan-sweep/7'"),
         (lambda data: data.update(format="pipeplan/1"), "give the index of a sweep"),
-        (lambda data: data["clusters"].update(ring="md5:0"), "clusters.ring"),
+        (lambda data: data["inputs"].update({"clusters.ring": "md5:0"}), "clusters.ring"),
     ],
 )
 def test_a_damaged_index_is_refused(tmp_path: Path, edit: Edit, reason: str) -> None:
@@ -266,7 +202,6 @@ def test_progress_tells_each_point_once(tmp_path: Path) -> None:
         ({"graphs": []}, "graphs: none given"),
         ({"graphs": [chain(), chain()]}, "graphs: two have microbatches of equal size"),
         ({"graphs": chain(1, precision="float16")}, "cluster ring: layer graph 'by-hand' was"),
-        ({"bill": "racks"}, "bill: 'racks' is not known; choose from devices, machines"),
     ],
 )
 def test_arguments_out_of_range_are_refused(

@@ -27,8 +27,6 @@ TEXTS = (
     "add replica n2/gpu0 to stage 1",
     "remove replica n2/gpu0 from stage 12",
     "move replica n2/gpu0 from stage 1 to stage 0",
-    "microbatches x2",
-    "microbatches /4",
     "merge stages 1 and 2",
     "split stage 0 before h.3",
     "split stage 0 before h.3 onto n1/gpu0",
@@ -42,7 +40,7 @@ def test_a_move_is_written_as_it_was_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["move h.3", "recompute h.3", "microbatches /one", "device n0/gpu0 speed x2", "add x"]
+    "text", ["move h.3", "recompute h.3", "microbatches x2", "device n0/gpu0 speed x2", "add x"]
 )
 def test_what_is_no_move_is_refused(text: str) -> None:
     with pytest.raises(PipeplanError, match=f"change '{text}': "):
@@ -70,9 +68,6 @@ def uneven(blocks: str = "Et*2|t*2|t*4L", nodes: int = 4, **job: object) -> Plan
         ("merge stages 0 and 2", "not next to each other"),
         ("split stage 2 before h.4", "no layer of stage 2 behind its first"),
         ("split stage 2 before h.6", "stage 2 has one device; name another"),
-        ("microbatches /1", "1 is not a whole number of at least 2"),
-        ("microbatches x2", "1 sample of a microbatch cannot be divided into 2"),
-        ("microbatches /3", "8 microbatches cannot be joined in groups of 3"),
     ],
 )
 def test_what_cannot_be_made_is_refused_with_its_reason(text: str, said: str) -> None:
@@ -106,14 +101,6 @@ def test_no_adopted_plan_with_another_boundary_is_faster_than_the_best_move() ->
     assert best.iteration_time_s <= best_s * (1 + 1e-12)
     found = apply_move(plan, best.move)
     assert found.predicted.iteration_time_s == best.iteration_time_s
-    assert verify(found) == []
-
-
-def test_fewer_microbatches_run_in_the_same_schedule() -> None:
-    asked = {"order": "1f1b", "replication": False}
-    found = apply_move(uneven(microbatches=8, **asked), "microbatches /2")
-    assert found.orders == uneven(microbatches=4, **asked).orders
-    assert (found.microbatches, found.job.samples_per_microbatch) == (4, 2)
     assert verify(found) == []
 
 
@@ -183,15 +170,6 @@ def test_a_listed_move_makes_a_plan_of_its_time(plan: Plan) -> None:
         made = apply_move(plan, str(row.move))
         assert made.predicted.iteration_time_s == row.iteration_time_s
         assert own or verify(made) == []
-
-
-def test_an_order_that_the_job_asks_for_is_kept() -> None:
-    """Megatron-LM runs 1F1B alone; halves of microbatches in turn would be another order."""
-    plan = uneven(microbatches=8, order="1f1b", replication=False)
-    halved = apply_move(plan, "microbatches /2")
-    found = apply_move(halved, "microbatches x2")
-    assert found.orders == plan.orders
-    assert verify(found) == []
 
 
 def test_layers_stay_on_the_devices_that_may_run_them() -> None:

@@ -1,28 +1,32 @@
-"""How points are solved: in turn, in several processes of this machine, or on machines by Ray.
+"""How points are solved: one after the other in this process, or on the machines of a Ray cluster.
 
 Ray (https://docs.ray.io) is an optional extra.
 """
 
 from __future__ import annotations
 
+import math
 import os
-import signal
 import socket
 from collections.abc import Generator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from importlib import import_module
-from multiprocessing import get_context
-from typing import Any, Protocol
+from typing import Any
 
-from planner.analysis.sweep.work import Task, solve_task
-from planner.errors import PipeplanError
+from planner.analysis.sweep.devices import device_choices
+from planner.analysis.sweep.points import Point
+from planner.cluster.group_packing import packed
+from planner.errors import InfeasibleError, PipeplanError
 from planner.plan.plan import Plan
-from planner.plan.sweep_index import SweptPoint
-from planner.search.settings import DEFAULT_WORKERS
+from planner.plan.problem import Problem
+from planner.search.result import Result
+from planner.search.settings import DEFAULT_WORKERS, check_settings
+from planner.search.solve import solve
+from planner.units import plural
+from planner.variants.problems import restricted_to
 
-MOST_PROCESSES = 1024
+CHOICE_SHARE = 0.3
+"""Share of a point's time to plan for all sets of devices where there are several."""
 MOST_WORKERS = 8
 """All that CP-SAT's strategies make use of."""
 CONNECT_S = 10.0
@@ -30,142 +34,95 @@ CONNECT_S = 10.0
 IN_FLIGHT = 2
 """Tasks given to Ray for each that can run at once, so that no machine waits."""
 
-Outcomes = Generator[tuple[SweptPoint, Plan | None], None, None]
-
-
-class Engine(Protocol):
-    """Runs :func:`~planner.analysis.sweep.work.solve_task` for many tasks."""
-
-    @property
-    def workers(self) -> int:
-        """Solver threads of a task that make use of the machines and do not overload them."""
-
-    def run(self, tasks: Sequence[Task]) -> Outcomes:
-        """Yield outcomes in any order; closing the generator ends the tasks that still run."""
-
 
 @dataclass(frozen=True)
-class InTurn:
-    """Solves one task after the other, in this process."""
-
-    workers: int = DEFAULT_WORKERS
-
-    def run(self, tasks: Sequence[Task]) -> Outcomes:
-        """Yield outcomes in the order of the tasks."""
-        yield from map(solve_task, tasks)
-
-
-@dataclass(frozen=True)
-class Processes:
-    """Solves tasks in several fresh processes.
-
-    A script that uses it needs the usual ``if __name__ == "__main__":``.
-
-    Attributes:
-        number: of processes, which solve a point each.
+class Limits:
+    """The settings of every point's search, see :func:`planner.search.solve.solve`.
 
     Raises:
-        PipeplanError: if that is out of range.
+        PipeplanError: naming what is out of range; the time limit is finite.
     """
 
-    number: int
+    time_limit_s: float
+    seed: int
+    deterministic: bool
 
     def __post_init__(self) -> None:
-        if not 1 <= self.number <= MOST_PROCESSES:
+        check_settings(self.time_limit_s, 0.0, self.seed, 1)
+        if not math.isfinite(self.time_limit_s):
             raise PipeplanError(
-                f"processes: {self.number} is not a whole number from 1 to {MOST_PROCESSES}"
+                f"time_limit_s: {self.time_limit_s} is not a finite number of seconds; give a "
+                "limit for each point, such as 10"
             )
 
-    @property
-    def workers(self) -> int:
-        """The cores of the machine, divided among the processes."""
-        return max(1, min(DEFAULT_WORKERS, (os.cpu_count() or 1) // self.number))
 
-    def run(self, tasks: Sequence[Task]) -> Outcomes:
-        """Yield outcomes in the order in which the tasks end.
+@dataclass(frozen=True)
+class Task:
+    """A point to solve, its problem with the whole cluster, and the settings of the search."""
 
-        Raises:
-            PipeplanError: if a process was killed.
-        """
-        # Ctrl-C reaches all processes of a terminal; the first one ends the others.
-        pool = ProcessPoolExecutor(
-            self.number, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-        )
-        try:
-            for future in as_completed([pool.submit(solve_task, task) for task in tasks]):
-                yield future.result()
-        except BrokenProcessPool:
-            raise PipeplanError(
-                "a process of the sweep was killed, perhaps for want of memory; what was found is "
-                "kept: run the sweep again, with fewer processes"
-            ) from None
-        finally:
-            # The pool itself would wait for the points that are being solved.
-            for process in [*(pool._processes or {}).values()]:
-                process.terminate()
-            pool.shutdown(cancel_futures=True)
+    point: Point
+    problem: Problem
+    limits: Limits
 
 
-class RayEngine:
-    """Points as tasks of a Ray cluster, each on as many of its cores as the solver has threads.
+Outcomes = Generator[tuple[Point, Plan | str], None, None]
+"""Points with their plans, or the reasons why there are none."""
+
+
+def in_turn(tasks: Sequence[Task]) -> Outcomes:
+    """Yield the outcome of one task after the other."""
+    for task in tasks:
+        yield solved(task, 1 if task.limits.deterministic else DEFAULT_WORKERS)
+
+
+def on_ray(tasks: Sequence[Task], address: str) -> Outcomes:
+    """Solve points as tasks of a Ray cluster, each on as many cores as the solver has threads.
 
     Pipeplan has to be installed on its machines, in the version that is here; the model does not:
     layer graphs travel with the tasks. A Ray that the program started itself is used as it is;
-    otherwise the connection is closed when :meth:`run` ends.
+    otherwise the connection is closed at the end, and tasks that still run are ended.
 
     Args:
+        tasks: to solve.
         address: ``auto`` for the cluster this machine belongs to, ``local`` to start one here,
             ``ray://HOST:PORT`` or ``HOST:PORT`` for another.
 
+    Yields:
+        Outcomes in the order in which the tasks end.
+
     Raises:
-        PipeplanError: if Ray is not installed or there is no cluster at the address.
+        PipeplanError: if Ray is not installed, there is no cluster, or a task was lost with its
+            machine.
     """
-
-    def __init__(self, address: str = "auto") -> None:
-        self._ray = _require_ray()
-        self._is_own = not self._ray.is_initialized()
-        if self._is_own:
-            _connect(self._ray, address)
-
-    @property
-    def workers(self) -> int:
-        """The cores of the largest machine, up to what a search makes use of."""
-        cores = [node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]]
-        return max(1, min(MOST_WORKERS, int(max(cores, default=0))))
-
-    def run(self, tasks: Sequence[Task]) -> Outcomes:
-        """Yield outcomes in the order in which the tasks end.
-
-        Raises:
-            PipeplanError: if a task was lost with its machine.
-        """
-        ray, remote = self._ray, self._ray.remote(solve_task)
-        waiting = [*reversed(tasks)]
-        running: list[Any] = []
-        try:
-            while waiting or running:
-                while waiting and len(running) < self._room(waiting[-1]):
-                    task = waiting.pop()
-                    running.append(remote.options(num_cpus=task.workers).remote(task))
-                done, running = ray.wait(running)
-                yield ray.get(done[0])
-        except ray.exceptions.RayTaskError as error:
-            raise error.as_instanceof_cause() from None
-        except ray.exceptions.RayError as error:
-            raise PipeplanError(
-                f"Ray lost a point ({type(error).__name__}: {error}); what was found is kept: run "
-                "the sweep again"
-            ) from None
-        finally:
-            for task in running:
-                ray.cancel(task, force=True)
-            if self._is_own:
-                ray.shutdown()
-
-    def _room(self, task: Task) -> int:
-        """Return how many tasks may be given to Ray now; machines may join meanwhile."""
-        cores = self._ray.cluster_resources().get("CPU", 0)
-        return max(1, IN_FLIGHT * int(cores // task.workers))
+    ray = _require_ray()
+    is_own = not ray.is_initialized()
+    if is_own:
+        _connect(ray, address)
+    cores = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"]]
+    is_one = any(task.limits.deterministic for task in tasks)
+    workers = 1 if is_one else max(1, min(MOST_WORKERS, int(max(cores, default=0))))
+    remote = ray.remote(solved).options(num_cpus=workers)
+    waiting, running = [*reversed(tasks)], list[Any]()
+    try:
+        while waiting or running:
+            # Machines may join meanwhile.
+            room = IN_FLIGHT * int(ray.cluster_resources().get("CPU", 0) // workers)
+            while waiting and len(running) < max(1, room):
+                running.append(remote.remote(waiting.pop(), workers))
+            done, running = ray.wait(running)
+            yield ray.get(done[0])
+    except ray.exceptions.RayTaskError as error:
+        raise error.as_instanceof_cause() from None
+    except ray.exceptions.RayError as error:
+        raise PipeplanError(
+            f"Ray lost a point ({type(error).__name__}: {error}); what was found is kept: run "
+            "the sweep again"
+        ) from None
+    finally:
+        for task in running:
+            ray.cancel(task, force=True)
+        if is_own:
+            ray.shutdown()
 
 
 def _require_ray() -> Any:
@@ -173,8 +130,7 @@ def _require_ray() -> Any:
         return import_module("ray")
     except ModuleNotFoundError:
         raise PipeplanError(
-            'ray: it is not installed; pip install "pipeplan[ray]", or leave ray out and give a '
-            "number of processes"
+            'ray: it is not installed; pip install "pipeplan[ray]", or leave ray out'
         ) from None
 
 
@@ -193,3 +149,71 @@ def _connect(ray: Any, address: str) -> None:
             f"ray: no cluster at {address!r} ({reason}); start one with `ray start --head`, or "
             "give 'local' to start one on this machine"
         ) from None
+
+
+# --- one point, here or on any other machine ------------------------------------------------------
+
+
+def solved(task: Task, workers: int) -> tuple[Point, Plan | str]:
+    """Solve a point; where no plan fits, the outcome says why.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C; the result of an interrupted search is not used.
+    """
+    try:
+        return task.point, _solve(task, workers).plan
+    except PipeplanError as error:
+        return task.point, "; ".join(error.problems)
+
+
+def _solve(task: Task, workers: int) -> Result:
+    """Solve on the devices of the fastest plan found in a short time, or all if there is no choice.
+
+    Raises:
+        PipeplanError: if no plan fits.
+    """
+
+    def search(problem: Problem, share: float, *warm_starts: Plan) -> Result:
+        limits = {**vars(task.limits), "time_limit_s": share * task.limits.time_limit_s}
+        result = solve(problem, warm_starts=warm_starts, workers=workers, **limits)
+        if result.ended == "interrupted":
+            raise KeyboardInterrupt
+        return result
+
+    problems = _possible(task)
+    if len(problems) == 1:
+        return search(problems[0], 1.0)
+    found = []
+    for problem in problems:
+        try:
+            found.append(search(problem, CHOICE_SHARE / len(problems)))
+        except InfeasibleError:
+            continue
+    if not found:
+        # The last set has the most memory.
+        return search(problems[-1], 1 - CHOICE_SHARE)
+    first = min(found, key=lambda result: result.iteration_time_s)
+    if first.ended in ("proved", "gap limit"):
+        return first
+    return search(first.plan.single_device_problem, 1 - CHOICE_SHARE, first.plan)
+
+
+def _possible(task: Task) -> list[Problem]:
+    """Return the restricted problems whose devices can run every layer and form its groups."""
+    have = len(task.problem.cluster.devices)
+    if task.point.devices > have:
+        raise InfeasibleError(f"the cluster has only {plural(have, 'device')}")
+    found, reasons = [], []
+    degree = task.problem.job.tensor_parallel
+    for devices in device_choices(task.problem, task.point.devices):
+        try:
+            problem = restricted_to(task.problem, devices)
+            if degree not in (1, "any"):
+                packed(problem.cluster, int(degree))
+        except PipeplanError as error:
+            reasons.append(error)
+        else:
+            found.append(problem)
+    if not found:
+        raise reasons[-1]
+    return found

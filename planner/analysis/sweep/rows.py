@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
 
-from planner.cluster.cluster import Cluster, node_of
+from planner.analysis.sweep.points import Point
+from planner.cluster.cluster import Cluster
 from planner.costs.throughput import Throughput, throughput
 from planner.errors import PipeplanError
-from planner.plan.plan import gap
+from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
-from planner.plan.sweep_index import Point, SweptPoint
-
-Bill = Literal["devices", "machines"]
-"""Devices that are paid for: those in use, or all of each machine that has one in use."""
 
 
-class SweepRow(SweptPoint):
-    """The result of a point, compared with those of other points.
+@dataclass(frozen=True)
+class SweepRow:
+    """The result of a point: a plan's figures, or the reason why there is none.
 
     Attributes:
-        chooses: Whether the cluster has more devices than the search could use.
-        throughput: Figures of the iteration time; None without a plan, or if nothing takes time.
-        on_front: Whether no other row is at least as good in time per sample, cost per sample and
+        point: the combination.
+        plan: name of the plan's file; None without a plan, and so are other figures.
+        iteration_time_s: of the plan.
+        lower_bound_s: on the chosen devices.
+        chosen: devices that the search could use.
+        used: devices in use.
+        degrees: numbers of devices of the plan's tensor-parallel groups.
+        chooses: whether the cluster has more devices than the search could use.
+        throughput: figures of the iteration time; None too if nothing takes time.
+        reason: why there is no plan.
+        on_front: whether no other row is at least as good in time per sample, cost per sample and
             devices in use, and better in one; cost counts if every plan has one.
     """
 
+    point: Point
+    plan: str | None = None
+    iteration_time_s: float | None = None
+    lower_bound_s: float | None = None
+    chosen: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    degrees: tuple[int, ...] | None = None
     chooses: bool = False
     throughput: Throughput | None = None
+    reason: str | None = None
     on_front: bool = False
 
     @property
     def samples(self) -> int:
         """Samples per iteration."""
-        return self.samples_per_microbatch * self.microbatches
+        return self.point.samples_per_microbatch * self.point.microbatches
 
     @property
     def time_per_sample_s(self) -> float | None:
@@ -48,29 +62,31 @@ class SweepRow(SweptPoint):
         return gap(self.iteration_time_s, self.lower_bound_s)
 
     @property
-    def devices_used(self) -> int | None:
-        """Devices in use; None without a plan."""
-        return len(self.used) or None
-
-    @property
     def cost_per_million_samples(self) -> float | None:
         """Cost in the cluster's currency; None without a plan, or if a device has no price."""
         return self.throughput.cost_per_million_samples if self.throughput else None
 
 
-def rows_of(
-    found: Iterable[SweptPoint], problems: Mapping[Point, Problem], bill: Bill = "devices"
-) -> tuple[SweepRow, ...]:
-    """Return points with their figures and costs, those on the front marked.
+def row_of(point: Point, problem: Problem, plan: Plan) -> SweepRow:
+    """Return a plan's figures, with the prices that the problem's cluster has now."""
+    time_s, used = plan.predicted.iteration_time_s, plan.rank_devices
+    record, cluster = problem.graph.record, problem.cluster
+    return SweepRow(
+        point=point,
+        plan=point.plan_name,
+        iteration_time_s=time_s,
+        lower_bound_s=plan.predicted.lower_bound_s,
+        chosen=plan.cluster.device_names,
+        used=used,
+        degrees=plan.degrees,
+        chooses=len(plan.cluster.devices) < len(cluster.devices),
+        throughput=throughput(record, cluster, problem.job, used, time_s),
+    )
 
-    Args:
-        found: points, in the order of the rows.
-        problems: of the points, with whole clusters, as their idle devices may cost too.
-        bill: what is paid for.
-    """
-    rows = [_row(row, problems[row.point], bill) for row in found]
-    planned = [row for row in rows if row.plan is not None]
-    with_costs = has_costs(rows)
+
+def with_front(rows: Sequence[SweepRow]) -> tuple[SweepRow, ...]:
+    """Return the rows with those marked that no other dominates."""
+    planned, with_costs = [row for row in rows if row.plan is not None], has_costs(rows)
     front = pareto_front(
         [
             (
@@ -82,7 +98,7 @@ def rows_of(
         ]
     )
     best = {planned[index].point for index in front}
-    return tuple(row.model_copy(update={"on_front": row.point in best}) for row in rows)
+    return tuple(replace(row, on_front=row.point in best) for row in rows)
 
 
 def has_costs(rows: Iterable[SweepRow]) -> bool:
@@ -129,28 +145,3 @@ def currency_of(clusters: Mapping[str, Cluster]) -> str | None:
             f"currency: the clusters' prices do not compare ({named}); give all in one currency"
         )
     return next(iter(priced.values()), None)
-
-
-def require_bill(bill: str) -> None:
-    """Check the name of what is paid for.
-
-    Raises:
-        PipeplanError: if it is not known.
-    """
-    if bill not in get_args(Bill):
-        raise PipeplanError(f"bill: {bill!r} is not known; choose from {', '.join(get_args(Bill))}")
-
-
-def _row(found: SweptPoint, problem: Problem, bill: Bill) -> SweepRow:
-    row = SweepRow(**dict(found))
-    if found.iteration_time_s is None:
-        return row
-    cluster = problem.cluster
-    unit = node_of if bill == "machines" else str
-    units = set(map(unit, found.used))
-    paid = [name for name in cluster.device_names if unit(name) in units]
-    figures = throughput(
-        problem.graph.record, cluster, problem.job, found.used, found.iteration_time_s, paid
-    )
-    chooses = len(found.chosen) < len(cluster.devices)
-    return row.model_copy(update={"chooses": chooses, "throughput": figures})
