@@ -23,7 +23,6 @@ from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.plan.unsupported import require_decided, require_without
 from planner.prediction import replay
-from planner.records.document import ShownInNotebooks
 from planner.search.result import Result
 from planner.search.settings import DEFAULT_WORKERS
 from planner.search.solve import solve
@@ -108,7 +107,7 @@ class ComparisonRow:
 
 
 @dataclass(frozen=True, repr=False)
-class PlannerComparison(ShownInNotebooks, Sequence[ComparisonRow]):
+class PlannerComparison(Sequence[ComparisonRow]):
     """The rows of a comparison of planners, ours first.
 
     Attributes:
@@ -184,8 +183,7 @@ def compare(
         progress: called with every row as it is known.
 
     Returns:
-        Our row, then the classic planners' in the order asked for; notebooks show them as a table
-        and our schedule above the best of the others.
+        Our row, then the classic planners' in the order asked for.
 
     Raises:
         PipeplanError: naming every planner that is not known, or a setting out of range.

@@ -19,7 +19,6 @@ from planner.measured.clocks import ClockConflict, clock_conflict
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import KIND_LABELS, Kind, Operation, stages_label
 from planner.plan.plan import Plan
-from planner.records.document import ShownInNotebooks
 from planner.simulation.timeline import Timeline, reduction_spans
 from planner.units import format_seconds
 
@@ -61,7 +60,7 @@ class Deviation:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(ShownInNotebooks):
+class Comparison:
     """A simulated and a measured timeline of one plan.
 
     Attributes:

@@ -28,7 +28,6 @@ from planner.cluster.routing import Edges, Messages, Route, Routing
 from planner.records.document import (
     MOST_ENTRIES,
     Record,
-    ShownInNotebooks,
     write_atomically,
 )
 from planner.units import plural
@@ -71,7 +70,7 @@ class Link(LinkType):
         return 0 if self.duplex == "half" else 1 if end == self.between[0] else -1
 
 
-class Cluster(ShownInNotebooks, Record):
+class Cluster(Record):
     """Devices, switches and links, all written out; :meth:`load` expands nodes.
 
     Attributes:

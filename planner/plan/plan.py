@@ -22,7 +22,6 @@ from planner.records.document import (
     MOST_ENTRIES,
     Count,
     Record,
-    ShownInNotebooks,
     digest_of_data,
     left_out,
 )
@@ -259,7 +258,7 @@ class RankPlace(NamedTuple):
     members: int
 
 
-class Plan(ShownInNotebooks, JsonFile):
+class Plan(JsonFile):
     """A complete plan: stages, devices, orders, predictions and the inputs they were made from.
 
     Attributes:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import cache
-from importlib import import_module
 from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self, cast
@@ -37,15 +36,6 @@ MOST_MEASURED_OBJECTS = 2**24
 _MOST_WITH_ALL_PROBLEMS = 2**16
 """Characters of JSON up to which every wrong entry of a list is named, beyond that the first."""
 _CONSTANT = re.compile("NaN|Infinity")
-
-
-class ShownInNotebooks:
-    """Base of what notebooks show as HTML; :mod:`planner.report.notebook` says how."""
-
-    def _repr_html_(self) -> str:
-        # By name, since the report is above all that it shows.
-        html: str = import_module("planner.report.notebook").html_of(self)
-        return html
 
 
 class Record(BaseModel):

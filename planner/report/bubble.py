@@ -24,7 +24,6 @@ NAMES = {
     "imbalance_s": "imbalance",
     "fill_and_drain_s": "fill and drain",
     "transfers_s": "transfers",
-    "memory_s": "memory",
     "synchronisation_s": "all-reduces and optimizer",
 }
 """Names of the causes in tables."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from planner.analysis.explain.explanation import DeviceUse, Explanation
+from planner.analysis.explain.explanation import Explanation
 from planner.analysis.explain.memory import MemoryLimit
 from planner.analysis.explain.path_shares import PathShare
 from planner.analysis.explain.resources import Resource
@@ -56,7 +56,6 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         *([] if reached else [limit]),
         *([] if binds else [memory]),
         bubble_line(explanation.bubble),
-        _devices_line(explanation),
     ]
 
 
@@ -98,7 +97,6 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
                 for room in memory.rooms
             ],
         },
-        "devices": [asdict(use) for use in explanation.devices],
         "bubble": bubble_data(explanation.bubble),
         "stages": [asdict(limit) for limit in explanation.stages],
         "critical_path": [
@@ -247,30 +245,3 @@ def _least_room(memory: MemoryLimit) -> str:
     least = min(known)
     names = _devices([device for device, count in counts.items() if count == least])
     return f"at least {plural(least, 'further microbatch', 'es')} could be in flight (on {names})"
-
-
-def _devices_line(explanation: Explanation) -> str:
-    uses, span_s = explanation.devices, explanation.iteration_time_s
-    if span_s == 0:
-        return "the iteration takes no time (all costs are 0)"
-    parts = ", ".join(f"{share:.1%} {name}" for name, share in _mean_shares(uses, span_s))
-    busiest, least = (pick(uses, key=lambda use: use.busy_s) for pick in (max, min))
-    return (
-        f"devices on average: {parts}; busiest {_with_stages(busiest.device, busiest.stages)} "
-        f"{busiest.busy_s / span_s:.1%}, least {_with_stages(least.device, least.stages)} "
-        f"{least.busy_s / span_s:.1%}"
-    )
-
-
-def _mean_shares(uses: tuple[DeviceUse, ...], span_s: float) -> Iterator[tuple[str, float]]:
-    """Yield the nonzero parts of the devices' time."""
-    for name, field in (
-        ("busy", "busy_s"),
-        ("idle before the first operation", "warm_up_s"),
-        ("waiting between operations", "waiting_s"),
-        ("reducing gradients", "reduction_s"),
-        ("idle after the last", "drain_s"),
-    ):
-        share = sum(getattr(use, field) for use in uses) / (len(uses) * span_s)
-        if share >= LEAST_SHARE:
-            yield name, share

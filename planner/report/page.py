@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 from planner.analysis.deviation import Comparison, compare_with_measured
 from planner.analysis.explain import explain
 from planner.analysis.moves import moves
-from planner.costs.placed_pipeline import PlacedStage
-from planner.costs.roofline import layer_times
 from planner.errors import require_kind
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan, gap
@@ -30,7 +28,7 @@ from planner.report.moves import moves_view
 from planner.report.summary import device_table, stage_table, throughput_lines
 from planner.report.tables import Table, View
 from planner.simulation.timeline import Timeline
-from planner.units import format_bytes, format_seconds, plural
+from planner.units import format_seconds, plural
 from planner.verification import verify
 
 if TYPE_CHECKING:
@@ -51,7 +49,6 @@ class Section:
         picture: address of a picture above the view; empty for none.
         alt: what the picture shows.
         commands: below the view, for a terminal.
-        details: tables that are shown when asked for.
     """
 
     id: str
@@ -60,7 +57,6 @@ class Section:
     picture: str = ""
     alt: str = ""
     commands: Sequence[str] = ()
-    details: Sequence[Table] = ()
 
 
 def save_report(
@@ -115,7 +111,9 @@ def report_html(
         *_measured(deviation, measured),
         Section("explanation", "What limits it", explanation_view(plan, explain(timeline))),
         Section("changes", "Single changes", moves_view(plan, moves(plan, timeline), file)),
-        _stages(plan, timeline),
+        Section(
+            "stages", "Stages and devices", [stage_table(plan, timeline), device_table(timeline)]
+        ),
         *_comparison(comparison),
         _sources(plan, timeline),
         _run(plan, file),
@@ -195,40 +193,6 @@ def _comparison(rows: Sequence[ComparisonRow] | None) -> Iterator[Section]:
         table = comparison_table(rows, "All planners, evaluated in one simulator")
         sources = (f"{row.planner}: {row.source}" for row in rows)
         yield Section("comparison", "Comparison with baselines", [table, *sources])
-
-
-def _stages(plan: Plan, timeline: Timeline) -> Section:
-    layers = [
-        _layer_table(timeline, index, stage) for index, stage in enumerate(timeline.pipeline.stages)
-    ]
-    tables = [stage_table(plan, timeline), device_table(timeline)]
-    return Section("stages", "Stages and devices", tables, details=layers)
-
-
-def _layer_table(timeline: Timeline, index: int, stage: PlacedStage) -> Table:
-    """Return the layers of a stage, with their times on its first device."""
-    problem, device = timeline.pipeline.problem, stage.spec.devices[0]
-    kind = problem.cluster.type_of(device)
-    graph, figures = problem.graph.on(kind), problem.cluster.device_type(device)
-    table = Table(
-        f"Layers of stage {index}, for one microbatch on {kind}",
-        ["layer", "times", "in the backward"],
-        ["forward", "backward", "parameters", "stash"],
-    )
-    for name in stage.spec.layers:
-        layer, is_again = graph.layers[name], name in stage.spec.recompute
-        times = layer_times(layer, kind, figures, problem.job.precision, is_again)
-        again = "offloaded" if name in stage.spec.offload else "kept"
-        table.add_row(
-            name,
-            "measured" if kind in layer.measured else "roofline",
-            "recomputed" if is_again else again,
-            format_seconds(times.forward_s),
-            format_seconds(times.backward_s),
-            format_bytes(graph.nodes[name]["parameter_bytes"]),
-            format_bytes(layer.stash_bytes),
-        )
-    return table
 
 
 def _sources(plan: Plan, timeline: Timeline) -> Section:

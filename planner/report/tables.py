@@ -1,4 +1,4 @@
-"""Tables of text that terminals, notebooks, Markdown and the HTML page show alike."""
+"""Tables of text that terminals, Markdown and the HTML page show alike."""
 
 from __future__ import annotations
 

@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 
 from planner.lengths import LengthOrder
 from planner.plan.plan import Plan, gap
-from planner.records.document import ShownInNotebooks
 from planner.simulation.noise import Noise, NoisyTimes
 from planner.units import format_seconds, plural
 
@@ -226,7 +225,7 @@ def unjoined_devices(plan: Plan) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, repr=False)
-class Result(ShownInNotebooks):
+class Result:
     """The best plan found and what is proved about it.
 
     Attributes:

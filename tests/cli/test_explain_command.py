@@ -14,7 +14,7 @@ def test_explain_says_what_binds_and_what_would_help(plan_path: Path) -> None:
     lines = pipeplan("explain", plan_path).stdout.splitlines()
     for word in (
         *("iteration", "critical path: ", "highest lower bound: ", "memory ", "bubble "),
-        *("devices ", "Stages: "),
+        "Stages: ",
     ):
         assert any(line.startswith(word) for line in lines)
 
@@ -28,7 +28,6 @@ def test_explain_as_json_is_complete(plan_path: Path) -> None:
     assert report["binding_resource"]["bound_s"] <= predicted.iteration_time_s * (1 + 1e-9)
     path = report["critical_path"]
     assert (path[0]["start_s"], path[-1]["end_s"]) == (0, predicted.iteration_time_s)
-    assert {row["device"] for row in report["devices"]} == set(predicted.devices)
     for row in report["memory"]["devices"]:
         assert row["peak_bytes"] == predicted.devices[row["device"]].peak_memory_bytes
 

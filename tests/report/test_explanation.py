@@ -46,9 +46,9 @@ def two_stages(memory_gib: float = 1024, stash_bytes: int = 0, **link_fields: ob
 
 def test_every_explanation_has_few_lines(timeline: Timeline) -> None:
     said = lines(timeline)
-    assert 4 <= len(said) <= 7
+    assert 4 <= len(said) <= 6
     assert said[0].startswith("iteration ")
-    assert said[-1].startswith("devices on average: ")
+    assert said[-1].startswith("bubble ")
 
 
 def test_a_reached_bound_comes_before_the_path() -> None:
@@ -63,7 +63,6 @@ def test_a_reached_bound_comes_before_the_path() -> None:
         "memory is not a limit for these stages: at the peak any number of further microbatches "
         "could be in flight",
         "bubble 0.0%",
-        "devices on average: 100.0% busy; busiest d0 (stage 0) 100.0%, least d0 (stage 0) 100.0%",
     ]
 
 
@@ -75,10 +74,6 @@ def test_a_distant_bound_comes_after_the_path() -> None:
         "highest lower bound: d1 (stage 1) computes for 6000 ms, starts at 1000 ms at the "
         "earliest, and 2000 ms follow: every order of the same work takes at least 9000 ms, 25.0% "
         "below this iteration"
-    )
-    assert said[-1].startswith(
-        "devices on average: 50.0% busy, 4.2% idle before the first operation, 37.5% waiting "
-        "between operations, 8.3% idle after the last; "
     )
 
 
@@ -177,4 +172,3 @@ def test_the_data_is_json_and_names_every_event(timeline: Timeline) -> None:
     assert [row["start_s"] for row in data["critical_path"]] == [0, *ends[:-1]]
     assert data["critical_path"][-1]["event"].startswith("optimizer step on d")
     assert data["critical_path"][0]["event"].startswith("0F0 on d")
-    assert [row["device"] for row in data["devices"]] == list(timeline.pipeline.devices)

@@ -17,7 +17,7 @@ from builders import (
     pipeline,
     star,
 )
-from chains import ALTERNATING, GIB, PAIR, chain, crowded
+from chains import GIB, PAIR, chain
 from hypothesis import given
 from strategies import Scheduled, scheduled
 
@@ -145,13 +145,6 @@ def test_all_reduces_and_optimizer_steps_of_others_are_synchronisation() -> None
     assert causes(bubble, "d0") == pytest.approx(
         {"imbalance_s": 24 - 3.012, "fill_and_drain_s": 3, "synchronisation_s": 4.012}
     )
-
-
-def test_what_unlimited_memory_would_save_is_memory() -> None:
-    """A microbatch at a time takes 4 * 6 s; with two in flight d0 or d1 idles 3 s only."""
-    bubble = explain(simulate(crowded(job_recompute=False), ALTERNATING)).bubble
-    expected = {"memory_s": 24 - 15, "fill_and_drain_s": 3}
-    assert causes(bubble, "d0") == causes(bubble, "d1") == expected
 
 
 def test_recomputation_is_work_and_not_idle_time() -> None:

@@ -18,13 +18,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.analysis.explain.memory import MemoryLimit
 from planner.analysis.explain.path_shares import Spent, spent_on
-from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import place
 from planner.simulation.critical_path import Causes
 from planner.simulation.timeline import Event, OperationEvent, OptimizerEvent, Timeline
 
@@ -45,8 +42,7 @@ class IdleTime:
         idle_s: the iteration less its operations and its optimizer step.
         imbalance_s: what it has less to do than the busiest device.
         fill_and_drain_s: even the busiest device waits so long for computation elsewhere.
-        transfers_s: the same for transfers.
-        memory_s: what of both, the first first, unlimited memory would save besides recomputation.
+        transfers_s: the same for transfers, and for stashes copied to the host and back.
         synchronisation_s: even the busiest device waits so long for all-reduces, all-gathers and
             the optimizer steps of others.
         waited_for: what ran elsewhere while this device itself waited for it, the longest first;
@@ -58,12 +54,11 @@ class IdleTime:
     imbalance_s: float
     fill_and_drain_s: float
     transfers_s: float
-    memory_s: float
     synchronisation_s: float
     waited_for: tuple[Waited, ...]
 
 
-CAUSES = ("imbalance_s", "fill_and_drain_s", "transfers_s", "memory_s", "synchronisation_s")
+CAUSES = ("imbalance_s", "fill_and_drain_s", "transfers_s", "synchronisation_s")
 """Fields of :class:`IdleTime` that sum to its ``idle_s``."""
 
 
@@ -97,17 +92,12 @@ class Bubble:
         return float(sum(getattr(row, name) for row in self.devices))
 
 
-def bubble_by_cause(timeline: Timeline, memory: MemoryLimit) -> Bubble:
-    """Divide the idle time of every device.
-
-    Args:
-        timeline: a replay.
-        memory: what unlimited memory would save.
-    """
+def bubble_by_cause(timeline: Timeline) -> Bubble:
+    """Divide the idle time of every device of a replay."""
     waits = _Waits(timeline)
     rows = {device: waits.of(device) for device in timeline.pipeline.devices}
     busiest = max(rows, key=lambda device: timeline.busy_s[device])
-    shared = _shared_causes(rows[busiest], _memory_s(timeline, memory, busiest))
+    shared = _shared_causes(rows[busiest])
     devices = tuple(_idle_time(timeline, device, rows, busiest, shared) for device in rows)
     return Bubble(busiest, devices, timeline.iteration_time_s)
 
@@ -129,50 +119,17 @@ def _idle_time(
     )
 
 
-def _shared_causes(waits: Sequence[Waited], memory_s: float) -> dict[str, float]:
-    """Return the busiest device's waits as causes; memory's share is taken off the others."""
-    computation_s = _total_s(waits, ("computation",))
-    transfers_s = _total_s(waits, ("transfers",))
-    # Stashes are offloaded to save memory.
-    offload_s = _total_s(waits, ("offload",))
-    memory_s = max(0.0, memory_s - offload_s)
-    from_computation_s = min(computation_s, memory_s)
-    from_transfers_s = min(transfers_s, memory_s - from_computation_s)
+def _shared_causes(waits: Sequence[Waited]) -> dict[str, float]:
+    """Return the busiest device's waits as causes."""
     return {
-        "fill_and_drain_s": computation_s - from_computation_s,
-        "transfers_s": transfers_s - from_transfers_s,
-        "memory_s": from_computation_s + from_transfers_s + offload_s,
+        "fill_and_drain_s": _total_s(waits, ("computation",)),
+        "transfers_s": _total_s(waits, ("transfers", "offload")),
         "synchronisation_s": _total_s(waits, ("all-reduce", "all-gather", "optimizer")),
     }
 
 
 def _total_s(waits: Iterable[Waited], causes: Sequence[str]) -> float:
     return sum(row.seconds for row in waits if row.spent.cause in causes)
-
-
-def _memory_s(timeline: Timeline, memory: MemoryLimit, device: str) -> float:
-    """Return what unlimited memory saves, less what the device would then not recompute."""
-    if not memory.binds or memory.unlimited_s is None:
-        return 0.0
-    saved_s = memory.within_s - memory.unlimited_s
-    return max(0.0, saved_s - _recompute_s(timeline, device))
-
-
-def _recompute_s(timeline: Timeline, device: str) -> float:
-    """Return seconds in which a device runs forwards again."""
-    pipeline = timeline.pipeline
-    if not any(stage.spec.recompute for stage in pipeline.stages):
-        return 0.0
-    plain = _without_recompute(pipeline)
-    return sum(
-        event.end_s - event.start_s - plain.seconds(event.operation.stage, kind, device)
-        for event in timeline.operations
-        if event.device == device and (kind := event.operation.kind) in "BI"
-    )
-
-
-def _without_recompute(pipeline: PlacedPipeline) -> PlacedPipeline:
-    return place(pipeline.problem, [replace(s.spec, recompute=()) for s in pipeline.stages])
 
 
 class _Waits:
