@@ -10,12 +10,8 @@ from statistics import median
 from planner.analysis.deviation import Comparison, compare_with_measured
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import LEAST, MOST
-from planner.costs.group_collectives import summed_s
-from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
 from planner.interop.calibrate.fits import transfer_samples
-from planner.interop.calibrate.groups import alike, on_single_devices
 from planner.interop.calibrate.links import (
     NOTICEABLE_FACTOR,
     CalibratedLink,
@@ -29,7 +25,7 @@ from planner.interop.calibrate.times import StageTime, calibrated_graph, stage_t
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.graph_record import graph_digest
 from planner.plan.plan import Plan
-from planner.plan.unsupported import FEATURES, require_without
+from planner.plan.unsupported import require_without
 from planner.prediction import refresh, replay
 
 
@@ -62,25 +58,12 @@ class OptimizerChange:
         )
 
 
-def optimizer_changes(
-    plan: Plan, pipeline: PlacedPipeline, comparison: Comparison
-) -> tuple[OptimizerChange, ...]:
-    """Return the optimizer steps of each device type as predicted and measured.
-
-    Args:
-        plan: what ran; its groups count as their devices.
-        pipeline: its stages, on devices or groups whose links are calibrated: in which groups sum
-            gradients is no part of a step.
-        comparison: of the two.
-    """
-    before = plan.on_groups.cluster
+def optimizer_changes(plan: Plan, comparison: Comparison) -> tuple[OptimizerChange, ...]:
+    """Return the optimizer steps of each device type as predicted and measured."""
     rows: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for device, row in comparison.optimizer.items():
         if row.predicted_s and row.measured_s:
-            expected_s = row.predicted_s - summed_s(pipeline, device, before)
-            found_s = row.measured_s - summed_s(pipeline, device)
-            if expected_s > 0 and found_s > 0:
-                rows[alike(plan, device)[0]].append((expected_s, found_s))
+            rows[plan.cluster.type_of(device)].append((row.predicted_s, row.measured_s))
     found = []
     for kind, times in rows.items():
         ratios = [expected_s / found_s for expected_s, found_s in times]
@@ -139,7 +122,8 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
 
     Raises:
         PipeplanError: if the measurement is of another plan, its operations were slept, or its
-            devices' clocks differ.
+            devices' clocks differ, or the job has features that calibration does not support, such
+            as tensor-parallel groups.
     """
     if measured.emulated and not links_only:
         raise PipeplanError(
@@ -147,7 +131,7 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
             "calibrate links only with --links-only, or "
             "run the plan without emulation"
         )
-    require_without(plan.job, "calibrate", [name for name in FEATURES if name != "tensor_parallel"])
+    require_without(plan.job, "calibrate", degree=plan.degree)
     timeline = replay(plan)
     comparison = compare_with_measured(plan, timeline, measured)
     if comparison.clock_conflict is not None:
@@ -156,13 +140,9 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
     samples = transfer_samples(pipeline.problem, measured)
     least_gb_per_s = least_bandwidths_gb_per_s(pipeline, measured, comparison)
     cluster, links, link_notes = calibrated_cluster(pipeline, samples, least_gb_per_s)
-    if plan.tensor_parallel is not None:
-        cluster, links, notes = on_single_devices(plan, pipeline, samples, links, comparison)
-        link_notes = (*link_notes, *notes)
     times = () if links_only else stage_times(timeline, measured)
-    placed = place_plan(plan.model_copy(update={"cluster": cluster}))
-    record, time_notes = calibrated_graph(plan, placed, times)
-    optimizers = () if links_only else optimizer_changes(plan, placed, comparison)
+    record, time_notes = calibrated_graph(pipeline, times)
+    optimizers = () if links_only else optimizer_changes(plan, comparison)
     cluster = with_optimizers(cluster, optimizers)
     model = plan.model.model_copy(update={"graph": record, "graph_digest": graph_digest(record)})
     made = refresh(plan.model_copy(update={"model": model, "cluster": cluster}))

@@ -17,7 +17,6 @@ from planner.model.layer_graph import LayerGraph
 from planner.model.length_graph import record_at
 from planner.model.measured_costs import FORMAT as COSTS_FORMAT
 from planner.model.measured_costs import Costs
-from planner.model.split_record import SplitRecord
 from planner.records.document import read_json
 from planner.records.formats import KINDS, check_format, kind_of
 from planner.units import significant
@@ -56,10 +55,7 @@ def read_costs(path: str | Path, option: str) -> CostsFile:
             logger.warning("%s: %s", source, profile.spread_warning)
         return CostsFile(source, profile)
     costs = LayerGraph.parse(data, source)
-    record = costs.record
-    measured = [layer.measured for layer in record.layers]
-    measured += [row.measured for split in record.splits for row in split.layers]
-    if not any(measured):
+    if not any(layer.measured for layer in costs.record.layers):
         raise PipeplanError(
             f"{source}: layers: none has measured times; give what `pipeplan profile` wrote, or "
             "the graph of `pipeplan profile PLAN.json MEASURED.json --graph`"
@@ -252,40 +248,19 @@ def with_measured_times(graph: LayerGraph, costs: LayerGraph, source: str) -> La
 
     Args:
         graph: as traced.
-        costs: gives the measured times; equal in all else, of splits over tensor-parallel groups in
-            those that were traced.
+        costs: gives the measured times; equal in all else but splits over tensor-parallel groups.
         source: where ``costs`` comes from, for messages.
 
     Raises:
-        PipeplanError: if the two differ in more than measured times, or these are of groups of
-            sizes that were not traced alone.
+        PipeplanError: if the two differ in more than measured times.
     """
     problems = list(_differences(graph.record, costs.record))
-    if not problems:
-        problems += _other_groups(graph.record, costs.record)
     if problems:
         raise PipeplanError(f"{source}: {problem}" for problem in problems)
-    measured = {(row.degree, row.sequence): row for row in costs.record.splits}
-    splits = tuple(measured.get((row.degree, row.sequence), row) for row in graph.record.splits)
-    if splits == costs.record.splits:
+    if graph.record.splits == costs.record.splits:
         return costs
-    return LayerGraph.from_record(costs.record.model_copy(update={"splits": splits}))
-
-
-def _other_groups(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
-    """Yield what to do where nothing that was measured is of what was traced."""
-    known = {(row.degree, row.sequence) for row in traced.splits}
-    sizes = {
-        row.degree: (row.degree, row.sequence) in known
-        for row in costs.splits
-        if any(layer.measured for layer in row.layers)
-    }
-    if sizes and not any(sizes.values()) and not any(layer.measured for layer in costs.layers):
-        yield (
-            f"splits: times were measured over groups of {', '.join(map(str, sizes))} alone, for "
-            "which this job plans none; set tensor_parallel and sequence_parallel as in the plan "
-            "that ran, or calibrate another"
-        )
+    update = {"splits": graph.record.splits}
+    return LayerGraph.from_record(costs.record.model_copy(update=update))
 
 
 def _differences(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
@@ -307,11 +282,3 @@ def _differences(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
     for name in type(traced).model_fields.keys() - {"layers", "splits"}:
         if getattr(traced, name) != getattr(costs, name):
             yield f"{name}: not that of the model; {remedy}"
-    known = {(row.degree, row.sequence): _unmeasured(row) for row in costs.splits}
-    for split in traced.splits:
-        if known.get((split.degree, split.sequence), _unmeasured(split)) != _unmeasured(split):
-            yield f"splits: that over groups of {split.degree} is not the model's; {remedy}"
-
-
-def _unmeasured(split: SplitRecord) -> dict[str, Any]:
-    return split.model_dump(exclude={"layers": {"__all__": {"measured"}}})

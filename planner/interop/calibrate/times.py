@@ -7,17 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from planner.costs.group_collectives import inside_times
 from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 from planner.costs.roofline import OperationTimes, computed_times
-from planner.interop.calibrate.groups import Alike, alike, with_times
 from planner.measured.timeline import MeasuredTimeline
 from planner.model.figures import MeasuredTimes
 from planner.model.graph_record import GraphRecord
 from planner.plan.operations import KIND_LABELS, Kind
-from planner.plan.plan import Plan
 from planner.simulation.timeline import Timeline
-from planner.units import format_seconds
 
 NOTICEABLE_SPREAD = 1.05
 """Devices of one type that differ by more are told."""
@@ -84,49 +80,49 @@ def stage_times(timeline: Timeline, measured: MeasuredTimeline) -> tuple[StageTi
 
 
 def calibrated_graph(
-    plan: Plan, pipeline: PlacedPipeline, rows: Sequence[StageTime]
+    pipeline: PlacedPipeline, rows: Sequence[StageTime]
 ) -> tuple[GraphRecord, tuple[str, ...]]:
-    """The plan's layer graph with measured times, and what people should know of them.
+    """The layer graph with measured times, and what people should know of them.
 
     A stage's median is divided among its layers in proportion to their predicted times. Layers
     that did not run on a device type are scaled as those that did, all together; types that ran
-    nothing keep their costs. Of tensor-parallel groups it is what collectives leave of it.
+    nothing keep their costs.
 
     Args:
-        plan: what ran.
-        pipeline: its stages on devices, or groups, whose links are calibrated.
+        pipeline: what ran.
         rows: what was measured.
     """
-    notes: list[str] = []
-    samples: dict[tuple[int, Alike], dict[str, list[float]]] = {}
-    types: dict[Alike, str] = {}
+    notes = [note for row in rows for note in _notes(row)]
+    medians: dict[tuple[int, str], dict[str, float]] = defaultdict(dict)
     for row in rows:
-        device = next(iter(row.device_s))
-        which = alike(plan, device)
-        types.setdefault(which, pipeline.problem.cluster.type_of(device))
-        inside = (inside_times(pipeline, row.stage, name) for name in row.device_s)
-        inside_s = median(times.seconds(row.kind) for times in inside)
-        by_kind = samples.setdefault((row.stage, which), {})
-        by_kind.setdefault(row.kind, []).append(max(0.0, row.measured_s - inside_s))
-        notes += _notes(row, inside_s)
-    found: dict[Alike, dict[str, OperationTimes]] = defaultdict(dict)
-    for (stage, which), kinds in samples.items():
-        medians = {kind: median(values) for kind, values in kinds.items()}
-        found[which] |= _OfStage(pipeline, pipeline.stages[stage], types[which], medians).times
-        notes += _short_notes(pipeline, stage, types[which], medians)
-    for which, by_layer in found.items():
-        others = _others(pipeline, types[which], by_layer)
-        found[which] = {**others, **by_layer}
+        medians[row.stage, row.device_type][row.kind] = row.measured_s
+    found: dict[str, dict[str, OperationTimes]] = defaultdict(dict)
+    for (stage, kind), seconds in medians.items():
+        found[kind] |= _OfStage(pipeline, pipeline.stages[stage], kind, seconds).times
+        notes += _short_notes(pipeline, stage, kind, seconds)
+    for kind, by_layer in found.items():
+        others = _others(pipeline, kind, by_layer)
+        found[kind] = {**others, **by_layer}
         if others:
             notes.append(
                 f"{len(others)} of {len(pipeline.problem.graph.layers)} layers did not run on "
-                f"{types[which]}; their times there are scaled as those of the layers that did"
+                f"{kind}; their times there are scaled as those of the layers that did"
             )
-    entries = {
-        which: {name: _entry(times) for name, times in by_layer.items()}
-        for which, by_layer in found.items()
-    }
-    return with_times(plan, entries), tuple(notes)
+    record = pipeline.problem.graph.record
+    layers = tuple(
+        layer.model_copy(
+            update={
+                "measured": layer.measured
+                | {
+                    kind: _entry(rows[layer.name])
+                    for kind, rows in found.items()
+                    if layer.name in rows
+                }
+            }
+        )
+        for layer in record.layers
+    )
+    return record.model_copy(update={"layers": layers}), tuple(notes)
 
 
 def _entry(times: OperationTimes) -> MeasuredTimes:
@@ -247,7 +243,7 @@ def _others(pipeline: PlacedPipeline, kind: str, measured: _Times) -> dict[str, 
     }
 
 
-def _notes(row: StageTime, inside_s: float) -> Iterator[str]:
+def _notes(row: StageTime) -> Iterator[str]:
     if row.spread > NOTICEABLE_SPREAD:
         slow = max(row.device_s, key=row.device_s.__getitem__)
         fast = min(row.device_s, key=row.device_s.__getitem__)
@@ -255,13 +251,6 @@ def _notes(row: StageTime, inside_s: float) -> Iterator[str]:
             f"{row.kind} of stage {row.stage} takes {row.spread:.2f} times as long on {slow} as on "
             f"{fast}, both of type {row.device_type}; the median is used for the type: give the "
             "slow device its own type"
-        )
-    if inside_s > row.measured_s:
-        yield (
-            f"{row.kind} of stage {row.stage} on {row.device_type} took "
-            f"{format_seconds(row.measured_s)}, less than its collectives are predicted to "
-            f"({format_seconds(inside_s)}); its computation counts as 0 s: correct the links "
-            "inside groups"
         )
 
 
