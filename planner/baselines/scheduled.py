@@ -59,6 +59,7 @@ class ScheduledBaselines:
         self._problem = problem
         self._layers = Layers(StageTable(problem))
         self._known: dict[tuple[Stage, tuple[str, ...]], tuple[int, int]] = {}
+        self._schedules: dict[tuple[StageSpec, ...], Scheduled | None] = {}
 
     def best(self, planner: Baseline, below_s: float = math.inf) -> Scheduled | None:
         """Return the fastest schedule of a planner's stages, as they are or in two chunks each.
@@ -86,7 +87,9 @@ class ScheduledBaselines:
             for pipeline in self._recomputed(every[n]) if is_connected(placed[n]) else ():
                 if _least_s(pipeline) >= below_s:
                     continue
-                schedule = best_schedule(pipeline)
+                if (specs := tuple(row.spec for row in pipeline.stages)) not in self._schedules:
+                    self._schedules[specs] = best_schedule(pipeline)
+                schedule = self._schedules[specs]
                 if schedule is not None and schedule.iteration_time_s < below_s:
                     found, below_s = schedule, schedule.iteration_time_s
         if found is None and math.isinf(below_s):
@@ -164,14 +167,16 @@ class ScheduledBaselines:
     ) -> bool:
         """Return whether a device holds its stages with microbatches in flight."""
         cluster, count = self._problem.cluster, self._problem.job.microbatches
-        needed = workspace = 0
+        type_name, needed, workspace = cluster.type_of(device), 0, 0
         for n in held:
             replicas = len(stages[n].devices)
+            holders = replicas * self._problem.copies
+            figures = self._layers.table.figures(type_name, *stages[n][:2], holders=holders)
             share = -(-count // replicas)
             behind = -(-sum(len(row.devices) for row in stages[n:]) // replicas)
             in_flight = share if math.isinf(flight) else min(share, max(1, int(flight * behind)))
             stash, more = self._bytes(stages[n], self._again(stages[n], limit, by_rank))
-            needed += self._static_bytes(stages[n], device) + in_flight * stash
+            needed += int(figures.static_bytes) + in_flight * stash
             workspace = max(workspace, more)
         return needed + workspace <= cluster.device_type(device).capacity_bytes
 
@@ -189,11 +194,6 @@ class ScheduledBaselines:
             more = found.workspace_bytes + max(arrays.crossing[kind, stage.end], gradients)
             self._known[key] = int(found.stash_bytes), int(more)
         return self._known[key]
-
-    def _static_bytes(self, stage: Stage, device: str) -> int:
-        type_name = self._problem.cluster.type_of(device)
-        holders = len(stage.devices) * self._problem.copies
-        return int(self._layers.table.figures(type_name, *stage[:2], holders=holders).static_bytes)
 
     # --- chunks -----------------------------------------------------------------------------------
 
