@@ -17,7 +17,6 @@ from planner.interop.calibrate.links import (
     CalibratedLink,
     ReductionChange,
     calibrated_cluster,
-    least_bandwidths_gb_per_s,
     reduction_changes,
     reduction_notes,
 )
@@ -138,8 +137,7 @@ def calibrate(plan: Plan, measured: MeasuredTimeline, *, links_only: bool = Fals
         raise PipeplanError(str(comparison.clock_conflict))
     pipeline = timeline.pipeline
     samples = transfer_samples(pipeline.problem, measured)
-    least_gb_per_s = least_bandwidths_gb_per_s(pipeline, measured, comparison)
-    cluster, links, link_notes = calibrated_cluster(pipeline, samples, least_gb_per_s)
+    cluster, links, link_notes = calibrated_cluster(pipeline, samples)
     times = () if links_only else stage_times(timeline, measured)
     record, time_notes = calibrated_graph(pipeline, times)
     optimizers = () if links_only else optimizer_changes(plan, comparison)

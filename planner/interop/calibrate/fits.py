@@ -3,10 +3,8 @@
 A message takes latency plus bytes over bandwidth (Hockney 1994). Messages of several sizes separate
 the two; messages of one size do not. An error in one of them spoils predictions of other sizes: a
 wrong latency by the same few milliseconds for every message, a wrong bandwidth by a factor, which
-matters most for large all-reduces. Hence the rule for messages of one size: an all-reduce over the
-same links counts as the second size, so that bandwidth is at least what its time proves and latency
-takes the rest. Without an all-reduce, the error of a short message's prediction counts as latency,
-that of a long one as bandwidth (:func:`is_short`).
+matters most for large all-reduces. Hence the rule for messages of one size: the error of a short
+message's prediction counts as latency, that of a long one as bandwidth.
 """
 
 from __future__ import annotations
@@ -179,7 +177,7 @@ LEAST_SHARE = 0.1
 """Fraction of a message's predicted time without latency; below it the latency is wrong too."""
 SHORT_S = 1e-3
 """What posting, waking up and copying may cost a message, whatever its size."""
-UNTOLD = frozenset({"scaled", "latency", "all-reduce"})
+UNTOLD = frozenset({"scaled", "latency"})
 """Methods of pairs whose messages did not tell latency from bandwidth."""
 
 
@@ -188,8 +186,7 @@ class PairFit:
     """Latency and bandwidth that fit the transfers between two devices, in both directions.
 
     ``method`` is "agrees", "fitted" (latency and bandwidth, from several sizes), or for one size
-    "scaled" (bandwidth, or both where that is too little), "latency" (all of the difference) or
-    "all-reduce" (bandwidth from an all-reduce, the rest is latency).
+    "scaled" (bandwidth, or both where that is too little) or "latency" (all of the difference).
     """
 
     ends: Ends
@@ -199,17 +196,13 @@ class PairFit:
     samples: int
 
 
-def fit_pair(
-    ends: Ends, route: Route, samples: TransferSamples, least_gb_per_s: float = 0.0
-) -> PairFit:
+def fit_pair(ends: Ends, route: Route, samples: TransferSamples) -> PairFit:
     """Latency and bandwidth between two devices.
 
     Args:
         ends: the devices.
         route: between them, before.
         samples: seconds of messages by their bytes; none of 0 bytes, none of 0 s.
-        least_gb_per_s: what all-reduces prove that every link of the route carries; 0 if none
-            does. It counts where the messages are of one size.
     """
     count = sum(map(len, samples.values()))
     points = {bytes_: median(seconds) for bytes_, seconds in samples.items()}
@@ -218,16 +211,7 @@ def fit_pair(
     line = _line(points, {bytes_: len(seconds) for bytes_, seconds in samples.items()})
     if line is not None:
         return PairFit(ends, line[0], 1e-9 / line[1], "fitted", count)
-    return PairFit(ends, *_of_one_size(route, points, least_gb_per_s), count)
-
-
-def is_short(moving_s: float, latency_s: float) -> bool:
-    """Return whether a message or all-reduce depends more on latency than on bandwidth.
-
-    Its bytes alone should take less than the latency (it is below Hockney's half-performance
-    length) or less than what software costs a message.
-    """
-    return moving_s < max(latency_s, SHORT_S)
+    return PairFit(ends, *_of_one_size(route, points), count)
 
 
 def _agrees(found_s: float, expected_s: float) -> bool:
@@ -263,23 +247,17 @@ def _line(points: Mapping[int, float], weights: Mapping[int, int]) -> tuple[floa
     return (latency_s, slope) if slope > 0 else None
 
 
-def _of_one_size(
-    route: Route, points: Mapping[int, float], least_gb_per_s: float
-) -> tuple[float, float, str]:
-    """Latency in seconds, bandwidth in GB/s and the method; the rule is the module's."""
-    latency_s, width = _scaled(route, points)
-    method = "scaled"
+def _of_one_size(route: Route, points: Mapping[int, float]) -> tuple[float, float, str]:
+    """Latency in seconds, bandwidth in GB/s and the method.
+
+    A message is short if its bytes alone should take less than the latency (it is below Hockney's
+    half-performance length) or less than what software costs a message.
+    """
     given = route.bandwidth_gb_per_s
-    # Short messages that were slow may mean a narrow link after all if an all-reduce was slow too.
-    if is_short(_moving_s(max(points), given), route.latency_s) and (
-        not least_gb_per_s or width > given
-    ):
-        kept_s = _latency_s(points, given)
-        if kept_s >= 0:
-            latency_s, width, method = kept_s, given, "latency"
-    if least_gb_per_s > width:
-        return max(0.0, _latency_s(points, least_gb_per_s)), least_gb_per_s, "all-reduce"
-    return latency_s, width, method
+    latency_s = _latency_s(points, given)
+    if latency_s >= 0 and _moving_s(max(points), given) < max(route.latency_s, SHORT_S):
+        return latency_s, given, "latency"
+    return (*_scaled(route, points), "scaled")
 
 
 def _scaled(route: Route, points: Mapping[int, float]) -> tuple[float, float]:

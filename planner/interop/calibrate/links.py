@@ -1,4 +1,4 @@
-"""Links and all-reduces: latency and bandwidth from transfers, and bounds from all-reduces."""
+"""Latency and bandwidth of links from transfers, and what that does to all-reduces."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from typing import NamedTuple
 
 from planner.analysis.deviation import Comparison, Deviation
 from planner.cluster.cluster import Cluster, Link
-from planner.cluster.collective_algorithms import Algorithm, all_reduce_algorithms
 from planner.cluster.measured_links import CONTRADICTS, contradict
 from planner.cluster.routing import Route
-from planner.costs.collectives import all_reduce_s
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.reductions import GradientReduction
 from planner.interop.calibrate.fits import (
     AGREEMENT,
     UNTOLD,
@@ -24,11 +21,9 @@ from planner.interop.calibrate.fits import (
     PairFit,
     TransferSamples,
     fit_pair,
-    is_short,
     route_of,
     without_sharing,
 )
-from planner.measured.timeline import MeasuredTimeline
 from planner.plan.operations import stages_label
 from planner.units import format_seconds, plural
 
@@ -51,9 +46,7 @@ class CalibratedLink:
 
 
 def calibrated_cluster(
-    pipeline: PlacedPipeline,
-    samples: Mapping[Ends, TransferSamples],
-    least_gb_per_s: Mapping[int, float],
+    pipeline: PlacedPipeline, samples: Mapping[Ends, TransferSamples]
 ) -> tuple[Cluster, tuple[CalibratedLink, ...], tuple[str, ...]]:
     """The cluster with links as measured, what changed, and what people should know of it.
 
@@ -64,13 +57,11 @@ def calibrated_cluster(
     Args:
         pipeline: what ran, on the cluster before.
         samples: seconds of messages by pair and bytes.
-        least_gb_per_s: what all-reduces prove that links carry, by index; it counts on links whose
-            messages did not tell latency from bandwidth.
     """
     cluster = pipeline.problem.cluster
     visible = without_sharing(cluster)
-    fits = [_fit(visible, ends, rows, least_gb_per_s) for ends, rows in samples.items()]
-    links = _measured_links(visible, fits, least_gb_per_s)
+    fits = [fit_pair(ends, route_of(visible, ends), rows) for ends, rows in samples.items()]
+    links = _measured_links(visible, fits)
     every = {**links, **_like_links(cluster, links)}
     changes = tuple(_changes(cluster, every))
     if not changes:
@@ -94,49 +85,27 @@ def with_links(cluster: Cluster, changes: Sequence[CalibratedLink]) -> Cluster:
     return Cluster.parse(data, "calibrated cluster")
 
 
-def _fit(
-    cluster: Cluster, ends: Ends, samples: TransferSamples, least_gb_per_s: Mapping[int, float]
-) -> PairFit:
-    route = route_of(cluster, ends)
-    rows = [(cluster.links[index].bandwidth_gb_per_s, index) for index, _ in route.links]
-    # All-reduces limit the narrowest links of the route alone; the others are wide enough.
-    least = min(
-        max(least_gb_per_s.get(index, 0.0), width if width > route.bandwidth_gb_per_s else 0.0)
-        for width, index in rows
-    )
-    return fit_pair(ends, route, samples, least)
-
-
 class _Figures(NamedTuple):
     bandwidth_gb_per_s: float
     latency_us: float
     method: str
 
 
-def _measured_links(
-    cluster: Cluster, fits: Sequence[PairFit], least_gb_per_s: Mapping[int, float]
-) -> dict[int, _Figures]:
+def _measured_links(cluster: Cluster, fits: Sequence[PairFit]) -> dict[int, _Figures]:
     """New figures of every link that a transfer used."""
     users: dict[int, list[PairFit]] = {}
     for fit in fits:
         for index, _ in route_of(cluster, fit.ends).links:
             users.setdefault(index, []).append(fit)
-    return {
-        index: _figures(cluster, index, rows, least_gb_per_s.get(index, 0.0))
-        for index, rows in sorted(users.items())
-    }
+    return {index: _figures(cluster, index, rows) for index, rows in sorted(users.items())}
 
 
-def _figures(
-    cluster: Cluster, index: int, users: Sequence[PairFit], least_gb_per_s: float
-) -> _Figures:
+def _figures(cluster: Cluster, index: int, users: Sequence[PairFit]) -> _Figures:
     link = cluster.links[index]
     widths = [fit.bandwidth_gb_per_s for fit in users]
     routes = [route_of(cluster, fit.ends) for fit in users]
     if all(route.bandwidth_gb_per_s < link.bandwidth_gb_per_s for route in routes):
         widths.append(link.bandwidth_gb_per_s)
-    if all(fit.method in UNTOLD for fit in users):
-        widths.append(least_gb_per_s)
     latency_us = median(
         _latency_us(link, route, fit) for route, fit in zip(routes, users, strict=True)
     )
@@ -203,7 +172,6 @@ def _contradiction_notes(changes: Sequence[CalibratedLink]) -> Iterator[str]:
 def _one_size_notes(fits: Sequence[PairFit]) -> Iterator[str]:
     meanings = {
         "latency": "the difference counts as latency (short messages)",
-        "all-reduce": "bandwidth is the least that an all-reduce proves, the rest is latency",
         "scaled": "the difference counts as bandwidth",
     }
     counts = Counter(fit.method for fit in fits if fit.method in UNTOLD)
@@ -212,7 +180,7 @@ def _one_size_notes(fits: Sequence[PairFit]) -> Iterator[str]:
         yield (
             f"messages of {counts.total()} of {len(fits)} device pairs cannot separate latency "
             f"from bandwidth: all are of about one size, or larger ones took no longer ({ways}); "
-            "calibrate with a plan that sends messages of several sizes"
+            "measure the links (`torchrun -m executor.detect`)"
         )
 
 
@@ -282,67 +250,3 @@ def reduction_notes(changes: Sequence[ReductionChange]) -> Iterator[str]:
             "all-reduces are predicted from the links, and the prediction is off: "
             f"{words.format(*(format_seconds(median(row)) for row in rows))} (medians)"
         )
-
-
-def least_bandwidths_gb_per_s(
-    pipeline: PlacedPipeline, measured: MeasuredTimeline, before: Comparison
-) -> dict[int, float]:
-    """Return the least bandwidth of each link that explains the measured all-reduces, by index.
-
-    Lower bounds under the cost model: even without any latency, all the bytes that cross a link in
-    the ring, or in the tree if these are fewer, had to cross it in the time measured. All-reduces
-    that are short (:func:`planner.interop.calibrate.fits.is_short`) prove next to nothing and are
-    left
-    out, and so are those of other devices than the plan's.
-    """
-    cluster = pipeline.problem.cluster
-    visible = without_sharing(cluster)
-    found: dict[int, float] = {}
-    for synchronisation in pipeline.synchronisations:
-        row = before.reductions[synchronisation.stages]
-        bytes_ = _bytes(synchronisation, measured)
-        if not row.measured_s or not _is_long(cluster, synchronisation.devices, bytes_):
-            continue
-        ring, tree = (
-            _crossing_bytes(visible, cluster, algorithm)
-            for algorithm in all_reduce_algorithms(synchronisation.devices, bytes_)
-        )
-        for link in ring.keys() & tree.keys():
-            least = min(ring[link], tree[link]) / row.measured_s * 1e-9
-            found[link] = max(found.get(link, 0.0), least)
-    return found
-
-
-def _bytes(synchronisation: GradientReduction, measured: MeasuredTimeline) -> int:
-    """Bytes of an all-reduce as it ran; 0 if it did not run on the plan's devices."""
-    events = [
-        event
-        for event in measured.reductions
-        if event.stages == synchronisation.stages and event.step in measured.counted_steps
-    ]
-    is_whole = {event.device for event in events} == set(synchronisation.devices)
-    return min(event.bytes for event in events) if is_whole else 0
-
-
-def _is_long(cluster: Cluster, devices: Sequence[str], bytes_: int) -> bool:
-    latency_s = all_reduce_s(cluster, devices, 1)
-    moving_s = all_reduce_s(cluster, devices, bytes_) - latency_s if bytes_ else 0.0
-    return bytes_ > 0 and not is_short(moving_s, latency_s)
-
-
-def _crossing_bytes(visible: Cluster, cluster: Cluster, algorithm: Algorithm) -> dict[int, float]:
-    """Bytes through the busier direction of each link.
-
-    Args:
-        visible: the cluster, with shared links on its routes.
-        cluster: as it is.
-        algorithm: what sends them.
-    """
-    uses = Counter(link for edge in algorithm.edges for link in route_of(visible, edge).links)
-    found: dict[int, float] = {}
-    for (index, _), count in uses.items():
-        # A shared link carries each message at its full bandwidth.
-        messages = 1 if cluster.links[index].shared else count
-        moved = algorithm.steps * algorithm.bytes_ * messages
-        found[index] = max(found.get(index, 0.0), moved)
-    return found
