@@ -22,7 +22,6 @@ from planner.plan.plan import Plan, gap
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.plan.unsupported import require_decided, require_without
-from planner.prediction import replay
 from planner.search.result import Result
 from planner.search.settings import DEFAULT_WORKERS
 from planner.search.solve import solve
@@ -30,12 +29,9 @@ from planner.search.variants import Variant, variants_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds
-from planner.verification import verify
 
 OURS = "pipeplan"
 """The name of our own row."""
-GIVEN = "this plan"
-"""The name of a given plan's row."""
 
 
 class Figures(NamedTuple):
@@ -266,41 +262,6 @@ def _found(result: Result) -> _Answer:
         method += " (search interrupted)"
     answer = _answer(timeline, orders, method, result.lower_bound_s)
     return answer._replace(parallel=result.plan.tensor_parallel)
-
-
-def compare_plan(
-    plan: Plan,
-    planners: Sequence[str] | None = None,
-    *,
-    progress: Callable[[ComparisonRow], None] | None = None,
-) -> PlannerComparison:
-    """Compare a plan that exists already with the baselines', without another search.
-
-    Args:
-        plan: ratios are over its time, gaps over its bound; there are none if it does not hold.
-        planners: names in :data:`BASELINES`; all by default.
-        progress: called with every classic planner's row as it is known.
-
-    Returns:
-        The plan's row, then the classic planners' in the order asked for.
-
-    Raises:
-        PipeplanError: naming every planner that is not known, or what no simulation can be made of.
-    """
-    chosen, show = find_planners(planners), progress or (lambda row: None)
-    timeline = replay(plan)
-    bound_s = 0.0 if verify(plan) else plan.predicted.lower_bound_s
-    method = plan.provenance.solver.rpartition("schedule by ")[2]
-    parallel = plan.tensor_parallel
-    ours = _answer(timeline, plan.parsed_orders(), method, bound_s)._replace(parallel=parallel)
-    rows = [_row(GIVEN, plan.provenance.solver, ours, ours, 0.0)]
-    schedules = ScheduledBaselines(plan.problem)
-    for planner in chosen:
-        size = _Size(schedules, parallel)
-        answer, seconds = _timed(partial(_best_of_sizes, [size], planner))
-        rows.append(_row(planner.name, planner.source, answer, ours, seconds))
-        show(rows[-1])
-    return PlannerComparison(plan.single_device_problem, tuple(rows))
 
 
 def find_planners(names: Sequence[str] | None) -> tuple[Baseline, ...]:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from planner.cli.options import AgainstOption, JsonOption
-from planner.cli.output import console, keep_inputs, named, print_json, say, user_errors
+from planner.cli.output import keep_inputs, named, print_json, say, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.analysis.comparison import PlannerComparison
     from planner.measured.timeline import MeasuredTimeline
     from planner.plan.plan import Plan
     from planner.simulation.timeline import Timeline
@@ -46,9 +45,6 @@ def report(
         ),
     ] = None,
     against: AgainstOption = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="page: also compare with the baselines; takes a while")
-    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write an HTML page of a plan (timeline, memory, limits, changes), or a picture of plans."""
@@ -56,11 +52,11 @@ def report(
         from planner.prediction import load_plan
 
         is_page = output.suffix.lower() in PAGES
-        _require_possible(output, is_page, paths, memory, window, against, compare)
+        _require_possible(output, is_page, paths, memory, window, against)
         keep_inputs(output, [*paths, *([against] if against else [])])
         plans = [load_plan(path) for path in paths]
         if is_page:
-            _save_page(plans[0], paths[0], output, against, compare)
+            _save_page(plans[0], paths[0], output, against)
         else:
             _save_picture(plans, paths, output, memory, window)
         if as_json:
@@ -76,7 +72,6 @@ def _require_possible(
     memory: bool,
     window: str | None,
     against: Path | None,
-    compare: bool,
 ) -> None:
     """Refuse options without effect, and an output that cannot be written."""
     from planner.records.document import require_file_path
@@ -85,7 +80,7 @@ def _require_possible(
         expected = ", ".join((PAGES[0], *PICTURES))
         raise PipeplanError(f"--output {output}: expected a name that ends in {expected}")
     of_picture = {"--memory": memory, "--window": window}
-    given = of_picture if is_page else {"--against": against, "--compare": compare}
+    given = of_picture if is_page else {"--against": against}
     for option, value in given.items():
         if value:
             kind = "picture (.png or .svg)" if is_page else "page (.html)"
@@ -96,12 +91,11 @@ def _require_possible(
     require_file_path(output)
 
 
-def _save_page(plan: Plan, path: Path, output: Path, against: Path | None, compare: bool) -> None:
+def _save_page(plan: Plan, path: Path, output: Path, against: Path | None) -> None:
     from planner.report.page import save_report
 
     measured = None if against is None else _measured(plan, against)
-    rows = _compared(plan) if compare else None
-    save_report(plan, output, measured=measured, comparison=rows, plan_path=path)
+    save_report(plan, output, measured=measured, plan_path=path)
 
 
 def _save_picture(
@@ -150,17 +144,3 @@ def _measured(plan: Plan, path: Path) -> MeasuredTimeline:
     with named(path):
         require_timeline_of(plan, measured)
     return measured
-
-
-def _compared(plan: Plan) -> PlannerComparison:
-    """Run the baselines, with a line on stderr as each is done."""
-    from planner.analysis.comparison import compare_plan
-
-    shown = console(stderr=True)
-    with shown.status("baselines"):
-        return compare_plan(
-            plan,
-            progress=lambda row: shown.print(
-                f"{row.planner}: planned in {row.planning_s:.1f} s", highlight=False, markup=False
-            ),
-        )

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from planner.analysis.deviation import Comparison, compare_with_measured
 from planner.analysis.explain import explain
@@ -18,7 +17,6 @@ from planner.plan.plan import Plan, gap
 from planner.plan.run_command import run_commands
 from planner.prediction import replay
 from planner.records.document import write_atomically
-from planner.report.comparison import comparison_table
 from planner.report.deviation import comparison_view
 from planner.report.explanation import explanation_view
 from planner.report.figures import picture_data
@@ -30,9 +28,6 @@ from planner.report.tables import Table, View
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds, plural
 from planner.verification import verify
-
-if TYPE_CHECKING:
-    from planner.analysis.comparison import ComparisonRow
 
 MOST_OPERATORS = 20
 """Most operators named that count as free; the rest is counted."""
@@ -64,7 +59,6 @@ def save_report(
     path: str | Path,
     *,
     measured: MeasuredTimeline | None = None,
-    comparison: Sequence[ComparisonRow] | None = None,
     plan_path: str | Path = "plan.json",
 ) -> None:
     """Write :func:`report_html`'s page, atomically.
@@ -74,7 +68,7 @@ def save_report(
             plan, or if the file cannot be written.
     """
     require_kind(plan, Plan, "plan", "planner.load_plan reads a file")
-    page = report_html(plan, measured=measured, comparison=comparison, plan_path=plan_path)
+    page = report_html(plan, measured=measured, plan_path=plan_path)
     write_atomically(path, page)
 
 
@@ -82,7 +76,6 @@ def report_html(
     plan: Plan,
     *,
     measured: MeasuredTimeline | None = None,
-    comparison: Sequence[ComparisonRow] | None = None,
     plan_path: str | Path = "plan.json",
 ) -> str:
     """Return a plan as one HTML page, the same for the same arguments.
@@ -93,7 +86,6 @@ def report_html(
     Args:
         plan: to show.
         measured: a run of the plan, compared with its simulation.
-        comparison: rows of :func:`planner.analysis.comparison.compare_plan`.
         plan_path: the plan's file, for the commands on the page.
 
     Raises:
@@ -114,7 +106,6 @@ def report_html(
         Section(
             "stages", "Stages and devices", [stage_table(plan, timeline), device_table(timeline)]
         ),
-        *_comparison(comparison),
         _sources(plan, timeline),
         _run(plan, file),
     ]
@@ -186,13 +177,6 @@ def _measured(deviation: Comparison | None, measured: MeasuredTimeline | None) -
         line = f"Measured on {hardware} over {measured.backend}."
         view: View = [line, *comparison_view(deviation)]
         yield Section("measured", "Predicted against measured", view)
-
-
-def _comparison(rows: Sequence[ComparisonRow] | None) -> Iterator[Section]:
-    if rows is not None:
-        table = comparison_table(rows, "All planners, evaluated in one simulator")
-        sources = (f"{row.planner}: {row.source}" for row in rows)
-        yield Section("comparison", "Comparison with baselines", [table, *sources])
 
 
 def _sources(plan: Plan, timeline: Timeline) -> Section:

@@ -19,13 +19,10 @@ from builders import (
 from html_pages import page_of, parsed, plan_of
 from measured_runs import run_of
 
-from planner.analysis.comparison import GIVEN, compare_plan
 from planner.analysis.explain import explain
 from planner.assembly import plan_by_hand
-from planner.baselines import BASELINES
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
-from planner.report.comparison import comparison_table
 from planner.report.explanation import explanation_lines
 from planner.report.page import report_html, save_report
 from planner.units import format_seconds
@@ -151,7 +148,7 @@ def test_device_names_cannot_hold_markup():
 def test_the_same_plan_gives_the_same_bytes_in_one_file_and_nothing_else(timeline_of, tmp_path):
     plan = plan_of(timeline_of("replicated"))
     for name in ("one.html", "two.html"):
-        save_report(plan, tmp_path / name, measured=run_of(plan), comparison=compare_plan(plan))
+        save_report(plan, tmp_path / name, measured=run_of(plan))
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one.html", "two.html"]
 
@@ -202,15 +199,6 @@ def test_a_measurement_is_shown_beneath_and_in_figures(timeline_of):
     assert "measured (median of 2 steps from step 2), error +0.0%" in page.by_id("measured").text
     with pytest.raises(PipeplanError, match="plan_digest"):
         report_html(plan_of(timeline_of("interleaved")), measured=run_of(plan))
-
-
-def test_the_comparison_has_the_plan_and_every_classic_planner(timeline_of):
-    timeline = timeline_of("replicated")
-    rows = compare_plan(plan_of(timeline))
-    page = page_of(timeline, comparison=rows).by_id("comparison")
-    cells = [[cell.text for cell in row.children] for row in page.all("tbody")[0].all("tr")]
-    assert cells == [list(row) for row in comparison_table(rows, "").rows]
-    assert [row[0] for row in cells] == [GIVEN, *BASELINES]
 
 
 def test_the_command_to_run_it_is_the_plan_commands(timeline_of):
