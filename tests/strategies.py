@@ -428,7 +428,8 @@ def divided(draw: st.DrawFn, *, slowed: bool = True) -> Scheduled:
     one = replace(problem, job=problem.job.model_copy(update={"microbatches": share}))
     orders = draw(orders_for(place(one, first), split_backwards=False))
     counterparts = [dict(zip(pipelines[0], row, strict=True)) for row in pipelines]
-    spread = spread_orders({name: tuple(order) for name, order in orders.items()}, counterparts)
+    rows = {name: tuple(order) for name, order in orders.items()}
+    spread = spread_orders(rows, counterparts, pipeline.microbatches)
     return Scheduled(pipeline, {name: list(order) for name, order in spread.items()})
 
 

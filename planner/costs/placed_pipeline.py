@@ -159,7 +159,7 @@ class PlacedPipeline:
         return replace(self, sync=Sync(options={"overlap": False}), synchronisations=once)
 
     def on_pipeline(self, devices: Sequence[str], count: int) -> PlacedPipeline:
-        """Return one of equal pipelines with its share of the microbatches.
+        """Return one of equal pipelines with its share of the microbatches, rounded up.
 
         Gradients are reduced among all of them.
 
@@ -186,7 +186,7 @@ class PlacedPipeline:
             stages=tuple(stages),
             synchronisations=tuple(reductions),
             optimizer_s={name: self.optimizer_s[name] for name in devices},
-            microbatches=self.microbatches // count,
+            microbatches=-(-self.microbatches // count),
         )
 
     @cached_property

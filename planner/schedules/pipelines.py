@@ -1,7 +1,8 @@
 """Equal pipelines, data parallelism with pipelining: groups of one replica of every stage.
 
 Microbatch m belongs to pipeline m mod R of R; its share is numbered from 0 within it. The slowest
-pipeline is scheduled, and all do the same.
+pipeline is scheduled, and all do the same; where R does not divide the microbatches, the last
+pipelines run one microbatch less.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class EqualPipelines:
 
     @cached_property
     def first(self) -> PlacedPipeline:
-        """The slowest pipeline with its share of the microbatches; all reduce their gradients."""
+        """The slowest pipeline with the largest share; all reduce their gradients."""
         return self.whole.on_pipeline(self.slowest, len(self.pipelines))
 
     def spread(self, orders: Orders) -> Orders:
         """Return the orders of all pipelines, given those of the slowest one."""
-        return spread_orders(orders, self.counterparts)
+        return spread_orders(orders, self.counterparts, self.whole.microbatches)
 
 
 def pipelines_of(pipeline: PlacedPipeline) -> EqualPipelines | None:
@@ -90,39 +91,48 @@ def orders_of_pipelines(pipeline: PlacedPipeline, pipelines: Pipelines, rule: Ru
 
     Raises:
         DoesNotApplyError: if the schedule is not defined for such stages.
-        PipeplanError: if the microbatches cannot be shared out equally.
+        PipeplanError: if there are fewer microbatches than pipelines.
     """
-    share_of(pipeline.microbatches, len(pipelines))
+    largest_share(pipeline.microbatches, len(pipelines))
     equal = EqualPipelines(pipeline, pipelines)
     return equal.spread(rule(equal.first, balanced_assignment(equal.first)))
 
 
-def spread_over(pipelines: Pipelines, rows: Sequence[Sequence[Operation]]) -> Orders:
+def spread_over(
+    pipelines: Pipelines, rows: Sequence[Sequence[Operation]], microbatches: int
+) -> Orders:
     """Return the orders of a table that every pipeline runs on its share of the microbatches.
 
     Args:
         pipelines: that run them.
-        rows: of one pipeline, the operations of each rank.
+        rows: of one pipeline with the largest share, the operations of each rank.
+        microbatches: of all pipelines.
     """
     first = pipelines[0]
     orders = {first[row[0].stage]: row for row in rows if row}
-    return spread_orders(orders, [dict(zip(first, other, strict=True)) for other in pipelines])
+    counterparts = [dict(zip(first, other, strict=True)) for other in pipelines]
+    return spread_orders(orders, counterparts, microbatches)
 
 
 def spread_orders(
-    orders: Orders, counterparts: Sequence[Mapping[str, str]]
+    orders: Orders, counterparts: Sequence[Mapping[str, str]], microbatches: int
 ) -> dict[str, tuple[Operation, ...]]:
     """Return the orders of all groups that do what one of them does.
 
     Group n of R runs every R-th microbatch, from n on.
 
     Args:
-        orders: of one group, its microbatches numbered from 0.
+        orders: of a group with the largest share, its microbatches numbered from 0.
         counterparts: of each group, its device for each of that one's.
+        microbatches: of all groups; operations on others are left out.
     """
     count = len(counterparts)
     return {
-        names[device]: tuple(o._replace(microbatch=o.microbatch * count + number) for o in order)
+        names[device]: tuple(
+            o._replace(microbatch=o.microbatch * count + number)
+            for o in order
+            if o.microbatch * count + number < microbatches
+        )
         for device, order in orders.items()
         for number, names in enumerate(counterparts)
     }
@@ -141,3 +151,17 @@ def share_of(microbatches: int, pipelines: int) -> int:
             f"pipelines; set it to a multiple of {pipelines}"
         )
     return share
+
+
+def largest_share(microbatches: int, pipelines: int) -> int:
+    """Return the microbatches of the pipelines that run most, the equal share rounded up.
+
+    Raises:
+        PipeplanError: if some pipeline has none.
+    """
+    if microbatches < pipelines:
+        raise PipeplanError(
+            f"job.microbatches: {microbatches} are fewer than the {pipelines} pipelines; use more "
+            "microbatches or fewer replicas"
+        )
+    return -(-microbatches // pipelines)

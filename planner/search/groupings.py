@@ -122,7 +122,8 @@ def multiplied(problem: Problem, alone: Plan, grouping: Grouping) -> Plan:
     pipeline = place(problem, _stages(alone, grouping))
     if not is_connected(pipeline):
         raise PipeplanError("cluster.links: no path joins its devices to those of the others")
-    orders = spread_orders(alone.parsed_orders(), _counterparts(grouping))
+    counterparts = _counterparts(grouping)
+    orders = spread_orders(alone.parsed_orders(), counterparts, pipeline.microbatches)
     timeline = _simulated(pipeline, orders)
     plan = assemble_plan(timeline, orders, 0.0, _provenance(alone, len(grouping)))
     problems = verify(plan)

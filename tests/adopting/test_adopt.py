@@ -124,6 +124,29 @@ def test_replicas_are_neighbours_and_share_the_microbatches_equally() -> None:
     assert verify(plan) == []
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
+def test_the_first_pipelines_run_the_microbatches_that_are_left(schedule: str) -> None:
+    """Five microbatches over two pipelines take as long as six, or less on shared links."""
+    plan, six = (
+        adopt(
+            problem(transformer(2), machines(2, 2), microbatches=number),
+            "Et|tL",
+            replicas=2,
+            schedule=schedule,
+        )
+        for number in (5, 6)
+    )
+    shares = [{op.microbatch for op in plan.parsed_orders()[f"n0/gpu{i}"]} for i in (0, 1)]
+    assert shares == [{0, 2, 4}, {1, 3}]
+    assert verify(plan) == []
+    assert plan.predicted.iteration_time_s <= six.predicted.iteration_time_s
+
+
+def test_every_pipeline_has_a_microbatch() -> None:
+    with pytest.raises(PipeplanError, match="2 are fewer than the 3 pipelines"):
+        adopt(problem(transformer(4), machines(4), microbatches=2), "Et*4L", replicas=3)
+
+
 def test_replicas_may_be_interleaved() -> None:
     plan = adopt(
         problem(transformer(4), machines(2, 2), microbatches=8),
@@ -209,7 +232,7 @@ def test_recomputation_is_of_every_block_and_nothing_else() -> None:
         ("Ett|ttL", {"devices": ["n0/gpu0"] * 2}, "n0/gpu0 named several times"),
         ("Ett|ttL", {"devices": ["n0/gpu0"]}, "names 1 device, 2 pipeline ranks of 1 replica"),
         ("Ett|ttL", {"replicas": 3}, "has 4 devices, 2 pipeline ranks of 3 replicas are 6"),
-        ("Et*4L", {"replicas": 3}, "4 cannot be shared out equally among 3 pipelines"),
+        ("Et*4L", {"replicas": 5}, "has 4 devices, 1 pipeline rank of 5 replicas are 5"),
         ([["wte", "wpe", "h"], []], {}, "stages[1]: is empty"),
         ([["wte", "wpe", "h"]], {}, "ln_f, lm_head: have parameters but are in no stage"),
         ([["wte", "h.4"]], {}, "stages[0][1]: 'h.4' is no layer of 'by-hand'; use 'h."),

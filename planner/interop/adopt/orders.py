@@ -11,7 +11,7 @@ from planner.costs.placed_pipeline import PlacedPipeline
 from planner.errors import PipeplanError
 from planner.interop.importing.schedule_csv import ScheduleTable
 from planner.plan.operations import Orders
-from planner.schedules.pipelines import orders_of_pipelines, share_of, spread_over
+from planner.schedules.pipelines import largest_share, orders_of_pipelines, spread_over
 from planner.schedules.placements import DoesNotApplyError
 from planner.schedules.published import SPLIT, WHOLE, Rule
 from planner.units import plural
@@ -214,7 +214,7 @@ def orders_by(
         problems = list(_microbatch_problems(schedule, pipeline.microbatches, len(pipelines)))
         if problems:
             raise PipeplanError(problems)
-        return spread_over(pipelines, schedule.rows)
+        return spread_over(pipelines, schedule.rows, pipeline.microbatches)
     try:
         return orders_of_pipelines(pipeline, pipelines, SCHEDULES[schedule])
     except DoesNotApplyError as error:
@@ -237,7 +237,7 @@ def orders_that_apply(
 
 def _microbatch_problems(table: ScheduleTable, microbatches: int, pipelines: int) -> Iterator[str]:
     """Yield stages that do not run each microbatch once: F and B, or F, I and W."""
-    share = share_of(microbatches, pipelines)
+    share = largest_share(microbatches, pipelines)
     found = 1 + max(op.microbatch for row in table.rows for op in row)
     if found != share:
         each = f" of each of {pipelines} pipelines" if pipelines > 1 else ""
