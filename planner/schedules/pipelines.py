@@ -138,21 +138,6 @@ def spread_orders(
     }
 
 
-def share_of(microbatches: int, pipelines: int) -> int:
-    """Return how many microbatches each pipeline runs.
-
-    Raises:
-        PipeplanError: if it is no whole number.
-    """
-    share, rest = divmod(microbatches, pipelines)
-    if rest or not share:
-        raise PipeplanError(
-            f"job.microbatches: {microbatches} cannot be shared out equally among {pipelines} "
-            f"pipelines; set it to a multiple of {pipelines}"
-        )
-    return share
-
-
 def largest_share(microbatches: int, pipelines: int) -> int:
     """Return the microbatches of the pipelines that run most, the equal share rounded up.
 

@@ -48,9 +48,7 @@ def plans_of(problem: Problem) -> Iterator[tuple[PlacedPipeline, Orders]]:
         if is_connected(pipeline):
             for replicas in _pairings(specs):
                 for orders in _orders(problem, specs, replicas):
-                    merged = spread_over(
-                        replicas, list(orders.values()), pipeline.microbatches
-                    )
+                    merged = spread_over(replicas, list(orders.values()), pipeline.microbatches)
                     assert not any(outside(space, specs, merged, layers))
                     yield pipeline, merged
 

@@ -14,7 +14,6 @@ from planner.model.blocks import BlockStack, block_stack
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan
-from planner.schedules.pipelines import share_of
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.units import and_more
 
@@ -222,10 +221,12 @@ def _listed(group: frozenset[str]) -> str:
 
 
 def _microbatch_problems(plan: Plan, size: int, replicas: int) -> Iterator[str]:
-    try:
-        share = share_of(plan.microbatches, replicas)
-    except PipeplanError as error:
-        yield from error.problems
+    share, rest = divmod(plan.microbatches, replicas)
+    if rest or not share:
+        yield (
+            f"job.microbatches: {plan.microbatches} cannot be shared out equally among {replicas} "
+            f"pipelines; set it to a multiple of {replicas}"
+        )
         return
     if len(plan.stages) > size and share % size:
         each = f", {share} for each of {replicas} pipelines" if replicas > 1 else ""
