@@ -101,18 +101,17 @@ def test_stages_hold_the_blocks_that_megatron_gives_them(
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4])
-@pytest.mark.parametrize("mapping", ["", "--use-tp-pp-dp-mapping"])
-def test_ranks_count_as_megatron_counts_them(read: Any, degree: int, mapping: str) -> None:
-    """tp-cp-ep-dp-pp, the first fastest; with the flag tp-cp-ep-pp-dp (parallel_state.py)."""
+def test_ranks_count_as_megatron_counts_them(read: Any, degree: int) -> None:
+    """tp-cp-ep-dp-pp, the first fastest (parallel_state.py)."""
     size, replicas = 2, 3
     text = (
-        f"--tensor-model-parallel-size {degree} --pipeline-model-parallel-size {size} {mapping} "
+        f"--tensor-model-parallel-size {degree} --pipeline-model-parallel-size {size} "
         "--micro-batch-size 1 --global-batch-size 6"
     )
     plan = plan_of(read(text), 2, degree * size * replicas)
     names = plan.cluster.device_names
     for stage, replica in product(range(size), range(replicas)):
-        place = stage + size * replica if mapping else replica + replicas * stage
+        place = replica + replicas * stage
         expected = names[place * degree : (place + 1) * degree]
         held = plan.stages[stage].devices[replica]
         assert plan.members(held) == expected
@@ -327,6 +326,7 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
     ("text", "told"),
     [
         ("--context-parallel-size 2", "context parallel groups are not planned; set it to 1"),
+        ("--use-tp-pp-dp-mapping", "give the devices in the order of tp, dp, pp (--devices)"),
         ("--zero-stage 2", "'2': expected 0, or 1 for an optimizer's state that pipelines share"),
         (
             "--pp-partition-method profile --pipeline-model-parallel-size 2",

@@ -10,24 +10,19 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from builders import ROOT, boundary, cluster, graph, layer, link
+from builders import ROOT, boundary, graph, layer
 from documents import snippets
 from export_plans import NAMES, in_order, on_pipelines, placed, titan_graph, torchrun
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import import_from_peers, peer_environment, require_peer
 
-from planner import adopt, trace
 from planner.assembly import plan_by_hand
 from planner.costs.placement import place_plan
-from planner.errors import PipeplanError
 from planner.interop.export.deepspeed import module_text
 from planner.interop.export.exported import export_plan
-from planner.job import Job
-from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan
-from planner.plan.problem import Problem
 from planner.schedules.whole import one_forward_one_backward
 from planner.simulation.simulator import simulate
 
@@ -38,12 +33,6 @@ LAYERS = list(NAMES[:-1])
 
 def files_of(plan: Plan) -> dict[str, str]:
     return dict(export_plan(plan, "deepspeed").files)
-
-
-def refusal(plan: Plan) -> str:
-    with pytest.raises(PipeplanError) as refused:
-        export_plan(plan, "deepspeed")
-    return str(refused.value)
 
 
 class FakePipelineModule:
@@ -202,34 +191,6 @@ def test_the_cost_of_1f1b_is_that_of_a_simulation_by_hand() -> None:
     assert timeline.iteration_time_s == pytest.approx(72, abs=0.05)
 
 
-def test_1f1b_that_does_not_fit_is_refused() -> None:
-    """Stage 0 keeps 4 GB of stash a microbatch, and 1F1B holds two of them."""
-    plan = in_order(placed(titan_graph(), [4], ("d0", "d1"), memory_gib=5))
-    assert "runs 1F1B, and then d0 needs 7." in refusal(plan)
-
-
-def test_several_stages_a_device_are_refused() -> None:
-    plan = in_order(placed(titan_graph(), [2, 4, 6], ("d0", "d1", "d0", "d1")))
-    found = refusal(plan)
-    assert "'d0' holds the stages 0, 2 (and 1 device more), but DeepSpeed has one" in found
-
-
-def test_uneven_replicas_are_refused() -> None:
-    plan = in_order(placed(titan_graph(), [4], ("d0 d1", "d2")))
-    assert "different numbers of replicas (0: 2, 1: 1)" in refusal(plan)
-
-
-def test_microbatches_that_do_not_divide_are_refused() -> None:
-    plan = in_order(placed(titan_graph(), [4], ("d0 d1", "d2 d3"), microbatches=5))
-    assert "microbatches: 5 cannot be divided equally among 2 pipelines" in refusal(plan)
-
-
-def test_tensors_that_skip_layers_across_a_cut_are_refused() -> None:
-    the_graph = titan_graph(NAMES, ("layers.0", "layers.4"))
-    plan = in_order(placed(the_graph, [4], ("d0", "d1")))
-    assert "tensor 'layers.0-to-layers.4' goes from layer 'layers.0' to 'layers.4'" in refusal(plan)
-
-
 def notes_of(plan: Plan) -> str:
     return "\n".join(export_plan(plan, "deepspeed").notes)
 
@@ -259,22 +220,6 @@ def test_a_layer_that_takes_nothing_of_the_one_before_is_noted() -> None:
     assert "'wpe' takes nothing of 'wte' before it; 'layers.0' takes what 'wte' made" in notes
 
 
-def test_tables_within_the_embedding_are_named() -> None:
-    """GPT-2's module wpe never sees what wte returns; the layer adds the two."""
-    plan = adopt(
-        Problem(
-            trace("models.gpt:gpt_tiny", Job(microbatches=2)),
-            cluster(["d0", "d1"], [link("d0", "d1")]),
-            Job(microbatches=2),
-        ),
-        "Ett|ttL",
-    )
-    (note,) = [note for note in export_plan(plan, "deepspeed").notes if "'wpe'" in note]
-    assert note.startswith("'wpe': in the plan's graph such a layer is its module and")
-    assert "'drop'" not in note
-    assert "'ln_f'" not in note
-
-
 def test_a_list_with_the_pages_entry_for_positions_is_the_model() -> None:
     from models.gpt import gpt_tiny
 
@@ -294,22 +239,6 @@ def test_layers_come_in_executable_order_however_a_plan_lists_them() -> None:
         stage["layers"].reverse()
     mixed = Plan.parse(data, "mixed")
     assert files_of(mixed)["pipeline_module.py"] == files_of(plan)["pipeline_module.py"]
-
-
-def test_double_precision_is_refused() -> None:
-    rows = [layer("a"), layer("b")]
-    data = titan_graph().record.model_dump(mode="json") | {
-        "precision": "float64",
-        "layers": rows,
-        "boundaries": [boundary("a", "b")],
-    }
-    pipeline = placed(LayerGraph.parse(data), [1], ("d0", "d1"), precision="float64")
-    assert "job.precision: 'float64', but DeepSpeed trains in" in refusal(in_order(pipeline))
-
-
-def test_a_stage_of_the_loss_alone_is_refused() -> None:
-    plan = in_order(placed(titan_graph(), [8], ("d0", "d1")))
-    assert "holds only the layer 'loss'" in refusal(plan)
 
 
 def test_tied_layers_are_noted() -> None:

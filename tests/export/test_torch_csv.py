@@ -146,38 +146,6 @@ def test_cuts_say_every_tensor_that_a_later_stage_uses(seed: int) -> None:
         assert before["sends"] == after["receives"]
 
 
-def refusal(plan: Plan) -> str:
-    with pytest.raises(PipeplanError) as refused:
-        export_plan(plan, "torch-csv")
-    return str(refused.value)
-
-
-def test_replicas_are_refused() -> None:
-    plan = in_order(placed(titan_graph(), [4], ("d0 d1", "d2")))
-    assert "stages[0].devices: 2 replicas (d0, d1), but torch" in refusal(plan)
-    assert "replication = false" in refusal(plan)
-
-
-def test_losses_out_of_order_are_refused() -> None:
-    pipeline = placed(titan_graph(), [4], ("d0", "d1"), microbatches=2)
-    order = "0F0 0F1 0B1 0B0", "1F1 1B1 1F0 1B0"
-    orders = {
-        device: [parse_operation(word) for word in text.split()]
-        for device, text in zip(("d0", "d1"), order, strict=True)
-    }
-    assert "orders['d1']: 1F0 comes after 1F1" in refusal(plan_by_hand(pipeline, orders))
-
-
-def test_a_stage_of_the_loss_alone_is_refused() -> None:
-    plan = in_order(placed(titan_graph(), [8], ("d0", "d1")))
-    assert "stages[1].layers: the last stage holds only the layer 'loss'" in refusal(plan)
-
-
-def test_every_reason_is_given() -> None:
-    plan = in_order(placed(titan_graph(), [4, 8], ("d0 d1", "d2", "d3")))
-    assert refusal(plan).count("\n") == 1
-
-
 def test_notes_say_what_the_file_does_not_carry() -> None:
     graph = titan_graph(NAMES, ("tok_embeddings", "norm"), tied=True)
     pipeline = placed(graph, [2, 5], ("d0", "d1", "d2"), recompute={0: ["layers.0"]})

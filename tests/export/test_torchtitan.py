@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from export_plans import (
-    NAMES,
     in_order,
     on_pipelines,
     placed,
@@ -20,15 +19,13 @@ from hypothesis import strategies as st
 from peers import import_from_peers, peer_environment
 
 from planner.assembly import plan_by_hand
-from planner.errors import PipeplanError
 from planner.interop.adopt.torchtitan import read_torchtitan_config
 from planner.interop.export.cuts import style_of
 from planner.interop.export.exported import export_plan
 from planner.job import InputSpec, Job
 from planner.model.layer_graph import LayerGraph
-from planner.plan.operations import parse_operation, parse_order
+from planner.plan.operations import parse_order
 from planner.plan.plan import Plan
-from planner.plan.runtimes import for_runtime
 from planner.simulation.simulator import simulate
 
 HERE = Path(__file__).parent
@@ -37,12 +34,6 @@ LOOP, V = ("d0", "d1", "d0", "d1"), ("d0", "d1", "d1", "d0")
 
 def keys_of(plan: Plan) -> dict:
     return json.loads(export_plan(plan, "torchtitan").files["torchtitan.json"])
-
-
-def refusal(plan: Plan) -> str:
-    with pytest.raises(PipeplanError) as refused:
-        export_plan(plan, "torchtitan")
-    return str(refused.value)
 
 
 @pytest.fixture
@@ -194,115 +185,9 @@ def test_pipelines_of_different_orders_get_the_one_that_is_fastest_for_all() -> 
     assert "the order of pipeline 1 in all pipelines" in exported.notes[0]
 
 
-@pytest.mark.parametrize("cut", [3, 5])
-def test_a_hugging_face_model_is_refused_at_once(cut: int) -> None:
-    """By the export, wherever it is cut, and by a search before it begins."""
-    names = ("model.embed", *(f"model.layers.{i}" for i in range(4)), "lm_head", "loss")
-    plan = in_order(placed(titan_graph(names), [cut], ("d0", "d1")))
-    assert "blocks inside 'model', as in Hugging Face's models" in refusal(plan)
-    with pytest.raises(PipeplanError, match="plan torchtitan's own model"):
-        for_runtime(plan.problem, "torchtitan")
-
-
-def test_a_cut_inside_a_module_is_refused() -> None:
-    names = ("model.embed", *(f"model.part{i}" for i in range(4)), "lm_head", "loss")
-    plan = in_order(placed(titan_graph(names), [3], ("d0", "d1")))
-    assert "the module 'model' (layers 'model.embed', 'model.part0'" in refusal(plan)
-    assert "lies in stages 0 and 1" in refusal(plan)
-
-
-def test_two_runs_of_a_module_in_two_stages_are_refused() -> None:
-    names = ("wte", "norm", "layers.0", "norm#2", "loss")
-    plan = in_order(placed(titan_graph(names), [2], ("d0", "d1")))
-    assert "the module 'norm' (layers 'norm', 'norm#2') lies in stages 0 and 1" in refusal(plan)
-
-
-def test_several_tensors_across_a_cut_are_refused() -> None:
-    graph = titan_graph(NAMES, ("tok_embeddings", "norm"))
-    plan = in_order(placed(graph, [4], ("d0", "d1")))
-    assert "2 tensors cross the cut after stage 0" in refusal(plan)
-
-
-def test_tied_weights_across_stages_are_refused() -> None:
-    plan = in_order(placed(titan_graph(tied=True), [4], ("d0", "d1")))
-    assert "the parameter 'tok_embeddings.weight' is used by stages 0 and 1" in refusal(plan)
-
-
 def test_tied_weights_in_one_stage_are_not() -> None:
     graph = titan_graph(("layers.0", "layers.1", "tok_embeddings", "lm_head", "loss"), tied=True)
     assert keys_of(in_order(placed(graph, [1], ("d0", "d1"))))
-
-
-def test_other_placements_are_refused() -> None:
-    plan = in_order(placed(titan_graph(), [2, 4, 6], ("d0", "d0", "d1", "d1")))
-    assert "stages: are on devices d0, d0, d1, d1," in refusal(plan)
-
-
-def test_one_device_is_refused() -> None:
-    plan = in_order(placed(titan_graph(), [4], ("d0", "d0")))
-    found = refusal(plan)
-    assert "all on one device ('d0'); torchtitan" in found
-    assert "plan for more devices" in found
-
-
-def test_one_device_in_each_of_several_pipelines_is_refused_as_that() -> None:
-    alone = in_order(placed(titan_graph(), [4], ("d0", "d0")))
-    found = refusal(on_pipelines(alone, 2))
-    assert "all on one device in each of 2 pipelines (d0, d1)" in found
-    assert "set replication = false in the job" in found
-
-
-def test_one_stage_on_one_device_is_refused() -> None:
-    found = refusal(in_order(placed(titan_graph(), [], ("d0",))))
-    assert "stages: one stage on one device ('d0'), so there is nothing to pipeline" in found
-    assert "plan for more devices, or adopt" in found
-    assert "all on one device" not in found
-
-
-@pytest.mark.parametrize("microbatches", [6, 4])
-def test_one_stage_with_replicas_is_refused_as_that(microbatches: int) -> None:
-    """Whether or not the replicas share the microbatches equally."""
-    plan = in_order(placed(titan_graph(), [], ("d0 d1 d2",), microbatches=microbatches))
-    found = refusal(plan)
-    assert "stages: one stage with 3 replicas (d0, d1, d2), so there is nothing to pipe" in found
-    assert "set replication = false in the job and plan again, or adopt a layout of two" in found
-    assert "on one device" not in found
-
-
-def test_uneven_replicas_are_refused() -> None:
-    plan = in_order(placed(titan_graph(), [4], ("d0 d1", "d2")))
-    assert "different numbers of replicas (0: 2, 1: 1)" in refusal(plan)
-
-
-def test_replicas_that_are_no_pipelines_are_refused() -> None:
-    pipeline = placed(titan_graph(), [4], ("d0 d1", "d2 d3"), microbatches=4)
-    owner = {(0, m): f"d{m % 2}" for m in range(4)} | {(1, m): f"d{2 + m // 2}" for m in range(4)}
-    assert "separate or meet" in refusal(in_order(pipeline, owner))
-
-
-def test_losses_out_of_order_are_refused() -> None:
-    pipeline = placed(titan_graph(), [4], ("d0", "d1"), microbatches=2)
-    texts = {"d0": "0F0 0F1 0B1 0B0", "d1": "1F1 1B1 1F0 1B0"}
-    orders = {d: list(map(parse_operation, t.split())) for d, t in texts.items()}
-    assert "1F0 comes after 1F1" in refusal(plan_by_hand(pipeline, orders))
-
-
-def test_a_part_of_the_loss_alone_is_refused() -> None:
-    plan = in_order(placed(titan_graph(), [4, 8], ("d0", "d1", "d2")))
-    assert "holds only the layer 'loss'" in refusal(plan)
-
-
-def test_every_reason_is_given() -> None:
-    graph = titan_graph(NAMES, ("tok_embeddings", "norm"), tied=True)
-    plan = in_order(placed(graph, [2, 4, 8], ("d0", "d0", "d1", "d1")))
-    found = refusal(plan)
-    for reason in (
-        "tensors cross",
-        "is used by stages",
-        "supports only a loop",
-        "only the layer 'loss'",
-    ):
-        assert reason in found
 
 
 def test_what_is_not_carried_is_noted() -> None:

@@ -103,7 +103,6 @@ def adopted(
     replicas: int,
     devices: Sequence[str] | None,
     recompute_blocks: int | None,
-    is_pipeline_first: bool = False,
 ) -> Adopted:
     """Return the plan of :func:`adopt` for stages given by their layers, with its parts.
 
@@ -116,8 +115,6 @@ def adopted(
         devices: see :func:`adopt`.
         recompute_blocks: numbered blocks at the start of every stage that run again; None: all, or
             every layer where the model has none.
-        is_pipeline_first: whether consecutive devices, or groups, are a pipeline instead of
-            replicas.
 
     Raises:
         PipeplanError: naming what of it is wrong.
@@ -134,7 +131,7 @@ def adopted(
     parallel = _groups_of(problem.job, names)
     on_groups = problem if parallel is None else grouped_problem(problem, parallel)
     held = names if parallel is None else [group.name for group in parallel.groups]
-    pipelines = pipelines_on(held, ranks, replicas, is_pipeline_first=is_pipeline_first)
+    pipelines = pipelines_on(held, ranks, replicas)
     pipeline = placed(on_groups, division, pipelines, recompute_blocks)
     name = schedule_name(schedule, ranks)
     table = schedule if isinstance(schedule, ScheduleTable) else name

@@ -39,7 +39,6 @@ class RuntimeLayout:
         expert_parallel: whether its devices have whole experts.
         pipeline_size: ranks of a pipeline.
         replicas: data-parallel pipelines; None: as many as there are devices for.
-        is_pipeline_first: whether consecutive groups are a pipeline, instead of replicas.
         schedule: its name or table; None: 1F1B, interleaved where ranks hold several stages.
         table: gives the order where a name does not, or refuses the number of microbatches.
         blocks_messages: whether messages block where stages are interleaved.
@@ -67,7 +66,6 @@ class RuntimeLayout:
     expert_parallel: bool = False
     pipeline_size: int = 1
     replicas: int | None = None
-    is_pipeline_first: bool = False
     schedule: Schedule = None
     table: Table | None = None
     blocks_messages: bool = False
@@ -198,7 +196,6 @@ class RuntimeLayout:
             replicas=self.replicas,
             devices=devices,
             recompute_blocks=self.recompute_blocks,
-            is_pipeline_first=self.is_pipeline_first,
         )
 
 

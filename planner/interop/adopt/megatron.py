@@ -84,7 +84,6 @@ def _layout(found: MegatronArguments) -> RuntimeLayout:
         sequence_parallel=found.has("sequence-parallel") and degree > 1,
         expert_parallel=_has_whole_experts(found, degree),
         pipeline_size=size,
-        is_pipeline_first=found.has("use-tp-pp-dp-mapping"),
         samples_per_microbatch=samples,
         global_batch=batch,
         share=1 if samples is not None and batch is None else None,

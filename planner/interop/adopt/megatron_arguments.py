@@ -34,7 +34,7 @@ _WITH_VALUE = frozenset(
     data-parallel-sharding-strategy""".split()
 )
 _SWITCHES = frozenset(
-    """sequence-parallel use-distributed-optimizer use-tp-pp-dp-mapping overlap-grad-reduce
+    """sequence-parallel use-distributed-optimizer overlap-grad-reduce
     account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split
     recompute-activations checkpoint-activations tp-comm-overlap overlap-param-gather
     no-overlap-p2p-communication untie-embeddings-and-output-weights deepspeed
@@ -51,6 +51,10 @@ _REFUSED = {
     "yaml-cfg": "the arguments are in another file; give that one",
     "heterogeneous-layers-config-path": "blocks are counted as equal; give the stages (--stages)",
     "distribute-saved-activations": "plans keep what blocks start from whole; leave it out",
+    "use-tp-pp-dp-mapping": (
+        "replicas of a stage are neighbours here; leave it out, and give the devices in the order "
+        "of tp, dp, pp (--devices)"
+    ),
     "cpu-offloading": "plans keep stashes on the device; leave it out",
     "fine-grained-activation-offloading": "plans keep stashes on the device; leave it out",
 }

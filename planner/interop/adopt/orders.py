@@ -82,9 +82,7 @@ def ranks_of(schedule: Schedule, stages: int, size: int | None) -> RankLayout:
     return RankLayout(size, turn + turn[::-1] if is_v else turn * (stages // size))
 
 
-def pipelines_on(
-    names: Sequence[str], ranks: RankLayout, replicas: int, *, is_pipeline_first: bool = False
-) -> PipelineDevices:
+def pipelines_on(names: Sequence[str], ranks: RankLayout, replicas: int) -> PipelineDevices:
     """Return the device of every stage in every pipeline, in Megatron-LM's and torch's rank order.
 
     Device number ``rank * replicas + replica`` is that replica of the rank's stages: replicas of a
@@ -94,11 +92,9 @@ def pipelines_on(
         names: of the devices, of single ones or groups, one for each rank of each replica.
         ranks: of one pipeline.
         replicas: equal pipelines.
-        is_pipeline_first: devices of a pipeline are neighbours instead.
     """
-    across, along = (1, ranks.size) if is_pipeline_first else (replicas, 1)
     return tuple(
-        tuple(names[rank * across + replica * along] for rank in ranks.rank_of)
+        tuple(names[rank * replicas + replica] for rank in ranks.rank_of)
         for replica in range(replicas)
     )
 

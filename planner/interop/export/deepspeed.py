@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, pairwise, takewhile
+from itertools import accumulate, pairwise
 from typing import Any
 
 from planner.costs.gradients import sums_in_float32
@@ -23,8 +23,7 @@ from planner.interop.export.cuts import (
 )
 from planner.interop.export.exported import Exported, stage_table
 from planner.interop.export.notes import order_notes, overfull, reduction_notes
-from planner.model.blocks import LOSS, block_name
-from planner.model.graph_record import Layer
+from planner.model.blocks import LOSS
 from planner.plan.plan import Plan
 from planner.schedules.whole import one_forward_one_backward
 from planner.simulation.simulator import simulate
@@ -126,7 +125,7 @@ MOST_NAMED = 4
 
 
 def _entry_notes(plan: Plan) -> Iterator[str]:
-    """Yield notes on layers that need more than the previous output, or may be lookup tables."""
+    """Yield a note on layers that need more than the previous output."""
     order = [name for stage in plan.stages for name in stage.layers]
     given: dict[str, list[str]] = {name: [] for name in order}
     for tensor in plan.model.graph.boundaries:
@@ -142,15 +141,6 @@ def _entry_notes(plan: Plan) -> Iterator[str]:
             f"{_some(taken, '; ')}: an entry of `layers`, as loss_fn, is given only what the one "
             "before it returns, so those before it return tuples to hand on what it needs"
         )
-    layers = {layer.name: layer for layer in plan.model.graph.layers}
-    before_blocks = list(takewhile(lambda name: block_name(name) is None, order))
-    tables = [name for name in before_blocks[1:] if given[name] and _may_be_table(layers[name])]
-    if tables and len(before_blocks) < len(order):
-        yield (
-            f"{_some(list(map(repr, tables)), ', ')}: in the plan's graph such a layer is its "
-            "module and the operations that follow it in the model's forward; if it is a lookup "
-            "table (positions, token types), its entry must add the looked-up values to its input"
-        )
 
 
 def _taken(name: str, before: str, makers: Sequence[str]) -> str:
@@ -160,15 +150,6 @@ def _taken(name: str, before: str, makers: Sequence[str]) -> str:
     others = dict.fromkeys(maker for maker in makers if maker != before)
     names = _some(list(map(repr, others)), ", ")
     return f"{name!r} takes what {names} made, {how} the output of {before!r}"
-
-
-def _may_be_table(layer: Layer) -> bool:
-    """Return whether it has weights but multiplies nothing, and more than one operation.
-
-    A lookup and a sum are two.
-    """
-    operations = sum(row.operations for row in layer.work if row.phase == "forward")
-    return bool(layer.parameters) and not layer.forward_flops and operations != 1
 
 
 def _some(phrases: Sequence[str], between: str) -> str:
