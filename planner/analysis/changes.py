@@ -1,6 +1,6 @@
 """Single changes of a plan: how they are written, and the stages that they make.
 
-One line each, the same in and out, such as ``move layer h.12 from stage 3 to stage 2``;
+One line each, the same in and out, such as ``begin stage 3 at h.12``;
 :data:`FORMS` has all.
 """
 
@@ -19,8 +19,7 @@ from planner.plan.operations import Orders
 from planner.plan.problem import Problem
 
 Kind = Literal[
-    "layers",
-    "layer",
+    "boundary",
     "exchange",
     "add",
     "remove",
@@ -31,8 +30,7 @@ Kind = Literal[
     "reschedule",
 ]
 FORMS: Mapping[Kind, str] = {
-    "layers": "move layers {first} to {last} from stage {source} to stage {target}",
-    "layer": "move layer {first} from stage {source} to stage {target}",
+    "boundary": "begin stage {target} at {first}",
     "exchange": "exchange devices {one} and {other}",
     "add": "add replica {device} to stage {target}",
     "remove": "remove replica {device} from stage {source}",
@@ -44,7 +42,7 @@ FORMS: Mapping[Kind, str] = {
 }
 """Every form of a change; where two fit, the first one counts."""
 _NUMBERS = {"source", "target"}
-KEEPS_ORDERS = frozenset({"layers", "layer", "exchange"})
+KEEPS_ORDERS = frozenset({"boundary", "exchange"})
 """Changes under which every device, or the one it is exchanged for, may keep its order."""
 Stages = tuple[StageSpec, ...]
 
@@ -87,7 +85,7 @@ def parse_move(text: str) -> Move:
     forms = "; ".join(re.sub(r"\{(\w+)\}", lambda f: f[1].upper(), form) for form in FORMS.values())
     raise PipeplanError(
         f"change {shorten(text)}: is of no known form; write one of these, with names and numbers "
-        f"in place of FIRST, LAST, SOURCE, …: {forms}"
+        f"in place of FIRST, SOURCE, TARGET, …: {forms}"
     )
 
 
@@ -131,34 +129,25 @@ def _stage(stages: Stages, change: Move, name: str) -> int:
 
 
 def _with_boundary(problem: Problem, stages: Stages, change: Move) -> Stages:
-    source, target = (_stage(stages, change, name) for name in ("source", "target"))
-    if abs(source - target) != 1:
-        raise PipeplanError(f"stages {source} and {target} are not next to each other")
-    layers = problem.graph.in_order(stages[source].layers)
-    first, last = change["first"], dict(change.words).get("last", change["first"])
-    for name in (first, last):
-        if name not in layers:
-            raise PipeplanError(f"stage {source} has no layer {name!r}; {near(name, layers)}")
-    begin, end = layers.index(first), layers.index(last) + 1
-    crosses = layers[begin:] if target > source else layers[:end]
-    if layers[begin:end] != crosses or not crosses:
-        names = {"first": crosses[0], "last": crosses[-1], "source": source, "target": target}
-        form = FORMS["layers"].format(**names)
-        raise PipeplanError(f"it is not at the boundary of the stages; write '{form}'")
-    if end - begin == len(layers):
-        raise PipeplanError(f"stage {source} would have no layer left; merge the stages")
-    moved = set(layers[begin:end])
-    rest = [name for name in layers if name not in moved]
-    joined = problem.graph.in_order([*stages[target].layers, *moved])
-    again = {name for n in (source, target) for name in stages[n].recompute}
-    away = {name for n in (source, target) for name in stages[n].offload}
-    return _replaced(
-        stages,
-        {
-            source: _spec(stages[source], rest, again, away),
-            target: _spec(stages[target], joined, again, away),
-        },
-    )
+    number, first = _stage(stages, change, "target"), change["first"]
+    if number == 0:
+        raise PipeplanError("stage 0 begins with the model; name a later stage")
+    before, after = stages[number - 1], stages[number]
+    layers = problem.graph.in_order([*before.layers, *after.layers])
+    if first not in layers[1:]:
+        raise PipeplanError(
+            f"{first!r} is no layer of stages {number - 1} and {number} behind their first; "
+            f"{near(first, layers[1:])}"
+        )
+    cut = layers.index(first)
+    if tuple(layers[cut:]) == after.layers:
+        raise PipeplanError(f"stage {number} begins there already; name another layer")
+    again, away = {*before.recompute, *after.recompute}, {*before.offload, *after.offload}
+    parts = {
+        number - 1: _spec(before, layers[:cut], again, away),
+        number: _spec(after, layers[cut:], again, away),
+    }
+    return _replaced(stages, parts)
 
 
 def _spec(stage: StageSpec, layers: Sequence[str], again: set[str], away: set[str]) -> StageSpec:
@@ -280,9 +269,9 @@ def _require_possible(problem: Problem, stages: Stages) -> None:
 
 
 _APPLY: Mapping[str, Callable[[Problem, Stages, Move], Stages]] = {
-    **dict.fromkeys(("layer", "layers"), _with_boundary),
     **dict.fromkeys(("add", "remove", "move"), _with_replica),
     **dict.fromkeys(("split", "split onto"), _split),
+    "boundary": _with_boundary,
     "merge": _merged,
     "exchange": _exchanged,
     "reschedule": lambda problem, stages, change: stages,

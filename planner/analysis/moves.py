@@ -261,15 +261,9 @@ def _boundary_moves(plan: Plan) -> Iterator[Move]:
     rows = [graph.in_order(stage.layers) for stage in plan.stages]
     for left, (before, after) in enumerate(pairwise(rows)):
         for cut in _few(_cuts(plan, before[::-1], is_tail=True), before[::-1]):
-            yield _boundary(before[-cut], before[-1], left, left + 1)
+            yield move("boundary", target=left + 1, first=before[-cut])
         for cut in _few(_cuts(plan, after, is_tail=False), after):
-            yield _boundary(after[0], after[cut - 1], left + 1, left)
-
-
-def _boundary(first: str, last: str, source: int, target: int) -> Move:
-    if first == last:
-        return move("layer", first=first, source=source, target=target)
-    return move("layers", first=first, last=last, source=source, target=target)
+            yield move("boundary", target=left + 1, first=after[cut])
 
 
 def _cuts(plan: Plan, layers: Sequence[str], *, is_tail: bool) -> list[int]:

@@ -18,11 +18,10 @@ ApplyOption = Annotated[
     typer.Option(
         "--apply",
         metavar="MOVE",
-        help="write the plan with this change to -o instead: 'move layer h.12 from stage 3 to "
-        "stage 2', 'move layers h.11 to h.12 from stage 3 to stage 2', 'exchange devices n0/gpu0 "
-        "and n1/gpu0', 'add replica n1/gpu0 to stage 2', 'remove replica …', 'move replica …', "
-        "'merge stages 1 and 2', 'split stage 1 before h.9', 'split stage 1 before h.9 onto "
-        "n1/gpu0', 'reschedule all stages'; may be repeated, one after the other",
+        help="write the plan with this change to -o instead: 'begin stage 3 at h.12', 'exchange "
+        "devices n0/gpu0 and n1/gpu0', 'add replica n1/gpu0 to stage 2', 'remove replica …', "
+        "'move replica …', 'merge stages 1 and 2', 'split stage 1 before h.9', 'split stage 1 "
+        "before h.9 onto n1/gpu0', 'reschedule all stages'; may be repeated, one after the other",
     ),
 ]
 

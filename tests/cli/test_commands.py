@@ -270,13 +270,6 @@ def test_a_wrong_device_in_a_plan_is_told_in_few_lines(plan_path: Path, tmp_path
     assert any(" more: device " in line for line in lines)
 
 
-def test_a_picture_of_another_kind_is_refused(plan_path: Path, tmp_path: Path) -> None:
-    result = pipeplan("report", plan_path, "-o", tmp_path / "plan.docx")
-    assert result.exit_code == 1
-    assert ".png" in result.stderr
-    assert not list(tmp_path.iterdir())
-
-
 def test_wrong_usage_exits_2() -> None:
     assert pipeplan("adopt", "models.gpt:gpt_tiny").exit_code == 2
     assert pipeplan("conquer").exit_code == 2

@@ -73,10 +73,10 @@ def test_the_best_single_change_is_applied(by_hand_path: Path, tmp_path: Path) -
 
 def test_applying_makes_one_move_after_the_other(by_hand_path: Path, tmp_path: Path) -> None:
     stages = Plan.load(by_hand_path).stages
-    there, first = stages[0].layers[-1], stages[1].layers[0]
+    there = stages[0].layers[-1]
     texts = (
-        f"move layer {there} from stage 0 to stage 1",
-        f"move layers {there} to {first} from stage 1 to stage 0",
+        f"begin stage 1 at {there}",
+        f"begin stage 1 at {stages[1].layers[1]}",
     )
     path = tmp_path / "new.json"
     moves = [word for text in texts for word in ("--apply", text)]
@@ -85,7 +85,7 @@ def test_applying_makes_one_move_after_the_other(by_hand_path: Path, tmp_path: P
     assert [line.split(": ")[0] for line in result.stdout.splitlines() if " before, " in line] == [
         *texts
     ]
-    assert Plan.load(path).stages[0].layers == (*stages[0].layers, first)
+    assert Plan.load(path).stages[0].layers == (*stages[0].layers, stages[1].layers[0])
 
 
 def test_applying_refuses_what_is_no_move_and_writes_nothing(

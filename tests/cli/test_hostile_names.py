@@ -43,10 +43,10 @@ def test_commands_in_names_do_not_reach_the_terminal(path: Path, command: str) -
 
 
 def test_nor_do_those_of_a_change(path: Path) -> None:
-    move = f"move layer {NAMES['b']} from stage 0 to stage 1"
+    move = f"begin stage 1 at {NAMES['b']}"
     shown = printable(move)
     # A table cuts what is long.
-    assert shown[:24] in pipeplan("explain", path).output
+    assert shown[:18] in pipeplan("explain", path).output
     found = pipeplan("explain", path, "--apply", move, "-o", path.with_name("new.json"))
     assert found.exit_code == 0
     assert shown in found.output

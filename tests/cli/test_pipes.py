@@ -2,11 +2,9 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
-from commands import CLUSTERS, ROOT
-from transformers_by_hand import transformer
+from commands import ROOT
 
 # Those that ask for colours wherever it goes.
 FORCED = {"FORCE_COLOR", "PY_COLORS", "CLICOLOR_FORCE", "GITHUB_ACTIONS"}
@@ -25,17 +23,6 @@ def printed(*command: str, **environment: str) -> str:
         check=True,
     )
     return done.stdout
-
-
-def test_a_plan_and_its_search_are_told_in_plain_text(tmp_path: Path) -> None:
-    transformer(8).save(tmp_path / "graph.json")
-    out = printed(
-        *(sys.executable, "-m", "planner.cli", "plan", str(tmp_path / "graph.json")),
-        *("--cluster", str(CLUSTERS / "single_node.toml"), "-o", str(tmp_path / "plan.json")),
-        *("--time-limit", "0.2", "--deterministic"),
-    )
-    assert "wrote" in out
-    assert "\x1b" not in out
 
 
 def test_the_demo_adds_no_escape_codes_of_its_own(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ STEPS = (
     ("explain", "explain two.json"),
     (
         "explain",
-        "explain two.json --apply 'move layer layers.1 from stage 0 to stage 1' -o edited.json",
+        "explain two.json --apply 'begin stage 1 at layers.1' -o edited.json",
     ),
     ("report", "report two.json -o two.png"),
     ("report", "report two.json -o two.html"),

@@ -21,8 +21,7 @@ from planner.search.solve import solve
 from planner.variants.microbatches import in_proportion
 
 TEXTS = (
-    "move layer h.3 from stage 0 to stage 1",
-    "move layers h.2 to h.3 from stage 0 to stage 1",
+    "begin stage 1 at h.3",
     "exchange devices n0/gpu0 and my own device",
     "add replica n2/gpu0 to stage 1",
     "remove replica n2/gpu0 from stage 12",
@@ -55,11 +54,10 @@ def uneven(blocks: str = "Et*2|t*2|t*4L", nodes: int = 4, **job: object) -> Plan
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("move layer h.5 from stage 2 to stage 1", "'move layers h.4 to h.5 from stage 2"),
-        ("move layer h.1 from stage 0 to stage 2", "not next to each other"),
-        ("move layer h.1 from stage 2 to stage 1", "stage 2 has no layer 'h.1'; choose one such"),
-        ("move layers h.2 to h.3 from stage 1 to stage 0", "would have no layer left"),
-        ("move layer h.1 from stage 0 to stage 7", "there is no stage 7; the last is 2"),
+        ("begin stage 0 at h.1", "stage 0 begins with the model"),
+        ("begin stage 2 at h.1", "'h.1' is no layer of stages 1 and 2 behind .*; choose one such"),
+        ("begin stage 2 at h.4", "stage 2 begins there already"),
+        ("begin stage 7 at h.1", "there is no stage 7; the last is 2"),
         ("exchange devices n0/gpu0 and n9/gpu0", "the cluster has no device 'n9/gpu0'"),
         ("exchange devices n3/gpu0 and n3/gpu0", "it is one device"),
         ("add replica n1/gpu0 to stage 1", "it holds stage 1 already"),
@@ -97,7 +95,7 @@ def test_no_adopted_plan_with_another_boundary_is_faster_than_the_best_move() ->
     """1F1B depends on the number of stages alone, so orders stay when a boundary moves."""
     plan = uneven(nodes=3)
     best_s, _ = min(even_boundaries(plan, plan.problem), key=lambda row: row[0])
-    best = next(row for row in moves(plan).fitting if row.move.kind in ("layer", "layers"))
+    best = next(row for row in moves(plan).fitting if row.move.kind == "boundary")
     assert best.iteration_time_s <= best_s * (1 + 1e-12)
     found = apply_move(plan, best.move)
     assert found.predicted.iteration_time_s == best.iteration_time_s
@@ -143,7 +141,7 @@ def test_a_faster_move_beyond_memory_says_what_is_lacking() -> None:
     asked = {"recompute": False, "order": "1f1b", "replication": False}
     plan = adopt(problem(blocks, the_cluster, microbatches=8, **asked), "Et*2|t*2|t*5L")
     found = moves(plan)
-    over = next(row for row in found.overflowing if str(row.move).endswith("stage 2 to stage 1"))
+    over = next(row for row in found.overflowing if str(row.move).startswith("begin stage 2"))
     problems = verify(apply_move(plan, over.move))
     assert len(problems) == len(over.lacks_bytes) > 0
     assert all(text.startswith("memory of ") for text in problems)
@@ -179,7 +177,7 @@ def test_layers_stay_on_the_devices_that_may_run_them() -> None:
     star = cluster(names, [link(name, "hub", 1000) for name in names], ["hub"], types)
     plan = adopt(problem(rows, star), "Et*2|t*2|L")
     with pytest.raises(PipeplanError, match=r"layer 'h\.3' would be on 'd2', but runs on .* unit"):
-        apply_move(plan, "move layer h.3 from stage 1 to stage 2")
+        apply_move(plan, "begin stage 2 at h.3")
     for row in moves(plan).fitting:
         assert verify(apply_move(plan, row.move)) == []
 
