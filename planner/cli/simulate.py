@@ -49,8 +49,7 @@ def simulate(
             "--sync",
             metavar="NAME[:OPTION=VALUE,…]",
             help="simulate training of the plan's pipelines under a synchronisation strategy; may "
-            "be repeated; all: every strategy; choose: recommend one, which -o writes into the "
-            "plan",
+            "be repeated; all: every strategy; choose: recommend one",
         ),
     ] = None,
     pipelines: Annotated[
@@ -97,7 +96,13 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a plan: times and memory, also under noise or other synchronisation strategies."""
-    plain = {"--trace": trace_path, "--against": against, "--noise": noise, "--runtime": runtime}
+    plain = {
+        "--output": output,
+        "--trace": trace_path,
+        "--against": against,
+        "--noise": noise,
+        "--runtime": runtime,
+    }
     of_sync = {
         "--pipelines": pipelines,
         "--iterations": iterations,
@@ -114,7 +119,6 @@ def simulate(
         show_sync(
             path,
             sync,
-            output,
             pipelines=pipelines,
             iterations=ITERATIONS if iterations is None else iterations,
             slowness=STEADY if slowness is None else slowness,

@@ -72,7 +72,6 @@ def with_sync(plan: Plan, name: str | None) -> tuple[Plan, str]:
 def show_sync(
     path: Path,
     names: Sequence[str],
-    output: Path | None,
     *,
     pipelines: int | None,
     iterations: int,
@@ -81,12 +80,11 @@ def show_sync(
     sync_trace: Path | None,
     as_json: bool,
 ) -> None:
-    """Simulate strategies, print the results, and write the plan with one of them if asked to.
+    """Simulate strategies and print the results.
 
     Args:
         path: of the plan.
         names: strategies with their options, ``all``, or ``choose`` alone.
-        output: plan file to write; None for none.
         pipelines: copies of the first pipeline; None: the plan's own pipelines.
         iterations: of each pipeline.
         slowness: of pipelines over time.
@@ -97,51 +95,18 @@ def show_sync(
     Raises:
         PipeplanError: naming what is wrong with the plan or an option.
     """
-    from planner.prediction import load_plan, refresh, with_strategy
-    from planner.verification import save_valid
+    from planner.prediction import load_plan, refresh
 
     if CHOOSE in names and len(names) > 1:
         raise PipeplanError("--sync choose cannot be combined with another --sync; remove one")
     plan = refresh(load_plan(path))
-    if output is not None:
-        _require_writable(plan, names, pipelines, output)
     # An unknown strategy is refused before problems of the scenario.
     syncs = () if CHOOSE in names else _strategies(names)
     scenario = _scenario(plan, pipelines, iterations, slowness, sync_trace)
     if CHOOSE in names:
-        sync: Sync | None = _show_choice(scenario, seeds, as_json=as_json)
+        _show_choice(scenario, seeds, as_json=as_json)
     else:
         _show_comparison(scenario, syncs, 1 if seeds is None else seeds, as_json=as_json)
-        sync = syncs[0] if len(syncs) == 1 else None
-    if output is not None and sync is not None:
-        save_valid(with_strategy(plan, sync), output)
-        if not as_json:
-            say(f"wrote {output}")
-
-
-def _require_writable(
-    plan: Plan, names: Sequence[str], pipelines: int | None, output: Path
-) -> None:
-    """Refuse an output that could not be written, before any work."""
-    from planner.prediction import with_strategy
-    from planner.records.document import require_file_path
-    from planner.sync.pipeline_replicas import pipeline_count
-    from planner.sync.strategies import parse_sync
-    from planner.verification import require_valid
-
-    require_file_path(output)
-    if len(names) > 1 or ALL in names:
-        raise PipeplanError(
-            "--output: needs exactly one strategy; give one --sync, or --sync choose"
-        )
-    count = pipeline_count(plan)
-    if pipelines is not None and pipelines != count:
-        raise PipeplanError(
-            f"--output: the plan has {count} pipelines and not --pipelines {pipelines}, whose "
-            "strategy may be another; leave one of the options out"
-        )
-    if CHOOSE not in names:
-        require_valid(with_strategy(plan, parse_sync(names[0])))
 
 
 def _show_comparison(
@@ -157,7 +122,7 @@ def _show_comparison(
         raise KeyboardInterrupt(f"after {len(found.results)} of {len(syncs)} strategies")
 
 
-def _show_choice(scenario: Scenario, seeds: int | None, *, as_json: bool) -> Sync:
+def _show_choice(scenario: Scenario, seeds: int | None, *, as_json: bool) -> None:
     from planner.report.comparison import sync_data
     from planner.sync.choice import SEEDS, InterruptedChoice, choose
     from planner.sync.strategies import sync_name
@@ -179,7 +144,7 @@ def _show_choice(scenario: Scenario, seeds: int | None, *, as_json: bool) -> Syn
     else:
         _tell(choice.comparison, as_json=False)
         say(f"{sync_name(choice.sync)}: {choice.reason}")
-    return choice.sync
+        say(f"train with it by: torchrun … -m executor PLAN --sync {sync_name(choice.sync)}")
 
 
 def _tell(found: SyncComparison, *, as_json: bool) -> None:

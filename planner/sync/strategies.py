@@ -300,10 +300,7 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", type(
 
 _OF_COMMANDS = {
     "all": "`pipeplan simulate PLAN --sync all`, which compares strategies",
-    "choose": (
-        "`pipeplan plan … --sync choose` and `pipeplan simulate PLAN --sync choose -o PLAN`, which "
-        "write a strategy into the plan"
-    ),
+    "choose": "`pipeplan plan … --sync choose`, which writes a strategy into the plan",
 }
 """Words that commands accept instead of a strategy, with these commands."""
 

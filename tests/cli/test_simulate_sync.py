@@ -110,16 +110,14 @@ def test_a_narrow_terminal_folds_names_and_cuts_no_figure() -> None:
     assert all(f"{column}: " in " ".join(text.split()) for column in COLUMNS)
 
 
-def test_a_choice_gives_its_reason_and_is_written(replicas_path: Path, tmp_path: Path) -> None:
-    output = tmp_path / "chosen.json"
-    options = ("--sync", "choose", *OPTIONS, "-o", output)
+def test_a_choice_gives_its_reason(replicas_path: Path) -> None:
+    options = ("--sync", "choose", *OPTIONS)
     made = pipeplan("simulate", replicas_path, *options)
     assert made.exit_code == 0, made.output
     assert "pipelines are steady" in made.stdout
-    chosen = Plan.load(output).sync
-    assert f"{chosen.strategy}: " in made.stdout
-    data = json.loads(pipeplan("simulate", replicas_path, *options[:4], "--json").stdout)
-    assert data["choice"]["reason"]
+    data = json.loads(pipeplan("simulate", replicas_path, *options, "--json").stdout)
+    assert data["choice"]["reason"] in made.stdout
+    assert f"{data['choice']['sync']['strategy']}: " in made.stdout
 
 
 def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Path) -> None:
@@ -160,14 +158,7 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
         (("--sync", "all", "--slowness", "fast"), "slowness: 'fast' cannot be read"),
         (("--sync", "all", "--slowness", "slow:9x2"), "slowness: slow: worker 9 by 2"),
         (("--sync", "all", "--seeds", 0), "seeds: 0 is not a whole number from 1"),
-        (
-            ("--sync", "all", "--iterations", 5, "-o", "x.json"),
-            "--output: needs exactly one strategy",
-        ),
-        (
-            ("--sync", "ad_psgd", "--pipelines", 4, "-o", "x.json"),
-            "--output: the plan has 2 pipelines and not --pipelines 4",
-        ),
+        (("--sync", "all", "-o", "x.json"), "--output: x.json has no effect together"),
         (
             ("--sync", "all", "--pipelines", 1),
             "workers: one pipeline has nobody to",
