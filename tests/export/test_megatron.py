@@ -300,7 +300,7 @@ def test_a_divided_block_is_refused_by_name() -> None:
     pipeline = place(told, specs)
     plan = plan_by_hand(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
     why, nearest = reasons(plan)
-    assert "block h.0 is divided between stages 0 and 1" in why
+    assert "in stage 1: t is a whole block (h.0" in why
     assert nearest.endswith("--stages 'Et|tL'")
 
 
@@ -328,7 +328,7 @@ REFUSED: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
     ),
     "all reasons at once": (
         [("wte", "n0/gpu0 n1/gpu0"), (f"wpe h.0 h.1 {TAIL}", "n2/gpu0")],
-        ["E is the whole embedding", "'E|t*4L'", "stages have 2, 1 replicas"],
+        ["E is the whole embedding", "'E|t*4L'", "different numbers of replicas (0: 2, 1: 1)"],
     ),
     "microbatches that pipelines cannot share": (
         [(f"wte wpe h.0 h.1 {TAIL}", "n0/gpu0 n1/gpu0 n2/gpu0")],

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 
 from planner.errors import PipeplanError
-from planner.interop.export.cuts import stage_of_layer
+from planner.interop.export.cuts import (
+    StageDevices,
+    stage_devices_by_replica,
+    stage_of_layer,
+)
 from planner.interop.export.exported import split_problems
 from planner.interop.importing.megatron_layout import render_layout
 from planner.model.blocks import BlockStack, block_stack
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan
-from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.units import and_more
 
 MOVE = "move the cut in the plan's stages and run `pipeplan simulate PLAN -o PLAN`"
@@ -64,23 +67,28 @@ def megatron_form(plan: Plan) -> MegatronForm:
     """
     problems: list[str] = []
     stack: BlockStack | None = None
+    by_pipeline: tuple[StageDevices, ...] = ()
     try:
         stack = block_stack(LayerGraph.from_record(plan.model.graph))
+        problems += _layout_problems(plan, stack)
     except PipeplanError as error:
         problems += error.problems
-    if stack is not None:
-        problems += _layout_problems(plan, stack)
-    problems += _rank_problems(plan)
+    try:
+        by_pipeline = stage_devices_by_replica(plan)
+        problems += _rank_problems(plan)
+    except PipeplanError as error:
+        problems += error.problems
     problems += split_problems(plan, "Megatron-LM")
     if stack is None or problems:
         raise PipeplanError(f"megatron: {problem}" for problem in problems)
-    pipelines = _pipelines(plan)
+    size = len(set(by_pipeline[0]))
     symbols = _symbols(stack, stage_of_layer(plan), len(plan.stages))
-    if "m" in "".join(symbols[: -len(pipelines[0])]):
+    if "m" in "".join(symbols[:-size]):
         raise PipeplanError(
             "megatron: multi-token prediction is not in the last stage of its rank, where "
             f"Megatron-LM has it; {MOVE}"
         )
+    pipelines = tuple(devices[:size] for devices in by_pipeline)
     members = {name: plan.members(name) for row in pipelines for name in row}
     return MegatronForm(stack, symbols, pipelines, members)
 
@@ -96,65 +104,32 @@ def _symbols(stack: BlockStack, stage_of: Mapping[str, int], count: int) -> tupl
     return tuple(rows)
 
 
-def _layout_problems(plan: Plan, stack: BlockStack) -> list[str]:
+def _layout_problems(plan: Plan, stack: BlockStack) -> Iterator[str]:
+    """Yield layers that are in another stage than their symbol, and the nearest layout.
+
+    A block is where its first layer is. Data flow keeps the blocks of a verified plan in order.
+    """
     stage_of, last = stage_of_layer(plan), len(plan.stages) - 1
-    problems = [
-        *_outside("embedding", "E", stack.before, 0, stage_of),
-        *_divided(stack, stage_of),
-        *_out_of_order(stack, stage_of),
-        *_prediction_away(stack, stage_of),
-        *_outside("head and loss", "L", stack.after, last, stage_of),
-    ]
-    return [*problems, *_nearest(plan, stack, stage_of)] if problems else []
-
-
-def _outside(
-    part: str, symbol: str, layers: Sequence[str], expected: int, stage_of: Mapping[str, int]
-) -> Iterator[str]:
-    """Yield layers of the embedding or the head that are not in its stage."""
-    away = [
-        f"{layer} in stage {stage_of[layer]}" for layer in layers if stage_of[layer] != expected
-    ]
-    if away:
-        yield (
-            f"{', '.join(away)}: {symbol} is the whole {part} ({', '.join(layers)}), in stage "
-            f"{expected} of the layout; {MOVE}"
-        )
-
-
-def _divided(stack: BlockStack, stage_of: Mapping[str, int]) -> Iterator[str]:
+    ahead = tuple(layer for block in stack.prediction for layer in block.layers)
+    parts = [("E is the whole embedding", stack.before, 0)]
     for block in stack.blocks:
-        stages = sorted({stage_of[layer] for layer in block.layers})
-        if len(stages) > 1:
+        parts.append(("t is a whole block", block.layers, stage_of[block.layers[0]]))
+    if ahead:
+        parts.append(("m is all multi-token prediction", ahead, stage_of[ahead[0]]))
+    parts.append(("L is the whole head and loss", stack.after, last))
+    is_whole = True
+    for meaning, layers, expected in parts:
+        away = [
+            f"{name} in stage {stage_of[name]}" for name in layers if stage_of[name] != expected
+        ]
+        if away:
+            is_whole = False
             yield (
-                f"block {block.name} is divided between stages {' and '.join(map(str, stages))}: "
-                f"t is a whole block ({', '.join(block.layers)}); {MOVE}"
+                f"{', '.join(away)}: {meaning} ({', '.join(layers)}), in stage {expected} of the "
+                f"layout; {MOVE}"
             )
-
-
-def _out_of_order(stack: BlockStack, stage_of: Mapping[str, int]) -> Iterator[str]:
-    for before, after in pairwise(stack.blocks):
-        first, second = stage_of[before.layers[0]], stage_of[after.layers[0]]
-        if second < first:
-            yield (
-                f"block {after.name} is in stage {second}, {before.name} before it in stage "
-                f"{first}: stages must hold consecutive blocks; {MOVE}"
-            )
-
-
-def _prediction_away(stack: BlockStack, stage_of: Mapping[str, int]) -> Iterator[str]:
-    stages = sorted({stage_of[name] for block in stack.prediction for name in block.layers})
-    if len(stages) > 1 or (stages and stages[0] < stage_of[stack.blocks[-1].layers[-1]]):
-        yield (
-            f"multi-token prediction is in stages {', '.join(map(str, stages))}: m is all of it in "
-            f"one stage, behind the last block; {MOVE}"
-        )
-
-
-def _nearest(plan: Plan, stack: BlockStack, stage_of: Mapping[str, int]) -> Iterator[str]:
-    """Yield the layout with E, blocks and L in one piece each, if there is one."""
     symbols = _symbols(stack, stage_of, len(plan.stages))
-    if all(symbols) and not list(_out_of_order(stack, stage_of)):
+    if not is_whole and all(symbols):
         yield (
             "the nearest layout, to be simulated as a plan: pipeplan adopt MODEL … "
             f"--stages '{render_layout(symbols)}'"
@@ -163,18 +138,11 @@ def _nearest(plan: Plan, stack: BlockStack, stage_of: Mapping[str, int]) -> Iter
 
 def _rank_problems(plan: Plan) -> list[str]:
     groups = [frozenset(stage.devices) for stage in plan.stages]
-    sizes = sorted({len(group) for group in groups})
-    if len(sizes) > 1:
-        counts = ", ".join(str(len(group)) for group in groups)
-        return [
-            f"stages have {counts} replicas: Megatron's data parallelism gives every stage equally "
-            "many; plan again with `pipeplan plan … --sync semi_decentralized`, whose stages have, "
-            "or set replication = false in the job"
-        ]
+    replicas = len(groups[0])
     size = len(set(groups))
-    if len(frozenset[str]().union(*groups)) < size * sizes[0]:
+    if len(frozenset[str]().union(*groups)) < size * replicas:
         return [*_overlap_problems(groups)]
-    return [*_place_problems(groups, size)] or [*_microbatch_problems(plan, size, sizes[0])]
+    return [*_place_problems(groups, size)] or [*_microbatch_problems(plan, size, replicas)]
 
 
 def _overlap_problems(groups: Sequence[frozenset[str]]) -> Iterator[str]:
@@ -235,16 +203,3 @@ def _microbatch_problems(plan: Plan, size: int, replicas: int) -> Iterator[str]:
             f"multiple of the {size} pipeline ranks; set it to a multiple of {size * replicas} and "
             "plan again"
         )
-
-
-def _pipelines(plan: Plan) -> tuple[tuple[str, ...], ...]:
-    """Return the pipelines that the plan's orders form, else replica r of every stage."""
-    size = len({frozenset(stage.devices) for stage in plan.stages})
-    replicas = len(plan.stages[0].devices)
-    try:
-        pipelines = tuple(pipeline.devices for pipeline in pipeline_replicas_of(plan))
-    except PipeplanError:
-        pipelines = ()
-    if len(pipelines) == replicas and all(len(pipeline) == size for pipeline in pipelines):
-        return pipelines
-    return tuple(zip(*(stage.devices for stage in plan.stages[:size]), strict=True))
