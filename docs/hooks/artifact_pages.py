@@ -29,7 +29,8 @@ see [Schemas](plans.md#schemas-for-editors).
 "table" is a TOML table or a JSON object, "list" an array. Fields without a default are required.
 One GiB is 2^30 bytes, one GB 10^9 bytes.
 
-A measured timeline (`pipeplan-timeline/1`, from `--timeline`) is a Chrome trace; do not edit it.
+A measured timeline (`pipeplan-timeline/2`, from `--timeline`) is a Chrome trace for
+Perfetto; commands read its field `timeline`.
 """
 
 

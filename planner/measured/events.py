@@ -14,7 +14,7 @@ from planner.model.figures import Name
 from planner.plan.operations import Operation, parse_operation
 from planner.records.document import Count, Record, left_out
 
-FORMAT = "pipeplan-timeline/1"
+FORMAT = "pipeplan-timeline/2"
 MOST_EVENTS = 2_000_000
 """Most events of a kind, in all steps."""
 MOST_SECONDS = 2e6

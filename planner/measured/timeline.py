@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, shorten
 from planner.measured.events import (
     FORMAT,
     MOST_EVENTS,
@@ -24,7 +24,7 @@ from planner.measured.events import (
     MeasuredTransfer,
     TimedEvent,
 )
-from planner.measured.timeline_file import parse_trace, trace_of
+from planner.measured.timeline_file import trace_of
 from planner.model.figures import Name
 from planner.records.document import (
     MOST_MEASURED_OBJECTS,
@@ -51,6 +51,7 @@ def _by_number(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
 
 
 _InOrder = AfterValidator(_in_order)
+_OF_THE_TRACE = ("format", "displayTimeUnit", "otherData", "traceEvents")
 _Limit = Field(max_length=MOST_EVENTS)
 
 
@@ -68,7 +69,7 @@ class MeasuredTimeline(Record):
             order and kept in order of step and start.
     """
 
-    format: Literal["pipeplan-timeline/1"] = "pipeplan-timeline/1"
+    format: Literal["pipeplan-timeline/2"] = "pipeplan-timeline/2"
     plan_digest: Name
     model: Name
     cluster: Name
@@ -109,11 +110,25 @@ class MeasuredTimeline(Record):
                 "simulate --trace` writes; give the measured timeline of a run, which the "
                 "executor writes with --timeline"
             )
-        return parse_trace(check_format(data, FORMAT, source), source, cls.parse)
+        found = check_format(data, FORMAT, source)
+        unknown = found.keys() - {"timeline", *_OF_THE_TRACE}
+        if unknown:
+            raise PipeplanError(f"{source}: {min(unknown)}: unknown field; measure again")
+        if not isinstance(found.get("timeline"), dict):
+            raise PipeplanError(
+                f"{source}: timeline: expected the measured events, found "
+                f"{shorten(found.get('timeline'))}; measure again"
+            )
+        return cls.parse({"format": FORMAT, **found["timeline"]}, source)
 
     def save(self, path: str | Path) -> None:
-        """Write the timeline as a Chrome trace (opens in Perfetto), atomically."""
-        write_atomically(path, json.dumps(trace_of(self), ensure_ascii=False) + "\n")
+        """Write the timeline as the field ``timeline`` of a Chrome trace, atomically.
+
+        Perfetto shows the trace; only the field is read again.
+        """
+        fields = self.model_dump(mode="json", exclude={"format"})
+        data = {"format": FORMAT, **trace_of(self), "timeline": fields}
+        write_atomically(path, json.dumps(data, ensure_ascii=False) + "\n")
 
     @cached_property
     def counted_steps(self) -> tuple[int, ...]:

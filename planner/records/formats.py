@@ -28,7 +28,7 @@ KINDS = {
     "pipeplan-runtime/1": "a runtime file",
     "pipeplan-train/1": "a training file",
     "pipeplan-checkpoint/1": "a checkpoint's manifest",
-    "pipeplan-timeline/1": "a measured timeline",
+    "pipeplan-timeline/2": "a measured timeline",
     "pipeplan-costs/1": "a costs file, as `pipeplan profile` writes it",
     "pipeplan-sync-trace/2": "a trace of synchronisation",
     "pipeplan-sweep/7": "the index of a sweep",
@@ -36,6 +36,7 @@ KINDS = {
 }
 """Kinds of files by their present ``format``."""
 MADE_BY = {
+    "pipeplan-timeline/2": "torchrun -m executor PLAN --timeline FILE",
     "pipeplan/8": "pipeplan plan",
     "pipeplan-graph/2": "pipeplan trace -o FILE",
     "pipeplan-sync-trace/2": "torchrun -m executor PLAN --sync-trace FILE",

@@ -3,9 +3,9 @@
 import json
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from planner.errors import PipeplanError
 from planner.measured.timeline import MeasuredTimeline
-from planner.measured.timeline_file import parse_trace, trace_of
+from planner.measured.timeline_file import trace_of
 
 NAMES = ("d0", "n0/gpu1", "d-2")
 nanoseconds = st.integers(0, 10**10)
@@ -85,21 +85,11 @@ def measured_timelines(draw: st.DrawFn) -> MeasuredTimeline:
 
 @given(measured_timelines())
 def test_a_timeline_survives_its_file(timeline: MeasuredTimeline) -> None:
-    text = json.dumps(trace_of(timeline), ensure_ascii=False)
-    assert parse_trace(json.loads(text), "file", MeasuredTimeline.parse) == timeline
-
-
-@given(measured_timelines(), st.data())
-def test_an_edited_file_is_refused_or_says_the_same(
-    timeline: MeasuredTimeline, data: st.DataObject
-) -> None:
-    trace = json.loads(json.dumps(trace_of(timeline)))
-    index = data.draw(st.integers(0, len(trace["traceEvents"]) - 1))
-    event = trace["traceEvents"][index]
-    key = data.draw(st.sampled_from(sorted(event)))
-    event[key] = data.draw(st.sampled_from([None, 0, 1.5, "X", "C", "transfer", {}, []]))
-    with suppress(PipeplanError):
-        assert trace_of(parse_trace(trace, "file", MeasuredTimeline.parse)) == trace
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "measured.json"
+        timeline.save(path)
+        assert MeasuredTimeline.load(path) == timeline
+        assert json.loads(path.read_text()).items() >= trace_of(timeline).items()
 
 
 @given(measured_timelines())
@@ -203,9 +193,11 @@ def test_devices_and_events_are_kept_in_order() -> None:
         ("{", "not valid JSON"),
         ("[]", "expected an object with a field 'format'"),
         ('{"format": "pipeplan/1"}', "this is a plan, give a measured timeline"),
-        ('{"format": "pipeplan-timeline/2"}', "upgrade Pipeplan"),
+        ('{"format": "pipeplan-timeline/3"}', "upgrade Pipeplan"),
+        ('{"format": "pipeplan-timeline/1"}', "torchrun -m executor PLAN --timeline FILE"),
         ('{"traceEvents": []}', "the prediction that `pipeplan simulate --trace` writes"),
-        ('{"format": "pipeplan-timeline/1"}', "otherData: this field is missing"),
+        ('{"format": "pipeplan-timeline/2"}', "timeline: expected the measured events"),
+        ('{"format": "pipeplan-timeline/2", "steps": []}', "steps: unknown field"),
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, content: str, named: str) -> None:
@@ -214,35 +206,6 @@ def test_another_file_is_refused(tmp_path: Path, content: str, named: str) -> No
     with pytest.raises(PipeplanError) as raised:
         MeasuredTimeline.load(path)
     assert any(str(path) in line and named in line for line in raised.value.problems)
-
-
-@pytest.mark.parametrize(
-    ("edit", "named"),
-    [
-        (lambda e: e.update(name="0F1"), "traceEvents[9].args.microbatch: expected 1 by"),
-        (lambda e: e["args"].update(step=3), "traceEvents[9]: args.step: 3 is not in"),
-        (lambda e: e["args"].update(kind="X"), "traceEvents[9]: args.kind: expected"),
-        (lambda e: e.update(pid=9), "traceEvents[9]: pid: 9 is not one of the 2 devices"),
-        (lambda e: e.update(cat="lunch"), "traceEvents[9]: cat: 'lunch' is none of"),
-        (lambda e: e.update(dur=-1), "traceEvents[9]: dur: expected at least 0"),
-        (lambda e: e.update(ph="Y"), "traceEvents[9]: ph: expected 'X'"),
-        (lambda e: e.update(color="red"), "traceEvents[9]: color: unknown field"),
-    ],
-)
-def test_an_edit_of_the_file_is_named(
-    tmp_path: Path, edit: Callable[[dict], object], named: str
-) -> None:
-    path = tmp_path / "measured.json"
-    MeasuredTimeline.parse(small(), "made").save(path)
-    data = json.loads(path.read_text())
-    index = next(i for i, event in enumerate(data["traceEvents"]) if event["ph"] == "X")
-    edit(data["traceEvents"][index])
-    path.write_text(json.dumps(data))
-    with pytest.raises(PipeplanError) as raised:
-        MeasuredTimeline.load(path)
-    assert any(
-        named.replace("[9]", f"[{index}]") in problem for problem in raised.value.problems
-    ), raised.value
 
 
 def test_the_first_of_three_steps_warms_up() -> None:
