@@ -90,23 +90,23 @@ REFUSED: list[tuple[str, Callable[[], Plan], tuple[str, ...]]] = [
     (
         "torchtitan",
         lambda: chain([4], "d0", "d0"),
-        ("all on one device ('d0'); torchtitan", "plan for more devices"),
+        ("stages: 2 stages on one device ('d0'), so there is nothing", "plan for more devices, or"),
     ),
     (
         "torchtitan",
         lambda: on_pipelines(chain([4], "d0", "d0"), 2),
-        ("all on one device in each of 2 pipelines (d0, d1)", "replication = false in the job"),
+        ("2 stages on each of 2 devices (d0, d1)", "set replication = false in the job"),
     ),
     (
         "torchtitan",
         lambda: chain([], "d0"),
-        ("one stage on one device ('d0'), so there is nothing", "for more devices, or adopt"),
+        ("stages: 1 stage on one device ('d0'), so there is nothing",),
     ),
     *(
         (
             "torchtitan",
             lambda count=count: chain([], "d0 d1 d2", microbatches=count),
-            ("one stage with 3 replicas (d0, d1, d2), so", "and plan again, or adopt a layout"),
+            ("1 stage on each of 3 devices (d0, d1, d2), so", "plan again, or adopt a layout"),
         )
         for count in (6, 4)  # Whether or not the replicas share them equally.
     ),

@@ -270,9 +270,7 @@ def _differences(traced: GraphRecord, costs: GraphRecord) -> Iterator[str]:
         yield f"layers: {len(theirs)}, the model has {len(ours)} or others; {remedy}"
         return
     for index, (own, other) in enumerate(zip(traced.layers, costs.layers, strict=True)):
-        # Graphs traced by earlier versions do not tell the work; their totals are compared.
-        leave_out = MEASURED if other.work else MEASURED | {"work": True}
-        left, right = own.model_dump(exclude=leave_out), other.model_dump(exclude=leave_out)
+        left, right = own.model_dump(exclude=MEASURED), other.model_dump(exclude=MEASURED)
         for name in left.keys() | right.keys():
             if left.get(name) != right.get(name):
                 yield (

@@ -41,7 +41,7 @@ from planner.plan.plan import Plan
 from planner.plan.runtimes import inside_another
 from planner.simulation.simulator import simulate
 from planner.sync.pipeline_replicas import PipelineReplica, pipeline_replicas_of
-from planner.units import listed
+from planner.units import listed, plural
 
 TOOL = "torchtitan"
 Rows = Sequence[Sequence[Operation]]
@@ -74,7 +74,7 @@ def export(plan: Plan) -> Exported:
     if reason := inside_another(plan.problem.graph.layers):
         raise PipeplanError(f"torchtitan cannot cut {plan.model.name!r}: {reason}")
     problems = [*_module_problems(plan), *loss_problems(plan, TOOL), *_cut_problems(plan)]
-    problems += [*_job_problems(plan), *_one_stage_problems(plan), *split_problems(plan, TOOL)]
+    problems += [*_job_problems(plan), *_pipeline_problems(plan), *split_problems(plan, TOOL)]
     try:
         replicas = pipeline_replicas_of(plan, otherwise="set replication = false in the job")
     except PipeplanError as error:
@@ -82,7 +82,7 @@ def export(plan: Plan) -> Exported:
     by_pipeline, order = stage_devices_of(plan, replicas), _one_order(plan, replicas)
     places = list(dict.fromkeys(by_pipeline[0]))
     mine = dict(zip(replicas[0].devices, order.rows, strict=True))
-    problems += _placement_problems(by_pipeline)
+    problems += _placement_problems(by_pipeline[0])
     problems += last_forward_problems(mine, len(plan.stages) - 1, TOOL)
     problems += [f"orders: with {order.name}, {full}" for full in order.overfull]
     if problems:
@@ -139,49 +139,33 @@ def _is_fsdp_alone(plan: Plan) -> bool:
     return len(plan.stages) == 1 and plan.job.shards_parameters
 
 
-def _one_stage_problems(plan: Plan) -> Iterator[str]:
+def _pipeline_problems(plan: Plan) -> Iterator[str]:
+    """Yield why there is nothing to pipeline, or why a pipeline cannot hold the weights so."""
     if len(plan.stages) > 1 and plan.job.shards_parameters:
         yield (
             f"job.shard_parameters: true in {len(plan.stages)} stages, but in a pipeline {TOOL} "
             "keeps weights gathered and gradients whole until the end of an iteration; plan with "
             "shard_optimizer = true instead, or with max_stages = 1"
         )
-    if len(plan.stages) > 1 or _is_fsdp_alone(plan):
+    if _is_fsdp_alone(plan) or len({frozenset(stage.devices) for stage in plan.stages}) > 1:
         return
     devices = plan.stages[0].devices
+    where, remedy = f"one device ({devices[0]!r})", "plan for more devices"
     if len(devices) > 1:
-        yield (
-            f"stages: one stage with {len(devices)} replicas ({_shown(devices)}), so there is "
-            f"nothing to pipeline; {TOOL} pipelines over two stages and more: set replication = "
-            "false in the job and plan again, or adopt a layout of two stages or more "
-            "(`pipeplan adopt`)"
-        )
-    else:
-        yield (
-            f"stages: one stage on one device ({devices[0]!r}), so there is nothing to pipeline; "
-            f"{TOOL} pipelines over two ranks and more: plan for more devices, or adopt a layout "
-            "of two stages or more (`pipeplan adopt`)"
-        )
+        where = f"each of {len(devices)} devices ({_shown(devices)})"
+        remedy = "set replication = false in the job and plan again"
+    yield (
+        f"stages: {plural(len(plan.stages), 'stage')} on {where}, so there is nothing to pipeline; "
+        f"{TOOL} pipelines over two ranks and more: {remedy}, or adopt a layout of two stages or "
+        "more on as many devices (`pipeplan adopt`)"
+    )
 
 
-def _placement_problems(by_pipeline: tuple[StageDevices, ...]) -> Iterator[str]:
-    by_stage = by_pipeline[0]
-    if len(by_stage) == 1:
-        return  # Told already.
-    if len(set(by_stage)) == 1:
-        where, remedy = f"({by_stage[0]!r})", "plan for more devices"
-        if len(by_pipeline) > 1:
-            first = _shown([devices[0] for devices in by_pipeline])
-            where = f"in each of {len(by_pipeline)} pipelines ({first})"
-            remedy = "set replication = false in the job and plan again"
-        yield (
-            f"stages: all on one device {where}; {TOOL} pipelines over two ranks and more: {remedy}"
-        )
-    elif style_of(by_stage) is None:
+def _placement_problems(by_stage: StageDevices) -> Iterator[str]:
+    if style_of(by_stage) is None:
         yield (
             f"stages: are on devices {_shown(by_stage)}, but {TOOL} supports only a loop (stage s "
-            f"on "
-            f"rank s mod D) or a V with two stages per rank; plan again with "
+            "on rank s mod D) or a V with two stages per rank; plan again with "
             "max_stages_per_device = 1 in the job, or move stages to other devices"
         )
 
