@@ -14,6 +14,7 @@ debugger can step through it.
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import logging
 import os
@@ -122,12 +123,22 @@ def _folder() -> Path:
 
 
 class _Compiling(event.Listener):  # type: ignore[misc]
-    """Says once that functions of the planner are being compiled."""
+    """Says once that functions of the planner are being compiled, and stops collecting meanwhile.
+
+    What numba makes in a compilation lives until its end: searching it for garbage takes a tenth
+    of the time.
+    """
 
     def __init__(self) -> None:
         self._is_known = False
+        self._nested = 0
+        self._collects = False
 
     def on_start(self, event: Any) -> None:
+        if self._nested == 0:
+            self._collects = gc.isenabled()
+            gc.disable()
+        self._nested += 1
         module = event.data["dispatcher"].py_func.__module__
         if not self._is_known and module.startswith("planner."):
             self._is_known = True
@@ -137,7 +148,10 @@ class _Compiling(event.Listener):  # type: ignore[misc]
             )
 
     def on_end(self, event: Any) -> None:
-        """Do nothing: only the start is told."""
+        """Collect garbage again after the outermost compilation."""
+        self._nested -= 1
+        if self._nested == 0 and self._collects:
+            gc.enable()
 
 
 if not config.DISABLE_JIT:

@@ -28,6 +28,9 @@ class _Part(JITCodeLibrary):  # type: ignore[misc]
 
     _shared_module: Any
 
+    def _optimize_functions(self, ll_module: Any) -> None:
+        """Leave that to the functions that link this one: they optimise it together with theirs."""
+
     def finalize(self) -> None:
         """Take no more code."""
         self._finalized = True

@@ -8,6 +8,7 @@ are tried in one call of compiled code.
 from __future__ import annotations
 
 from collections import defaultdict
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 import numpy as np
@@ -49,11 +50,14 @@ class Paths:
         edges = [*self._successors(), *self._in_order(), *self._in_lines(), *self._made()]
         edges += self._together(edges)
         edges.sort(key=lambda edge: edge[1])
+        waits: dict[int, list[int]] = {n: [] for n in range(len(tasks))}
+        for source, target, _ in edges:
+            waits[target].append(source)
+        self._order = np.array([*TopologicalSorter(waits).static_order()], np.int64)
         targets = [edge[1] for edge in edges]
         self._first = np.searchsorted(targets, np.arange(len(tasks) + 1)).astype(np.int64)
         self._source = np.array([edge[0] for edge in edges], np.int64)
         self._ahead_s = np.array([edge[2] for edge in edges], np.float64)
-        self._order = sorted_by_waits(self._first, self._source)
         steps = np.flatnonzero(tasks["role"] == STEP)
         self._first_step = int(steps[0]) if len(steps) else 0
 
@@ -126,38 +130,6 @@ class Paths:
             for other in with_it.get(target, ())
             if other != target
         ]
-
-
-@entry
-def sorted_by_waits(first: Ints, source: Ints) -> Ints:
-    """Return all tasks, each after those it waits for.
-
-    Args:
-        first: the first edge into each task, and how many edges there are.
-        source: task that an edge comes from.
-    """
-    count = len(first) - 1
-    begin, target = np.zeros(count + 2, np.int64), np.zeros(len(source), np.int64)
-    for u in source:
-        begin[u + 2] += 1
-    for n in range(count):
-        begin[n + 2] += begin[n + 1]
-    order, waits, ready = np.zeros(count, np.int64), np.zeros(count, np.int64), 0
-    for n in range(count):
-        waits[n] = first[n + 1] - first[n]
-        for edge in range(first[n], first[n + 1]):
-            target[begin[source[edge] + 1]] = n
-            begin[source[edge] + 1] += 1
-        if waits[n] == 0:
-            order[ready] = n
-            ready += 1
-    for at in range(count):
-        for place in range(begin[order[at]], begin[order[at] + 1]):
-            waits[target[place]] -= 1
-            if waits[target[place]] == 0:
-                order[ready] = target[place]
-                ready += 1
-    return order
 
 
 @entry

@@ -1,29 +1,11 @@
-"""Compiling what replays run before a clock starts."""
+"""A small problem, with which a search compiles what it runs before its clock starts."""
 
 from __future__ import annotations
 
-from functools import cache
-
 from planner.cluster.cluster import Cluster
-from planner.costs.placed_pipeline import StageSpec
-from planner.costs.placement import place
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
-from planner.plan.operations import Operation
 from planner.plan.problem import Problem
-from planner.simulation.simulator import simulate
-
-
-@cache
-def compile_ahead() -> None:
-    """Replay two layers on two devices.
-
-    Compiling takes seconds, once a version on a machine. A search whose limit includes these would
-    have nothing left for plans.
-    """
-    placed = place(two_layers(), [StageSpec(("a",), ("d0",)), StageSpec(("b",), ("d1",))])
-    orders = {f"d{stage}": [Operation(stage, "F", 0), Operation(stage, "B", 0)] for stage in (0, 1)}
-    simulate(placed, orders)
 
 
 def two_layers() -> Problem:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from planner.costs.stage_table import TABLE
-from planner.program.compiled import compiled, entry, header, items, pointer, pointer_at
+from planner.program.compiled import compiled, header, items, pointer_at
 from planner.program.lower.gradient_tables import GRADIENTS
 from planner.program.lower.gradients import fill_gradients
 from planner.program.lower.weights import fill_collectives
@@ -58,7 +58,7 @@ UNLIMITED, ONE_EACH = 3, 4
 """Numbers of two of them; one each is tried only where nothing else fits."""
 STRETCHES = (2.5, 4.0)
 """Multiples of a microbatch's least way that it takes among others, in an even rhythm."""
-ONLY_BOUND = -1.0
+ONLY_BOUND, AS_TOLD = -1.0, -2.0
 NEAR = 1.03
 """Within this factor of the best, all rules of order and limits are tried."""
 
@@ -68,7 +68,8 @@ def judge_layout(w: Any) -> float:
     """Return the seconds of the best schedule of TRIED; infinite if it has none, or none below.
 
     If the walk looks closely, all schedules are tried and the best is written to TRIED. If
-    ``most_s`` is ONLY_BOUND, a lower bound is returned instead.
+    ``most_s`` is ONLY_BOUND, a lower bound is returned instead; if it is AS_TOLD, the time of the
+    schedule that TRIED names, whose order is left in the schedule.
 
     Args:
         w: pointer to the memory of the walk.
@@ -77,6 +78,8 @@ def judge_layout(w: Any) -> float:
     has_pipelines = h.equal and replicas_in(x, 0) > 1
     if not (_prepared_pipeline(x, w) if has_pipelines else _prepared(x, w)):
         return np.inf
+    if h.most_s == AS_TOLD:
+        return _schedule_again(x, w, has_pipelines)
     count = 1 if has_pipelines else assign_all(w, x[0], x[1], h.microbatches)
     if h.most_s == ONLY_BOUND:
         return _bound_s(w, count)
@@ -96,19 +99,12 @@ def _bound_s(w: Any, count: int) -> float:
     return least_s
 
 
-@entry
-def schedule_again(memory: Any) -> float:
-    """Schedule TRIED as it says; return its time, and leave its order in the schedule.
-
-    Args:
-        memory: header of the memory of the walk.
-    """
-    w = pointer(memory)
-    h, x = header(w, WALK), items(w, TRIED)
-    if h.equal and replicas_in(x, 0) > 1:
-        return _pipelines_s(x, w) if _prepared_pipeline(x, w) else np.inf
-    if not _prepared(x, w):
-        return np.inf
+@compiled
+def _schedule_again(x: Any, w: Any, has_pipelines: bool) -> float:
+    """Schedule TRIED, which is prepared, as it says; leave its order in the schedule."""
+    h = header(w, WALK)
+    if has_pipelines:
+        return _pipelines_s(x, w)
     assign_all(w, x[0], x[1], h.microbatches)
     time_s = _as_told_s(x, w, x[OWNER_CHOICE], np.inf)
     if time_s < np.inf and header(pointer_at(h.schedule, SCHEDULE), SCHEDULE).rule != FIXED:

@@ -12,7 +12,7 @@ from planner.search.orders.memory import ORDERS
 from planner.search.orders.random import uniform
 from planner.search.walk.block import copy_block, digest_of
 from planner.search.walk.freedoms import is_allowed
-from planner.search.walk.judge import ONLY_BOUND
+from planner.search.walk.judge import AS_TOLD, ONLY_BOUND
 from planner.search.walk.memory import (
     BEST,
     HERE,
@@ -26,7 +26,7 @@ from planner.search.walk.moves import change, change_schedule
 
 SCHEDULED_OTHERWISE = 0.1
 """How often how a layout is scheduled changes instead of its stages."""
-WALK_ON, JUDGE, BOUND = range(3)
+WALK_ON, JUDGE, BOUND, SCHEDULE_AGAIN = range(4)
 """What :func:`run_walk` does."""
 
 
@@ -77,14 +77,14 @@ def _walk_on(w: Any, heat: float, tasks: int) -> None:
 
 @entry
 def run_walk(memory: Any, what: int, heat: float, tasks: int) -> float:
-    """Walk on, or judge the layout TRIED, or bound its time.
+    """Walk on, or judge, bound or schedule the layout TRIED.
 
     In a walk a slower neighbour is taken with the probability exp(-x / heat), where it takes 1 + x
     times as long (Kirkpatrick et al. 1983, "Optimization by simulated annealing").
 
     Args:
         memory: header of the memory of the walk.
-        what: WALK_ON, JUDGE or BOUND.
+        what: WALK_ON, JUDGE, BOUND or SCHEDULE_AGAIN: as it says, its order left in the schedule.
         heat: of the walk.
         tasks: number of tasks replayed and of changes after which the walk ends.
 
@@ -100,5 +100,8 @@ def run_walk(memory: Any, what: int, heat: float, tasks: int) -> float:
     if what == BOUND:
         header(w, WALK).most_s = ONLY_BOUND
         return call(header(w, WALK).judge_at, w) if is_allowed(tried, w) else np.inf
+    if what == SCHEDULE_AGAIN:
+        header(w, WALK).most_s = AS_TOLD
+        return call(header(w, WALK).judge_at, w)
     _walk_on(w, heat, tasks)
     return header(w, WALK).best_s

@@ -29,10 +29,10 @@ from planner.search.orders.replay import replay_schedule
 from planner.search.walk import memory as m
 from planner.search.walk.block import HEADER, Block, block_for, devices_of, filled
 from planner.search.walk.freedoms import Freedoms, places_of
-from planner.search.walk.judge import judge_layout, prepare, schedule_again
+from planner.search.walk.judge import judge_layout, prepare
 from planner.search.walk.memory import MOST_OWNERS, WALK, write
 from planner.search.walk.starts import Start
-from planner.search.walk.steps import BOUND, JUDGE, WALK_ON, run_walk
+from planner.search.walk.steps import BOUND, JUDGE, SCHEDULE_AGAIN, WALK_ON, run_walk
 
 MOST_KNOWN = 1 << 18
 """Layouts whose times are remembered."""
@@ -181,7 +181,7 @@ class Walker:
     def layout(self, candidate: Candidate) -> tuple[float, Layout]:
         """Return a candidate's time and its layout, by the schedule that was chosen."""
         self.memory[m.TRIED][:] = candidate.block
-        seconds = float(schedule_again(self.memory.header))
+        seconds = float(run_walk(self.memory.header, SCHEDULE_AGAIN, 0.0, 0))
         self.orders.numbers["best_s"] = np.inf
         return seconds, self._layout()
 
