@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,8 @@ Divide = Callable[[LayerGraph], Division]
 """The layers of every stage of a model."""
 Table = Callable[[int, int], ScheduleTable | None]
 """The order of so many stages and microbatches of a pipeline; None: as the schedule's name says."""
-Objection = Callable[[int, int], str | None]
-"""Why plans cannot express a layout, given the devices there are and the pipelines of it."""
+Objections = Callable[[int], Iterator[str]]
+"""Why plans cannot express a layout of so many pipelines."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class RuntimeLayout:
         overlap_reduction: whether replicas reduce during the last backwards; None: the job's.
         precision: of computation; None: not told.
         gradient_precision: of sums of gradients, as in the job; None: not told.
-        objection: to what is known only with the number of pipelines.
+        objections: to what is known only with the number of pipelines.
         notes: what is predicted otherwise than the runtime does it.
     """
 
@@ -79,7 +79,7 @@ class RuntimeLayout:
     overlap_reduction: bool | None = None
     precision: Precision | None = None
     gradient_precision: GradientPrecision | None = None
-    objection: Objection | None = None
+    objections: Objections | None = None
     notes: tuple[str, ...] = ()
 
     def on(self, devices: int, replicas: int | None = None) -> RuntimeLayout:
@@ -100,9 +100,9 @@ class RuntimeLayout:
                 "--replicas out"
             )
         found = self._replicas_on(devices) if known is None else known
-        problem = self.objection and self.objection(devices, found)
-        if problem is not None:
-            raise PipeplanError(f"{self.source}: {problem}")
+        problems = [*self.objections(found)] if self.objections else []
+        if problems:
+            raise PipeplanError(f"{self.source}: {problem}" for problem in problems)
         return replace(self, replicas=found)
 
     def _replicas_on(self, devices: int) -> int:

@@ -91,7 +91,7 @@ def _layout(found: TorchtitanFields) -> RuntimeLayout:
         shard_parameters=is_shared and size == 1,
         precision=_precision(found),
         gradient_precision="float32",  # All that training.mixed_precision_reduce can be.
-        objection=partial(_objection, (size, degree), batch, data),
+        objections=partial(_objections, (size, degree), batch, data),
         notes=tuple(_notes(found, is_shared=is_shared and size > 1)),
     )
 
@@ -146,24 +146,20 @@ def _data_parallel(found: TorchtitanFields) -> _DataParallel:
     return _DataParallel(copies, None if shards == -1 else shards, str(policy))
 
 
-def _objection(
-    degrees: tuple[int, int], batch: _Batch, data: _DataParallel, devices: int, replicas: int
-) -> str | None:
-    """Return why plans cannot express what is left over by the degrees."""
-    del devices
-    problems = (*_sharding_problems(degrees, data, replicas), *_batch_problems(batch, replicas))
-    return problems[0] if problems else None
-
-
-def _batch_problems(batch: _Batch, replicas: int) -> Iterator[str]:
-    if batch.share is not None and batch.total is not None and batch.samples is not None:
-        once = batch.samples * batch.share * replicas
-        if batch.total != once:
-            yield (
-                f"{NAMES.batch}: {batch.total} is not the {once} that all pipelines take at "
-                "once, so gradients are accumulated over several runs of the pipeline; a plan is "
-                "of one: give each pipeline more microbatches"
-            )
+def _objections(
+    degrees: tuple[int, int], batch: _Batch, data: _DataParallel, replicas: int
+) -> Iterator[str]:
+    """Yield why plans cannot express what is left over by the degrees."""
+    yield from _sharding_problems(degrees, data, replicas)
+    if batch.share is None or batch.total is None or batch.samples is None:
+        return
+    once = batch.samples * batch.share * replicas
+    if batch.total != once:
+        yield (
+            f"{NAMES.batch}: {batch.total} is not the {once} that all pipelines take at once, so "
+            "gradients are accumulated over several runs of the pipeline; a plan is of one: give "
+            "each pipeline more microbatches"
+        )
 
 
 def _sharding_problems(

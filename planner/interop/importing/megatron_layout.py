@@ -10,8 +10,8 @@ embedding and three blocks, 29 of two, one of ``m`` and one of ``L``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
 from itertools import groupby
 
 from planner.errors import PipeplanError
@@ -24,7 +24,9 @@ SYMBOLS = {
 }
 MOST_SYMBOLS = 100_000
 """Most symbols of a layout with all repetitions written out; more is a typing error."""
-DIGITS = "0123456789"
+_ATOM = re.compile(r"[EtmL|](?:\*[0-9]++)?+(?!\*)")
+_PIECE = re.compile(r"(?:([EtmL|])|\(((?:[EtmL|](?:\*[0-9]++)?+)+)\)(?=\*))(?:\*([0-9]++))?+(?!\*)")
+"""A symbol or parentheses, and how often they are repeated."""
 
 
 def parse_layout(text: str, source: str = "layout") -> tuple[str, ...]:
@@ -37,7 +39,13 @@ def parse_layout(text: str, source: str = "layout") -> tuple[str, ...]:
     Raises:
         PipeplanError: naming the character that is wrong, its position from 1, and what to write.
     """
-    return tuple(_Reader(text, source).expanded().split("|"))
+    plain = text.replace(",", "")
+    expanded, fault = _expanded(plain, 0, len(plain))
+    if fault is None:
+        return tuple(expanded.split("|"))
+    at = [*(at for at, character in enumerate(text) if character != ","), len(text)][fault[0]]
+    character = repr(text[at]) if at < len(text) else "the end"
+    raise PipeplanError(f"{source}: character {at + 1}, {character}: {fault[1]}")
 
 
 def render_layout(stages: Sequence[str]) -> str:
@@ -61,103 +69,77 @@ def _stage(symbols: str) -> str:
     return "".join(s * n if n < 3 else f"{s}*{n}" for s, n in runs)
 
 
-@dataclass
-class _Reader:
-    """Reads a layout from left to right; commas count for positions and nothing else."""
+_Fault = tuple[int, str]
+"""The character that is wrong, counted without commas, and what to do."""
 
-    text: str
-    source: str
-    at: int = 0
 
-    def expanded(self) -> str:
-        """All symbols and bars, repetitions written out."""
-        found: list[str] = []
-        length = 0
-        for piece in self._pieces():
-            found.append(piece)
-            length += len(piece)
-            if length > MOST_SYMBOLS:
-                raise self._wrong(f"more than {MOST_SYMBOLS:,} layers and bars; correct a number")
-        return "".join(found)
+def _expanded(plain: str, at: int, end: int) -> tuple[str, _Fault | None]:
+    """Return symbols and bars with repetitions written out, up to the first fault."""
+    found = ""
+    while at < end:
+        piece = _PIECE.match(plain, at, end)
+        if piece is None:
+            return found, _fault(plain, at)
+        one, fault = (piece[1], None) if piece[1] else _expanded(plain, *piece.span(2))
+        at = piece.end()
+        # Seven digits are more than the most.
+        times = int((piece[3] or "1").lstrip("0")[:7] or 0)
+        if fault is None and len(found) + len(one) * times > MOST_SYMBOLS:
+            fault = at - 1, f"more than {MOST_SYMBOLS:,} layers and bars; correct a number"
+        if fault is not None:
+            return found, fault
+        found += one * times
+    return found, None
 
-    def _pieces(self) -> Iterator[str]:
-        while self._peek():
-            yield self._group() if self._peek() == "(" else self._atom()
 
-    def _atom(self) -> str:
-        """A character, or ``x*n``."""
-        character = self._peek()
-        if character not in SYMBOLS and character != "|":
-            raise self._wrong(self._why_no_symbol(character))
-        self.at += 1
-        return character * self._times(1)
+def _fault(plain: str, at: int) -> _Fault:
+    """Return what is wrong where no piece begins, or none ends."""
+    symbol = plain[at]
+    if symbol == "(":
+        return _fault_of_group(plain, at)
+    if symbol not in SYMBOLS and symbol != "|":
+        return at, _why_no_symbol(symbol)
+    return _fault_of_times(plain, at + 1)
 
-    def _group(self) -> str:
-        """``(…)*n``."""
-        opened = self.at
-        self.at += 1
-        inside: list[str] = []
-        while self._peek() not in (")", ""):
-            if self._peek() == "(":
-                raise self._wrong("parentheses do not nest; write the inner repetition out")
-            inside.append(self._atom())
-        if not self._peek():
-            raise self._wrong("no ')' closes this parenthesis; add it, followed by *n", opened)
-        if not inside:
-            raise self._wrong("nothing is in these parentheses; remove them", opened)
-        self.at += 1
-        times = self._times(0)
-        return self._repeated("".join(inside), times)
 
-    def _times(self, default: int) -> int:
-        """The number of a repetition; ``default`` if there is none, 0 where it must be there."""
-        if self._peek() != "*":
-            if default:
-                return default
-            raise self._wrong("expected *n after ')', such as (tt|)*4; add it")
-        self.at += 1
-        digits = ""
-        while self._peek() and self._peek() in DIGITS:
-            digits += self._peek()
-            self.at += 1
-        if not digits:
-            raise self._wrong("expected a number after '*', such as t*3")
-        if self._peek() == "*":
-            raise self._wrong("a repetition is not repeated again; write one number")
-        if len(digits.lstrip("0")) > len(str(MOST_SYMBOLS)):
-            raise self._wrong(f"{digits[:12]} is too large a number; correct it", self.at - 1)
-        return int(digits)
+def _fault_of_group(plain: str, opened: int) -> _Fault:
+    at = opened + 1
+    while at < len(plain) and plain[at] not in "()":
+        atom = _ATOM.match(plain, at)
+        if atom is None:
+            return _fault(plain, at)
+        at = atom.end()
+    if at == len(plain):
+        return opened, "no ')' closes this parenthesis; add it, followed by *n"
+    if plain[at] == "(":
+        return at, "parentheses do not nest; write the inner repetition out"
+    if at == opened + 1:
+        return opened, "nothing is in these parentheses; remove them"
+    if plain[at + 1 : at + 2] != "*":
+        return at + 1, "expected *n after ')', such as (tt|)*4; add it"
+    return _fault_of_times(plain, at + 1)
 
-    def _repeated(self, inside: str, times: int) -> str:
-        if len(inside) * times > MOST_SYMBOLS:
-            raise self._wrong(
-                f"more than {MOST_SYMBOLS:,} layers and bars; correct a number", self.at - 1
-            )
-        return inside * times
 
-    def _peek(self) -> str:
-        """The next character that is no comma; empty at the end."""
-        while self.text[self.at : self.at + 1] == ",":
-            self.at += 1
-        return self.text[self.at : self.at + 1]
+def _fault_of_times(plain: str, star: int) -> _Fault:
+    digits = re.compile("[0-9]*").match(plain, star + 1)
+    assert digits is not None  # It may be empty.
+    if not digits[0]:
+        return digits.end(), "expected a number after '*', such as t*3"
+    return digits.end(), "a repetition is not repeated again; write one number"
 
-    def _why_no_symbol(self, character: str) -> str:
-        if character == ")":
-            return "no '(' opens this parenthesis; remove it or add '('"
-        if character == "*":
-            return "there is nothing before '*' to repeat; write x*n, such as t*3"
-        if character in "'\"":
-            return "quotes belong to the shell and are no part of a layout; remove them"
-        if character.isspace():
-            return "layouts have no white space; remove it, or use a comma"
-        if character in DIGITS:
-            return "a number follows '*' only, such as t*3"
-        known = ", ".join(f"{symbol} ({meaning})" for symbol, meaning in SYMBOLS.items())
-        other = character.swapcase()
-        hint = f" (upper and lower case differ: {other})" if other in SYMBOLS else ""
-        return f"expected one of {known} or |{hint}"
 
-    def _wrong(self, problem: str, at: int | None = None) -> PipeplanError:
-        at = self.at if at is None else at
-        character = repr(self.text[at]) if at < len(self.text) else "the end"
-        return PipeplanError(f"{self.source}: character {at + 1}, {character}: {problem}")
+def _why_no_symbol(character: str) -> str:
+    if character == ")":
+        return "no '(' opens this parenthesis; remove it or add '('"
+    if character == "*":
+        return "there is nothing before '*' to repeat; write x*n, such as t*3"
+    if character in "'\"":
+        return "quotes belong to the shell and are no part of a layout; remove them"
+    if character.isspace():
+        return "layouts have no white space; remove it, or use a comma"
+    if character in "0123456789":
+        return "a number follows '*' only, such as t*3"
+    known = ", ".join(f"{symbol} ({meaning})" for symbol, meaning in SYMBOLS.items())
+    other = character.swapcase()
+    hint = f" (upper and lower case differ: {other})" if other in SYMBOLS else ""
+    return f"expected one of {known} or |{hint}"
