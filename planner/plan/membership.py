@@ -230,33 +230,19 @@ def _of_devices(space: Space, stages: Sequence[PlannedStage]) -> Iterator[Outsid
     for position, stage in enumerate(stages):
         for device in stage.devices:
             held_by.setdefault(device, set()).add(position)
-        if len(stage.devices) > 1 and not space.replication:
-            yield Outside(
-                f"stages[{position}].devices",
-                f"{len(stage.devices)} devices",
-                "replication",
-                "false",
-                "keep one device",
-                "true",
-            )
-        if stage.recompute and not space.recompute:
-            yield Outside(
-                f"stages[{position}].recompute",
-                plural(len(stage.recompute), "layer"),
-                "recompute",
-                "false",
-                "keep their stashes",
-                "true",
-            )
-        if stage.offload and not space.offload:
-            yield Outside(
-                f"stages[{position}].offload",
-                plural(len(stage.offload), "layer"),
-                "offload",
-                "false",
+        devices, again, away = len(stage.devices), stage.recompute, stage.offload
+        used = {
+            "replication": ("devices", f"{devices} devices", devices > 1, "keep one device"),
+            "recompute": ("recompute", plural(len(again), "layer"), again, "keep their stashes"),
+            "offload": (
+                *("offload", plural(len(away), "layer"), away),
                 "keep their stashes on the device",
-                "true",
-            )
+            ),
+        }
+        for freedom, (field, found, is_used, remedy) in used.items():
+            if is_used and not getattr(space, freedom):
+                place = f"stages[{position}].{field}"
+                yield Outside(place, found, freedom, "false", remedy, "true")
     for device, positions in held_by.items():
         if len(positions) > space.max_stages_per_device:
             yield Outside(

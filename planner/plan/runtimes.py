@@ -76,11 +76,6 @@ def for_runtime(problem: Problem, runtime: str | RuntimeRules | None = None) -> 
     return replace(problem, job=problem.job.model_copy(update=fields), runtime=rules)
 
 
-def is_expressible(problem: Problem) -> bool:
-    """Return whether the job gives no freedom that its runtime cannot express."""
-    return for_runtime(problem).job == problem.job
-
-
 def rules_of(name: str) -> RuntimeRules:
     """Return the rules of a runtime by its name, or those of a file.
 
