@@ -228,7 +228,7 @@ def _supervised(work: CoordinatorWork, meeting: Meeting, options: _Options) -> I
     store.set(ABOUT, json.dumps(work.facts()))
     failures: list[str] = []
     supervised = SupervisedCoordinator(
-        work, meeting, options.silent_s, failures.append, options.log, spare=True
+        work, meeting, options.silent_s, failures.append, options.log
     )
     try:
         yield failures

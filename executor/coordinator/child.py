@@ -1,13 +1,9 @@
-"""``python -m executor.coordinator.child``: the supervised process; people start its parent.
-
-It follows the log until its parent writes a line, and serves then.
-"""
+"""``python -m executor.coordinator.child``: the supervised process; people start its parent."""
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import sys
 import threading
 import time
@@ -81,9 +77,6 @@ def _scheduler(
     return scheduler_of(options, pipelines, places, pipelines_per_node)
 
 
-_LOOK_S = 0.1
-
-
 def main() -> int:
     """Serve until the parent ends this process, or is gone itself; returns the exit status."""
     show_log()
@@ -105,11 +98,7 @@ def _serve(meeting: Meeting, data: dict[str, Any], silent_s: float, log: Path) -
     work = CoordinatorWork(**{**data, "sync": Sync.parse(data["sync"], "sync")})
     sizes = (work.pipelines, work.places, work.pipelines_per_node, work.shares)
     coordinator = coordinator_for(work.sync, *sizes)
-    service = Service(coordinator, meeting, MessageLog(log), silent_s)
-    while not select.select([sys.stdin], [], [], _LOOK_S)[0]:
-        service.follow()
-    if sys.stdin.readline():
-        service.run()
+    Service(coordinator, meeting, MessageLog(log), silent_s).run()
 
 
 def _end_with_parent(parent: int) -> None:

@@ -1,6 +1,5 @@
 """The coordinator at work: messages from the store's queue, answers into it, and time.
 
-A second one may follow the log of the one that serves, and go on in its place at once.
 The loop blocks in the queue. Time comes in by the same way: a second thread puts a message there
 when a deadline has come or a rank has been silent for too long.
 """

@@ -30,10 +30,6 @@ _LOOK_S = 0.2
 """Seconds between two looks at the process."""
 _PAUSE_S = 0.2
 """Before it is started again, so that one that cannot start does not take a core."""
-_SPARE_AFTER_S = 3.0
-"""The first spare one is not started while all others start."""
-_MOST_PAUSE_S = 60.0
-"""Longest pause before another spare process is tried, where they keep ending."""
 _MOST_FAILURES = 3
 """Processes in a row that may end before they serve."""
 
@@ -76,9 +72,8 @@ class SupervisedCoordinator:
         silent_s: a rank that gives no sign of life for so long is lost, and so is the process that
             serves.
         give_up: told why, on another thread, where processes keep ending before they serve.
-        log: file of messages; None: a temporary one.
-        spare: keep a second process that follows the log, and takes over at once. Without, the time
-            that Python takes to start passes.
+        log: file of messages, from which a process that is started again goes on; None: a temporary
+            one.
     """
 
     def __init__(
@@ -88,8 +83,6 @@ class SupervisedCoordinator:
         silent_s: float,
         give_up: Callable[[str], None],
         log: Path | None = None,
-        *,
-        spare: bool = False,
     ) -> None:
         self._folder = None if log else tempfile.TemporaryDirectory(prefix="pipeplan-")
         log = log or Path(self._folder.name if self._folder else ".") / "messages.jsonl"
@@ -105,12 +98,7 @@ class SupervisedCoordinator:
         self._failures = 0
         self._closed = False
         self._lock = threading.Lock()
-        self._has_spare = spare
-        self._pause_s = _PAUSE_S
-        self._spare_due_s = time.monotonic() + _SPARE_AFTER_S
-        self._spare: subprocess.Popen[bytes] | None = None
         self._process = self._started()
-        _serve(self._process)
         self._thread = threading.Thread(target=self._run, name="pipeplan-keeper", daemon=True)
         self._thread.start()
 
@@ -123,12 +111,8 @@ class SupervisedCoordinator:
         """End it for good."""
         with self._lock:
             self._closed = True
-            for process in (self._process, self._spare):
-                if process is not None:
-                    process.kill()  # One that is stopped would not end before it is continued.
+            self._process.kill()  # One that is stopped would not end before it is continued.
         self._thread.join()
-        if self._spare is not None:
-            self._spare.wait()
         if self._folder is not None:
             self._folder.cleanup()
 
@@ -139,7 +123,7 @@ class SupervisedCoordinator:
         # handler of its own would come too late, while it still imports torch.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            return subprocess.Popen(self._command, stdin=subprocess.PIPE, env=quiet)
+            return subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=quiet)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -161,13 +145,11 @@ class SupervisedCoordinator:
                 )
                 return
             logger.warning("the coordinator ended (%s); another goes on", status)
-            if self._spare is None:
-                time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)
             with self._lock:
                 if self._closed:
                     return
-                self._process, self._spare = self._spare or self._started(), None
-                _serve(self._process)
+                self._process = self._started()
 
     def _keeps_failing(self) -> bool:
         """Return whether the process that ended has never served, like those before it."""
@@ -191,36 +173,12 @@ class SupervisedCoordinator:
                     self._silent_s,
                 )
                 self._process.kill()
-            with self._lock:
-                if self._has_spare and not self._closed:
-                    self._keep_spare()
 
     def _stands_still(self) -> bool:
         """Whether it served, and has given no sign of life since for too long."""
         beats = self._beats_now()
         still_s = self._stillness.seconds(beats, time.monotonic())
         return beats != self._beats and still_s > self._silent_s
-
-    def _keep_spare(self) -> None:
-        """Start one if there is none; one that ended at once comes later each time."""
-        if time.monotonic() < self._spare_due_s:
-            return
-        if self._spare is None:
-            self._pause_s = _PAUSE_S
-        elif self._spare.poll() is not None:
-            self._pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
-        else:
-            return
-        self._spare = self._started()
-        self._spare_due_s = time.monotonic() + self._pause_s
-
-
-def _serve(process: subprocess.Popen[bytes]) -> None:
-    """Let a process serve that has followed the log; one that has ended is found out later."""
-    assert process.stdin is not None
-    with suppress(OSError):
-        process.stdin.write(b"serve\n")
-        process.stdin.flush()
 
 
 def work_of(plan: Plan, steps: int, sync: Sync) -> CoordinatorWork:

@@ -44,16 +44,15 @@ def test_one_that_keeps_ending_before_it_serves_is_given_up_with_its_reason(
 
 
 @pytest.mark.extensive
-@pytest.mark.parametrize("spare", [False, True])
 def test_one_that_stands_still_is_ended_and_another_goes_on(
-    spare: bool, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     meeting = Meeting("127.0.0.1", server.port)
     store = meeting.connect()
     work = CoordinatorWork(2, 1, 8, parse_sync("ad_psgd"), 1)
     said: list[str] = []
-    supervised = SupervisedCoordinator(work, meeting, 1.0, said.append, spare=spare)
+    supervised = SupervisedCoordinator(work, meeting, 1.0, said.append)
     try:
         await_(lambda: store.add(COORDINATOR_BEATS, 0) > 0)
         stopped = supervised.pid
