@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx, nn
 
-from executor.distributed.member_group import MemberShare
-from executor.launch.partial_model import Needed, PartialModel, build_partially
+from executor.launch.partial_model import Needed, build_partially
 from planner.errors import PipeplanError
 from planner.job import LOSSES
 from planner.model.graph_record import Boundary, GraphRecord, Parameter
@@ -80,12 +79,8 @@ def _zoo() -> Mapping[str, str]:
 
 
 def build_model(
-    plan: Plan,
-    factory: Factory,
-    seed: int,
-    is_needed: Needed = lambda name: True,
-    shares: Mapping[str, MemberShare] | None = None,
-) -> PartialModel:
+    plan: Plan, factory: Factory, seed: int, is_needed: Needed = lambda name: True
+) -> nn.Module:
     """The model on the CPU with its initial weights, the same on every rank.
 
     Args:
@@ -93,14 +88,12 @@ def build_model(
         factory: builds it.
         seed: of the weights.
         is_needed: which parameters are to have their values, by name; no others take up memory.
-        shares: of those, by name, what is enough.
     """
 
     def make() -> nn.Module:
-        model = build(factory, plan.model.arguments).train()
-        return model.to(getattr(torch, plan.job.precision))
+        return build(factory, plan.model.arguments).train()
 
-    return build_partially(make, seed, is_needed, shares)
+    return build_partially(make, seed, is_needed, getattr(torch, plan.job.precision))
 
 
 def export_planned_model(

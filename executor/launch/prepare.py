@@ -124,13 +124,12 @@ def prepare(
     own = plan.place_of(place.rank)
     shares = member_shares(planned_split(plan, own.members), own.member)
     factory, own_loss = allowed_factory(plan, model), allowed_loss(plan, loss)
-    partial = build_model(plan, factory, seed, needed, shares)
-    built = partial.model
+    built = build_model(plan, factory, seed, needed)
     exported, layers = export_planned_model(plan, built, own_loss, autocast)
     if plan.job.lengths is not None:
         require_no_writes(exported)
     limits = lookups(exported)
-    filled = ParameterShares(exported, shares, partial.shares)
+    filled = ParameterShares(exported, shares)
     with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
         steps = _member_steps(plan, own.members, exported, layers)
         stages = _stages(plan, place.rank, exported, layers, steps.get(own.members), filled, device)

@@ -185,18 +185,11 @@ class ParameterShares:
     Args:
         exported: whose parameters they are.
         shares: of the member, by the parameters' names.
-        values: those of them that were made already; others are made of the whole parameters.
     """
 
-    def __init__(
-        self,
-        exported: ExportedStep,
-        shares: Mapping[str, MemberShare],
-        values: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self._values = values or {}
+    def __init__(self, exported: ExportedStep, shares: Mapping[str, MemberShare]) -> None:
         self._shares = {
-            id(exported.attribute(node)): (name, shares[name])
+            id(exported.attribute(node)): shares[name]
             for node in exported.graph.find_nodes(op="get_attr")
             if (name := exported.names.get(str(node.target), "")) in shares
         }
@@ -207,7 +200,6 @@ class ParameterShares:
         if id(value) not in self._shares:
             return value
         if id(value) not in self._made:
-            name, share = self._shares[id(value)]
-            own = self._values[name] if name in self._values else share.of(value.detach())
+            own = self._shares[id(value)].of(value.detach())
             self._made[id(value)] = nn.Parameter(own, requires_grad=value.requires_grad)
         return self._made[id(value)]

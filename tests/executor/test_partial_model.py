@@ -12,19 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from executor_plans import TINY, on_groups, scheduled, zoo_pipeline
+from executor_plans import TINY, scheduled, zoo_pipeline
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from executor.distributed.member_group import MemberShare, member_shares
 from executor.launch.model import build_model
 from executor.launch.partial_model import build_partially
 from executor.launch.prepare import needed_by, prepare
 from executor.launch.run import PlanRank
-from executor.sync.shared_parameters import planned_split
 from models import ZOO
 from planner.tracing.factory import import_factory
-from planner.tracing.torch_private import TorchDispatchMode
+from planner.tracing.torch_private import TorchDispatchMode, packet_of, storage_key
 
 Make = Callable[[], nn.Module]
 
@@ -36,11 +34,15 @@ def whole(make: Make, seed: int) -> nn.Module:
 
 
 def tensors(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters()) | dict(model.named_buffers())
+    own = dict(enumerate(getattr(model, "scales", [])))
+    return dict(model.named_parameters()) | dict(model.named_buffers()) | own
 
 
-def assert_as_whole(make: Make, is_needed: Callable[[str], bool]) -> None:
-    expected, found = whole(make, 3), build_partially(make, 3, is_needed).model
+def assert_as_whole(
+    make: Make, is_needed: Callable[[str], bool], dtype: torch.dtype = torch.float32
+) -> None:
+    expected = whole(lambda: make().to(dtype), 3)
+    found = build_partially(make, 3, is_needed, dtype)
     after = torch.get_rng_state()
     whole(make, 3)
     assert torch.equal(after, torch.get_rng_state())
@@ -62,42 +64,11 @@ def test_needed_parameters_of_the_zoo_are_those_of_the_whole_model(
     factory = import_factory(ZOO[name])
 
     def make() -> nn.Module:
-        return factory().train().to(dtype)
+        return factory().train()
 
     names = [n for n, _ in make().named_parameters()]
     for needed in (names[::2], names[:2], names[-2:]):
-        assert_as_whole(make, needed.__contains__)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", TINY)
-def test_shares_are_copied_before_their_parameters_lose_their_memory(
-    name: str, dtype: torch.dtype
-) -> None:
-    factory = import_factory(ZOO[name])
-
-    def make() -> nn.Module:
-        return factory().train().to(dtype)
-
-    shares = halves(make())
-    expected, found = whole(make, 3), build_partially(make, 3, lambda name: True, shares)
-    # A parameter that is converted while it has its values is there as a whole one.
-    assert len(shares) - len(found.shares) <= (dtype is not torch.float32)
-    mine = dict(found.model.named_parameters())
-    for name, parameter in expected.named_parameters():
-        if name in found.shares:
-            assert torch.equal(found.shares[name], shares[name].of(parameter)), name
-        else:
-            assert torch.equal(mine[name], parameter), name
-
-
-def halves(model: nn.Module) -> dict[str, MemberShare]:
-    """The second half of each parameter's last dimension, where it has one."""
-    return {
-        name: MemberShare(p.dim() - 1, (p.shape[-1],), 2, 1)
-        for name, p in model.named_parameters()
-        if p.shape[-1] % 2 == 0
-    }
+        assert_as_whole(make, needed.__contains__, dtype)
 
 
 class Copies(nn.Module):
@@ -134,6 +105,16 @@ class Tied(nn.Module):
             nn.init.trunc_normal_(parameter, std=0.5)
 
 
+class Kept(nn.Module):
+    """Has a tensor that is no buffer, made of a parameter that may not be needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scales = [self.first.weight.detach().abs().max()]
+        self.twice = nn.Parameter(self.second.weight.detach() * 2)
+
+
 class OwnDraws(nn.Module):
     """Draws from everybody's generators."""
 
@@ -145,7 +126,7 @@ class OwnDraws(nn.Module):
         self.register_buffer("scale", torch.full((3,), self.factor))
 
 
-@pytest.mark.parametrize("model", [Copies, Tied, nn.LSTM])
+@pytest.mark.parametrize("model", [Copies, Tied, Kept, nn.LSTM])
 def test_parameters_that_are_made_of_others_have_their_values(
     model: Callable[..., nn.Module],
 ) -> None:
@@ -173,17 +154,19 @@ def test_generators_of_numpy_and_python_are_seeded_and_given_back() -> None:
 @contextmanager
 def most_bytes() -> Iterator[list[int]]:
     """The most that parameters hold at any operation inside, as one number in a list."""
-    storages: dict[int, Any] = {}
+    parameters: list[nn.Parameter] = []
     found = [0]
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
-            found[0] = max(found[0], sum(s.nbytes() for s in storages.values()))
+            if packet_of(function) is not torch.ops.aten.empty_strided:  # Touches no memory.
+                storages = {storage_key(p): p.untyped_storage().nbytes() for p in parameters}
+                found[0] = max(found[0], sum(storages.values()))
             return function(*args, **(kwargs or {}))
 
     def note(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta:
-            storages[id(parameter)] = parameter.untyped_storage()
+            parameters.append(parameter)
 
     hook = register_module_parameter_registration_hook(note)
     with Watch():
@@ -202,17 +185,6 @@ def test_no_rank_ever_holds_more_than_its_own_parameters_and_one_other() -> None
         own = sum(bytes_ for name, bytes_ in sizes.items() if needed(name))
         assert own < sum(sizes.values())
         assert most[0] <= own + max(sizes.values())
-
-
-def test_a_member_holds_its_shares_and_two_whole_parameters_at_most() -> None:
-    plan = on_groups("gpt_tiny", [], ["g0"], scheduled, 4, microbatches=1)
-    factory, needed = import_factory(ZOO["gpt_tiny"]), needed_by(plan, 1)
-    shares = member_shares(planned_split(plan, plan.degree), 1)
-    sizes = {n: p.numel() * p.element_size() for n, p in factory().named_parameters()}
-    with most_bytes() as most:
-        build_model(plan, factory, 0, needed, shares)
-    whole = sum(bytes_ for name, bytes_ in sizes.items() if name not in shares)
-    assert most[0] <= whole + sum(sorted(sizes.values())[-2:])  # A weight and then its bias.
 
 
 def test_stages_are_of_the_weights_that_one_process_would_have() -> None:
