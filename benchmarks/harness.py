@@ -142,8 +142,8 @@ def _public(words: Sequence[str]) -> list[str]:
     """Return the words of a command without this machine's folders."""
     shown = []
     for before, word in zip(["", *words], words, strict=False):
-        if "--output" not in (before, word):
-            shown.append("FOLDER" if before == "--data" else word)
+        if not {"--output", "--keep"} & {before, word}:
+            shown.append("FOLDER" if before in ("--data", "--published") else word)
     return shown
 
 

@@ -3,7 +3,9 @@
 Sections: ``profiles`` plans public profiles (folders pipedream and dapple of --data) on the sample
 clusters and on random ones; ``groups`` plans tensor-parallel groups beside the best even layout of
 tensor, pipeline and data parallelism. All plans are timed by one simulator, and searches have a
-deterministic limit. Rows are kept in --keep as they are known, and a later call goes on from them.
+deterministic limit. With --published, Sailor's own settings are planned instead, with a limit of
+CPU seconds: its folder sailor has the files that benchmarks/rivals/published.py lists. Rows are
+kept in --keep as they are known, and a later call goes on from them.
 """
 
 from __future__ import annotations
@@ -12,17 +14,23 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.harness import Section, run
-from benchmarks.rivals import groups, pairs
+from benchmarks.harness import Section, data_folder, run
+from benchmarks.rivals import groups, pairs, published
 
 SECTIONS: dict[str, Section] = {"profiles": pairs.section, "groups": groups.section}
+PUBLISHED: dict[str, Section] = {"sailor": published.section}
 
 
 def _options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, metavar="S", help="of each search")
     parser.add_argument("--every", type=int, default=pairs.STRIDE, metavar="N", help="profiles")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep rows; go on from them")
+    parser.add_argument("--published", type=data_folder, help="folder of rivals' own settings")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="CPU, of --published's searches"
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(run("benchmarks.rivals", __doc__, SECTIONS, _options))
+    sections = PUBLISHED if "--published" in sys.argv else SECTIONS
+    sys.exit(run("benchmarks.rivals", __doc__, sections, _options))

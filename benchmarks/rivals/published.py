@@ -1,0 +1,206 @@
+"""Sailor's own settings: its plans and ours, judged by our simulator and by Sailor's.
+
+The folder of ``--published`` has ``sailor/``: of each cluster N (``32_96`` is 32 A100 and 96 V100)
+and samples a microbatch M, ``g_M.json`` (layer graph), ``c_N_M.toml`` (cluster), ``j_M_any.toml``
+and ``j_M_eq.toml`` (jobs with any and with equal pipelines), ``ad_N.json`` (the plan of Sailor's
+own planner), and ``sailor_rt.toml`` (its rule for messages, which block).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import tempfile
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from benchmarks import ROOT
+from benchmarks.harness import Claim, Result, Row, counted
+from benchmarks.plans.cases import Case
+from benchmarks.plans.drawn import Data
+from benchmarks.plans.runs import Run, Series, Settings, run_all, this_build
+from planner import Cluster, Job, LayerGraph, PipeplanError, Plan, Problem, adopt, verify
+
+FIGURES = ROOT / "benchmarks" / "results" / "sailor.json"
+"""What Sailor's own simulator says of plans, by their stages, and the CPU seconds of planners."""
+SETTINGS = (("32_96", 2), ("80_240", 1), ("128_384", 1))
+"""Clusters, with the samples a microbatch of Sailor's plans."""
+MESSAGES = {"overlapped": "any", "blocking": "any", "blocking, equal pipelines": "eq"}
+"""Rules for messages, with the pipelines of the job."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A cluster of Sailor's figure 8b under a rule for messages.
+
+    Attributes:
+        folder: with the files of all settings.
+        cluster: its name in them.
+        samples: of a microbatch.
+        messages: a key of :data:`MESSAGES`.
+    """
+
+    folder: Path
+    cluster: str
+    samples: int
+    messages: str
+
+    @property
+    def name(self) -> str:
+        """Cluster and messages."""
+        return f"{self.cluster.replace('_', '+')}, {self.messages}"
+
+    def data(self) -> Data:
+        """Return graph, cluster, job and, of blocking messages, runtime as data of files."""
+        of_cluster, of_job = f"c_{self.cluster}_{self.samples}", MESSAGES[self.messages]
+        tables = {"cluster": of_cluster, "job": f"j_{self.samples}_{of_job}"}
+        if self.messages != "overlapped":
+            tables["runtime"] = "sailor_rt"
+        read = {
+            what: tomllib.loads((self.folder / f"{name}.toml").read_text())
+            for what, name in tables.items()
+        }
+        return {"graph": json.loads((self.folder / f"g_{self.samples}.json").read_text()), **read}
+
+    def theirs(self) -> Plan:
+        """Return the plan of Sailor's planner, with as many microbatches as ours.
+
+        Raises:
+            PipeplanError: if the plan is not valid.
+        """
+        data, stages = self.data(), self._their_stages()
+        problem = Problem(
+            LayerGraph.parse(data["graph"]),
+            Cluster.from_data(data["cluster"]),
+            Job.parse({**data["job"], "equal_pipelines": False}, "job"),
+        )
+        if "runtime" in data:
+            rules = type(problem.runtime).parse(data["runtime"], "runtime")
+            problem = Problem(problem.graph, problem.cluster, problem.job, runtime=rules)
+        plan = adopt(
+            problem,
+            [stage["layers"] for stage in stages],
+            replicas=len(stages[0]["devices"]),
+            devices=[name for stage in stages for name in stage["devices"]],
+        )
+        if problems := verify(plan):
+            raise PipeplanError(problems)
+        return plan
+
+    def _their_stages(self) -> list[dict[str, Any]]:
+        path = self.folder / f"ad_{self.cluster}.json"
+        stages: list[dict[str, Any]] = json.loads(path.read_text())["stages"]
+        return stages
+
+
+def settings_of(published: Path) -> list[Setting]:
+    """Return all settings, the clusters one after the other.
+
+    Raises:
+        PipeplanError: if the folder lacks Sailor's files.
+    """
+    folder = published / "sailor"
+    if not (folder / "sailor_rt.toml").is_file():
+        raise PipeplanError(f"--published {published}: has no sailor/sailor_rt.toml; see --help")
+    return [Setting(folder, *row, messages) for row in SETTINGS for messages in MESSAGES]
+
+
+def shape_of(samples: int, stages: Sequence[dict[str, Any]], layers: Sequence[str]) -> str:
+    """Return what Sailor's simulator reads of a plan, such as ``2: 0-12 3a 24v, 13-25 27a``.
+
+    Samples a microbatch, then of each stage its layers and its replicas in order: ``a`` is one
+    A100, ``v`` a group of four V100.
+    """
+    rows = []
+    for stage in stages:
+        first, last = (layers.index(stage["layers"][end]) for end in (0, -1))
+        kinds = groupby(device[0] for device in stage["devices"])
+        runs = " ".join(f"{len(list(group))}{kind}" for kind, group in kinds)
+        rows.append(f"{first}-{last} {runs}")
+    return f"{samples}: {', '.join(rows)}"
+
+
+def section(options: argparse.Namespace) -> Result:
+    """Sailor's figure 8b, both judges."""
+    if options.published is None:
+        return Result([])
+    settings, figures = settings_of(options.published), json.loads(FIGURES.read_text())
+    with tempfile.TemporaryDirectory() as name:
+        output = options.keep or Path(name)
+        found = list(_planned(settings, options.seconds, output))
+        rows = [
+            _row(setting, row, options.seconds, output, figures)
+            for setting, row in zip(settings, found, strict=True)
+        ]
+    return Result(rows, list(_claims(rows)))
+
+
+def _planned(settings: Sequence[Setting], seconds: float, output: Path) -> Iterator[Row]:
+    """Yield what our search comes to in each setting, in their order."""
+    build = this_build()
+    series, shared = Series(build, build.digest()), Settings(output)
+    runs = [
+        Run("sailor", Case(s.name, s.messages, s.data), series, seconds, 0, shared)
+        for s in settings
+    ]
+    rows = {row["problem"]: row for row in run_all(runs, (), 1)}
+    yield from (rows[setting.name] for setting in settings)
+
+
+def _row(setting: Setting, found: Row, seconds: float, output: Path, figures: Data) -> Row:
+    """Return a row of the table.
+
+    Raises:
+        PipeplanError: if our search found no plan.
+    """
+    if "time_s" not in found:
+        raise PipeplanError(f"{setting.name}: {found.get('error')}")
+    theirs = setting.theirs()
+    their_s, bound_s = theirs.predicted.iteration_time_s, found["bound_s"]
+    layers = [layer["name"] for layer in setting.data()["graph"]["layers"]]
+    name = f"sailor {setting.name} this build {seconds:g} 0".replace(" ", "_")
+    kept = output / "plans" / found["build"] / f"{name}.json.gz"
+    stages = json.loads(gzip.decompress(kept.read_bytes()))["stages"]
+    shapes = [
+        shape_of(setting.samples, each, layers)
+        for each in (stages, [{"layers": s.layers, "devices": s.devices} for s in theirs.stages])
+    ]
+    ours, other = (figures["simulator_s"].get(shape) for shape in shapes)
+    reached = [cpu_s for cpu_s, time_s, _ in found["curve"] if time_s and time_s <= their_s]
+    return {
+        "A100 + V100": setting.cluster.replace("_", " + "),
+        "messages": setting.messages,
+        "Sailor's plan, s": their_s,
+        "ours, s": found["time_s"],
+        "theirs / ours": their_s / found["time_s"],
+        "bound, s": bound_s,
+        "gap, %": 100 * (1 - bound_s / found["time_s"]),
+        "as good after, CPU s": min(reached, default=None),
+        "Sailor's planner, CPU s": figures["planner_cpu_s"][setting.cluster],
+        "ended after, CPU s": found["cpu_s"],
+        "Sailor's simulator: its plan, s": other,
+        "Sailor's simulator: ours, s": ours,
+        "our plan": shapes[0],
+    }
+
+
+def _claims(rows: Sequence[Row]) -> Iterator[Claim]:
+    """Yield the bars of the table."""
+    ratios = [row["theirs / ours"] for row in rows]
+    yield counted("Sailor's plan is not faster by our simulator", (r >= 1 for r in ratios))
+    mean = statistics.geometric_mean(ratios)
+    yield Claim("Sailor's plan over ours by our simulator, geometric mean", mean, at_least=1.15)
+    told = [
+        row["Sailor's simulator: its plan, s"] / row["Sailor's simulator: ours, s"]
+        for row in rows
+        if row["messages"] == "blocking, equal pipelines"
+        and row["Sailor's simulator: ours, s"] is not None
+    ]
+    theirs = statistics.geometric_mean(told) if told else None
+    yield Claim("the same by Sailor's simulator, planned under its rules", theirs, at_least=1.0)
