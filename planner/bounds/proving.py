@@ -156,10 +156,9 @@ class Prover:
             kept_s = self._kept_s[argument]
             if math.isfinite(kept_s):
                 self._try(argument, (self.found.bound_s + min(kept_s, self._most_s)) / 2)
-            elif math.isfinite(self.best_s):
-                self._try(argument, self._most_s)
             else:
-                # A pass over a time far above the bound looks at far more stages: go there slowly.
+                # A pass over a time far above the bound looks at far more stages: go there slowly,
+                # even where a plan is known, since the first plan of a search may be far from good.
                 self._try(argument, min(self._most_s, self.found.bound_s * (1 + step)))
             yield
 

@@ -206,3 +206,12 @@ def test_a_listing_that_is_cut_short_says_so() -> None:
     assert not list_partitions(problem, below_s, most=2).is_complete
     assert not list_partitions(problem, below_s, most_nodes=1).is_complete
     assert all(row.bound_s < below_s for row in everything.partitions)
+
+
+def test_a_slow_plan_leads_to_no_pass_far_above_the_bound() -> None:
+    """Such a pass looks at so many stages that it took all of a search's time."""
+    problem = tiny_problem(3, layers=24, devices=6, microbatches=8, types=2, recompute=False)
+    alone = last(prove(problem))
+    beside_a_slow_plan = last(prove(problem, 10 * alone.bound_s))
+    assert beside_a_slow_plan.bound_s >= alone.bound_s * 0.999
+    assert beside_a_slow_plan.looked_at <= 2 * alone.looked_at
