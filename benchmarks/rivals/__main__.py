@@ -32,5 +32,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    sections = PUBLISHED if "--published" in sys.argv else SECTIONS
+    first = argparse.ArgumentParser(add_help=False)
+    first.add_argument("--published")
+    sections = PUBLISHED if first.parse_known_args()[0].published else SECTIONS
     sys.exit(run("benchmarks.rivals", __doc__, sections, _options))

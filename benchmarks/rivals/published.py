@@ -25,7 +25,9 @@ from benchmarks.harness import Claim, Result, Row, counted
 from benchmarks.plans.cases import Case
 from benchmarks.plans.drawn import Data
 from benchmarks.plans.runs import Run, Series, Settings, run_all, this_build
-from planner import Cluster, Job, LayerGraph, PipeplanError, Plan, Problem, adopt, verify
+from planner import Cluster, Job, LayerGraph, PipeplanError, Plan, Problem, adopt
+from planner.plan.runtime_rules import RuntimeRules
+from planner.verification import require_valid
 
 FIGURES = ROOT / "benchmarks" / "results" / "sailor.json"
 """What Sailor's own simulator says of plans, by their stages, and the CPU seconds of planners."""
@@ -58,8 +60,8 @@ class Setting:
 
     def data(self) -> Data:
         """Return graph, cluster, job and, of blocking messages, runtime as data of files."""
-        of_cluster, of_job = f"c_{self.cluster}_{self.samples}", MESSAGES[self.messages]
-        tables = {"cluster": of_cluster, "job": f"j_{self.samples}_{of_job}"}
+        job = f"j_{self.samples}_{MESSAGES[self.messages]}"
+        tables = {"cluster": f"c_{self.cluster}_{self.samples}", "job": job}
         if self.messages != "overlapped":
             tables["runtime"] = "sailor_rt"
         read = {
@@ -81,7 +83,7 @@ class Setting:
             Job.parse({**data["job"], "equal_pipelines": False}, "job"),
         )
         if "runtime" in data:
-            rules = type(problem.runtime).parse(data["runtime"], "runtime")
+            rules = RuntimeRules.parse(data["runtime"], "runtime")
             problem = Problem(problem.graph, problem.cluster, problem.job, runtime=rules)
         plan = adopt(
             problem,
@@ -89,8 +91,7 @@ class Setting:
             replicas=len(stages[0]["devices"]),
             devices=[name for stage in stages for name in stage["devices"]],
         )
-        if problems := verify(plan):
-            raise PipeplanError(problems)
+        require_valid(plan, "Sailor's plan")
         return plan
 
     def _their_stages(self) -> list[dict[str, Any]]:
@@ -128,8 +129,6 @@ def shape_of(samples: int, stages: Sequence[dict[str, Any]], layers: Sequence[st
 
 def section(options: argparse.Namespace) -> Result:
     """Sailor's figure 8b, both judges."""
-    if options.published is None:
-        return Result([])
     settings, figures = settings_of(options.published), json.loads(FIGURES.read_text())
     with tempfile.TemporaryDirectory() as name:
         output = options.keep or Path(name)
@@ -161,8 +160,7 @@ def _row(setting: Setting, found: Row, seconds: float, output: Path, figures: Da
     """
     if "time_s" not in found:
         raise PipeplanError(f"{setting.name}: {found.get('error')}")
-    theirs = setting.theirs()
-    their_s, bound_s = theirs.predicted.iteration_time_s, found["bound_s"]
+    their_s = (theirs := setting.theirs()).predicted.iteration_time_s
     layers = [layer["name"] for layer in setting.data()["graph"]["layers"]]
     name = f"sailor {setting.name} this build {seconds:g} 0".replace(" ", "_")
     kept = output / "plans" / found["build"] / f"{name}.json.gz"
@@ -179,8 +177,8 @@ def _row(setting: Setting, found: Row, seconds: float, output: Path, figures: Da
         "Sailor's plan, s": their_s,
         "ours, s": found["time_s"],
         "theirs / ours": their_s / found["time_s"],
-        "bound, s": bound_s,
-        "gap, %": 100 * (1 - bound_s / found["time_s"]),
+        "bound, s": found["bound_s"],
+        "gap, %": 100 * (1 - found["bound_s"] / found["time_s"]),
         "as good after, CPU s": min(reached, default=None),
         "Sailor's planner, CPU s": figures["planner_cpu_s"][setting.cluster],
         "ended after, CPU s": found["cpu_s"],
