@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from planner.errors import DeadlockError as DeadlockError
     from planner.errors import InfeasibleError as InfeasibleError
     from planner.errors import PipeplanError as PipeplanError
-    from planner.interop.adopt.adopt import adopt as adopt
+    from planner.interop.adopted import adopt as adopt
     from planner.interop.calibrate.calibrate import calibrate as calibrate
     from planner.interop.export.exported import export_plan as export_plan
     from planner.job import Job as Job
@@ -60,7 +60,7 @@ _HOME = {
     "Problem": ("planner.plan.problem", "Problem"),
     "Replanned": ("planner.replanning.replan", "Replanned"),
     "Result": ("planner.search.result", "Result"),
-    "adopt": ("planner.interop.adopt.adopt", "adopt"),
+    "adopt": ("planner.interop.adopted", "adopt"),
     "apply_move": ("planner.analysis.moves", "apply_move"),
     "calibrate": ("planner.interop.calibrate.calibrate", "calibrate"),
     "choose_sync": ("planner.sync.choice", "choose"),

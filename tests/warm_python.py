@@ -113,7 +113,7 @@ def _import_everything() -> None:
     names = (
         *("torch.distributed.launcher.api", "ortools.sat.python.cp_model", "matplotlib.pyplot"),
         *("executor.training.training", "executor.launch.prepare", "planner.search.solve"),
-        *("planner.cli", "planner.cli.plan", "planner.interop.adopt"),
+        *("planner.cli", "planner.cli.plan", "planner.interop.adopted"),
     )
     for name in names:
         importlib.import_module(name)

@@ -28,9 +28,8 @@ from planner.errors import PipeplanError, shorten
 from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
-    from planner.interop.adopt.adopt import Adopted
-    from planner.interop.adopt.layout import RuntimeLayout
-    from planner.interop.adopt.orders import Schedule
+    from planner.interop.adopted import Adopted, Schedule
+    from planner.interop.layout import RuntimeLayout
     from planner.plan.problem import Problem
 
 EXAMPLE = 'a list of lists of names, such as [["wte", "h.0"], ["h.1", "ln_f", "lm_head"]]'
@@ -194,8 +193,8 @@ class AdoptRequest:
 
     def _of_parts(self, runtime: str | None) -> tuple[Adopted, LoadedProblem]:
         """Assemble the plan of stages and a schedule that were given by themselves."""
-        from planner.interop.adopt.adopt import adopted
-        from planner.interop.adopt.division import divide
+        from planner.interop.adopted import adopted
+        from planner.interop.division import divide
 
         if self.parts["--stages"] is None:
             raise PipeplanError(
@@ -223,8 +222,8 @@ class AdoptRequest:
             PipeplanError: if an option gives the same, or plans cannot express the layout.
         """
         from planner.cluster.cluster import Cluster
-        from planner.interop.adopt.megatron import read_megatron_arguments
-        from planner.interop.adopt.torchtitan import read_torchtitan_config
+        from planner.interop.megatron import read_megatron_arguments
+        from planner.interop.torchtitan import read_torchtitan_config
 
         readers = {"megatron": read_megatron_arguments, "torchtitan": read_torchtitan_config}
         tool, _, file = given.partition(":")
@@ -253,7 +252,7 @@ def _run_by(problem: Problem, runtime: str | None) -> Problem:
 
 def _given_stages(text: str) -> tuple[str | list[list[str]], str]:
     """Return the stages as a layout or lists of names, and where they are from."""
-    from planner.interop.importing.megatron_layout import parse_layout
+    from planner.interop.division import parse_layout
     from planner.records.document import read_json
 
     if text.endswith(".json"):
@@ -276,8 +275,8 @@ def _name_lists(data: Any, source: str) -> list[list[str]]:
 
 
 def _given_schedule(text: str | None) -> Schedule:
-    from planner.interop.adopt.orders import require_schedule
-    from planner.interop.importing.schedule_csv import read_schedule_csv
+    from planner.interop.adopted import require_schedule
+    from planner.interop.torch_pipelining import read_schedule_csv
 
     if text is not None and text.endswith(".csv"):
         return read_schedule_csv(Path(text))
@@ -291,7 +290,7 @@ def _checked(found: Adopted, *, allow_overflow: bool) -> list[str]:
     Raises:
         PipeplanError: if the plan does not hold for another reason, or it is not allowed.
     """
-    from planner.interop.adopt.adopt import overflow_problems
+    from planner.interop.adopted import overflow_problems
     from planner.verification.form import form_problems
 
     problems = list(form_problems(found.plan.on_groups, found.plan.parsed_orders()))

@@ -7,10 +7,9 @@ from builders import device_type, graph, layer, parameter
 from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, adopt, export_plan, verify
-from planner.interop.adopt.adopt import adopted, overflow_problems
-from planner.interop.adopt.division import divide
-from planner.interop.importing.megatron_layout import parse_layout
-from planner.interop.importing.schedule_csv import ScheduleTable
+from planner.interop.adopted import adopted, overflow_problems
+from planner.interop.division import divide, parse_layout
+from planner.interop.torch_pipelining import ScheduleTable
 from planner.job import Job
 from planner.plan.operations import parse_order
 from planner.plan.problem import Problem

@@ -9,8 +9,8 @@ from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, verify
 from planner.costs.placement import place_plan
-from planner.interop.adopt.layout import RuntimeLayout
-from planner.interop.adopt.megatron import read_megatron_arguments
+from planner.interop.layout import RuntimeLayout
+from planner.interop.megatron import read_megatron_arguments
 from planner.job import Job
 
 

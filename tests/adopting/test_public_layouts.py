@@ -15,9 +15,9 @@ from peers import ask_peer, require_peer
 from transformers_by_hand import machines
 
 from planner import PipeplanError
-from planner.interop.adopt.layout import RuntimeLayout
-from planner.interop.adopt.megatron import read_megatron_arguments
-from planner.interop.adopt.torchtitan import read_torchtitan_config
+from planner.interop.layout import RuntimeLayout
+from planner.interop.megatron import read_megatron_arguments
+from planner.interop.torchtitan import read_torchtitan_config
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.interop.adopt.script import Script
+from planner.interop.arguments import Script
 
 PARTS = st.sampled_from(
     ("2", "a b", "'c  d'", '"$A"', "$A", "${B}", '"${L[@]}"', "${L[@]}", "x$A", '"e $B"', "\\ f",

@@ -8,8 +8,8 @@ import pytest
 from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, verify
-from planner.interop.adopt.layout import RuntimeLayout
-from planner.interop.adopt.torchtitan import read_torchtitan_config
+from planner.interop.layout import RuntimeLayout
+from planner.interop.torchtitan import read_torchtitan_config
 from planner.job import Job
 
 
@@ -213,7 +213,7 @@ def test_arguments_of_a_command_line_are_read(tmp_path: Path, text: str) -> None
     ("text", "told"),
     [
         ("run --lr 1", "has no argument of torchtitan that lays out a model"),
-        ("run --training.local_batch_size $1", "the script computes it; paste the arguments"),
+        ("run --training.local_batch_size $1", "the script computes it, or has it in a branch"),
         ("run --parallelism.pipeline_parallel_degree 2 'x", "No closing quotation"),
         ("run --training.no-disable_cuda_graphs --parallelism.pipeline_parallel_degree 2",
          "refuses CUDA graphs in a pipeline"),

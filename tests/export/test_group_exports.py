@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from transformers_by_hand import machines, problem, transformer
 
 from planner import PipeplanError, Plan, Problem, adopt, export_plan, solve, verify
-from planner.interop.adopt.layout import RuntimeLayout
-from planner.interop.adopt.megatron import read_megatron_arguments
-from planner.interop.adopt.torchtitan import read_torchtitan_config
+from planner.interop.layout import RuntimeLayout
+from planner.interop.megatron import read_megatron_arguments
+from planner.interop.torchtitan import read_torchtitan_config
 from planner.model.layer_graph import LayerGraph
 from planner.plan.runtimes import for_runtime
 from planner.space import WITH_SHARDED_PARAMETERS

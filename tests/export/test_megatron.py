@@ -18,10 +18,9 @@ from planner import PipeplanError, Plan, adopt, trace
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
-from planner.interop.adopt.division import divide
+from planner.interop.division import divide, render_layout
 from planner.interop.export.exported import Exported
 from planner.interop.export.megatron import _in_a_comment, export
-from planner.interop.importing.megatron_layout import render_layout
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import format_order

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import PipeplanError
-from planner.interop.importing.megatron_layout import MOST_SYMBOLS, parse_layout, render_layout
+from planner.interop.division import MOST_SYMBOLS, parse_layout, render_layout
 
 LETTERS = st.sampled_from("EtmL|")
 

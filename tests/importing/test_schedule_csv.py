@@ -6,7 +6,7 @@ import pytest
 from builders import orders
 
 from planner.errors import PipeplanError
-from planner.interop.importing.schedule_csv import read_schedule_csv
+from planner.interop.torch_pipelining import read_schedule_csv
 
 
 def read(tmp_path: Path, text: str) -> dict[str, str]:

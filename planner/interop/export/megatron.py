@@ -18,10 +18,10 @@ from planner.costs.gradients import sums_in_float32
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
 from planner.errors import PipeplanError, shorten
+from planner.interop.division import render_layout
 from planner.interop.export.exported import Exported, split_notes
 from planner.interop.export.megatron_form import MegatronForm, megatron_form
 from planner.interop.export.notes import order_notes, reduction_notes
-from planner.interop.importing.megatron_layout import render_layout
 from planner.model.blocks import BlockStack
 from planner.plan.operations import compress_devices
 from planner.plan.plan import Plan

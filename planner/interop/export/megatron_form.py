@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from planner.errors import PipeplanError
+from planner.interop.division import render_layout
 from planner.interop.export.cuts import (
     StageDevices,
     stage_devices_by_replica,
     stage_of_layer,
 )
 from planner.interop.export.exported import split_problems
-from planner.interop.importing.megatron_layout import render_layout
 from planner.model.blocks import BlockStack, block_stack
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import compress_devices

@@ -1,11 +1,11 @@
-"""How DeepSpeed deals out a list of layers to pipeline stages.
+"""DeepSpeed: its partitions of layers as stages of plans, and plans as a PipelineModule.
 
-As ``PipelineModule._partition_layers`` of DeepSpeed 0.19.8 does (``runtime/pipe/module.py``, with
-``runtime/utils.py``), over the list that Megatron-DeepSpeed makes (``GPTModelPipe`` in
-``megatron/model/gpt_model.py``): a conversion of types, the embedding, a transposition, the blocks,
-a transposition, the norm, the head, and with 16 bits a conversion again. The fork of
-github.com/deepspeedai has no transpositions, and always partitions by ``type:transformer``, so that
-these do not matter there.
+Checked against DeepSpeed 0.19.8. Partitions are those of ``PipelineModule._partition_layers``
+(``runtime/pipe/module.py``, with ``runtime/utils.py``) over the list that Megatron-DeepSpeed makes
+(``GPTModelPipe`` in ``megatron/model/gpt_model.py``): a conversion of types, the embedding, a
+transposition, the blocks, a transposition, the norm, the head, and with 16 bits a conversion again.
+The fork of github.com/deepspeedai has no transpositions, and always partitions by
+``type:transformer``, so that these do not matter there.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from planner.errors import PipeplanError
-from planner.interop.adopt.division import Division
-from planner.interop.adopt.megatron_arguments import MegatronArguments
-from planner.interop.adopt.megatron_stages import STAGE_ARGUMENTS
+from planner.interop.division import Division
 from planner.model.blocks import block_stack
 from planner.model.layer_graph import LayerGraph
 from planner.units import plural
 
-_METHOD = "pp-partition-method"
+PARTITION_METHOD = "pp-partition-method"
+"""The argument of Megatron-DeepSpeed that names a method."""
 
 
 def uniform_parts(count: int, parts: int) -> list[int]:
@@ -93,38 +92,6 @@ class DeepSpeedPartition:
     is_tied: bool
     converts: bool
 
-    @classmethod
-    def of(cls, found: MegatronArguments, size: int, degree: int) -> DeepSpeedPartition | None:
-        """Return how DeepSpeed's pipeline deals out layers; None where it is Megatron-LM's own.
-
-        Args:
-            found: the arguments, which note what plans cannot express.
-            size: pipeline ranks.
-            degree: devices of a tensor-parallel group.
-        """
-        if not any(found.has(name) for name in (_METHOD, "deepspeed", "zero-stage")) or size == 1:
-            return None
-        if found.has("no-pipeline-parallel"):
-            found.wrong(
-                "no-pipeline-parallel", f"with {size} pipeline ranks; leave one of them out"
-            )
-        for name in filter(found.has, STAGE_ARGUMENTS):
-            found.wrong(name, f"DeepSpeed's pipeline has --{_METHOD} alone; leave it out")
-        method = found.values.get(_METHOD, "type:transformer")
-        if method.lower() == "parameters" and degree > 1:
-            found.wrong(
-                _METHOD,
-                f"parameters: DeepSpeed counts those of a rank, and {degree} ranks of a group "
-                "divide some of a block's; give the stages (--stages)",
-            )
-        return cls(
-            found.source,
-            method,
-            size,
-            is_tied=not found.has("untie-embeddings-and-output-weights"),
-            converts=found.has("bf16") or found.has("fp16"),
-        )
-
     def divide(self, graph: LayerGraph) -> Division:
         """Return the layers of every stage of a model.
 
@@ -166,7 +133,7 @@ class DeepSpeedPartition:
         return balanced_parts(weights, self.stages)
 
     def _wrong(self, problem: str) -> PipeplanError:
-        return PipeplanError(f"{self.source}: --{_METHOD} {self.method}: {problem}")
+        return PipeplanError(f"{self.source}: --{PARTITION_METHOD} {self.method}: {problem}")
 
     def _entries(self, graph: LayerGraph) -> Iterator[_Entry]:
         """Yield the entries; the head is the last layer with parameters and what follows it."""

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.errors import PipeplanError
-from planner.interop.adopt.adopt import Adopted, adopted
-from planner.interop.adopt.division import Division
-from planner.interop.adopt.orders import Schedule
-from planner.interop.importing.schedule_csv import ScheduleTable
+from planner.interop.adopted import Adopted, Schedule, adopted
+from planner.interop.division import Division
+from planner.interop.torch_pipelining import ScheduleTable
 from planner.job import GradientPrecision, Job, Precision
 from planner.model.layer_graph import LayerGraph
 from planner.plan.problem import Problem
 from planner.space import WITH_SHARDED_PARAMETERS
 from planner.units import plural
 
-Divide = Callable[[LayerGraph], Division]
-"""The layers of every stage of a model."""
-Table = Callable[[int, int], ScheduleTable | None]
-"""The order of so many stages and microbatches of a pipeline; None: as the schedule's name says."""
-Objections = Callable[[int], Iterator[str]]
-"""Why plans cannot express a layout of so many pipelines."""
+
+class LayoutNames(NamedTuple):
+    """A runtime's names of the figures of a layout, for messages.
+
+    Attributes:
+        tensor: devices of a tensor-parallel group.
+        pipeline: ranks of a pipeline.
+        data: data-parallel pipelines.
+        microbatch: samples of a microbatch.
+        batch: samples of an iteration.
+    """
+
+    tensor: str
+    pipeline: str
+    data: str
+    microbatch: str
+    batch: str
 
 
 @dataclass(frozen=True)
@@ -31,20 +41,21 @@ class RuntimeLayout:
 
     Attributes:
         source: the file that they are from, for messages.
-        divide: finds the layers of every stage.
-        names: the runtime's names of the tensor, pipeline and data degrees, and of the microbatch
-            and global batch sizes, for messages.
+        names: the runtime's names of its figures.
+        divide: returns the layers of every stage of a model.
+        table: returns the order of so many stages and microbatches of a pipeline, None where it is
+            that of the schedule's name; raises PipeplanError if the runtime refuses them.
+        objections: yields why plans cannot express a layout of so many pipelines.
         tensor_parallel: devices of a group; 1: single devices.
         sequence_parallel: whether a group shares values by positions.
         expert_parallel: whether its devices have whole experts.
         pipeline_size: ranks of a pipeline.
         replicas: data-parallel pipelines; None: as many as there are devices for.
         schedule: its name or table; None: 1F1B, interleaved where ranks hold several stages.
-        table: gives the order where a name does not, or refuses the number of microbatches.
         blocks_messages: whether messages block where stages are interleaved.
         samples_per_microbatch: None: the job's.
-        global_batch: samples of an iteration; None: not told.
-        share: microbatches of each pipeline; None: not told.
+        global_batch: samples of an iteration; None: not given.
+        share: microbatches of each pipeline; None: not given.
         recompute_blocks: numbered blocks at the start of every stage that run again; None: all.
         recompute_attention: whether the core of attention runs again in every block.
         shard_optimizer: whether the pipelines share the optimizer's state, if there are several;
@@ -52,22 +63,22 @@ class RuntimeLayout:
         shard_parameters: whether they divide weights and gradients too, if there are several;
             None: the job's.
         overlap_reduction: whether replicas reduce during the last backwards; None: the job's.
-        precision: of computation; None: not told.
-        gradient_precision: of sums of gradients, as in the job; None: not told.
-        objections: to what is known only with the number of pipelines.
+        precision: of computation; None: not given.
+        gradient_precision: of sums of gradients, as in the job; None: not given.
         notes: what is predicted otherwise than the runtime does it.
     """
 
     source: str
-    divide: Divide
     names: LayoutNames
+    divide: Callable[[LayerGraph], Division]
+    table: Callable[[int, int], ScheduleTable | None] | None = None
+    objections: Callable[[int], Iterator[str]] | None = None
     tensor_parallel: int = 1
     sequence_parallel: bool = False
     expert_parallel: bool = False
     pipeline_size: int = 1
     replicas: int | None = None
     schedule: Schedule = None
-    table: Table | None = None
     blocks_messages: bool = False
     samples_per_microbatch: int | None = None
     global_batch: int | None = None
@@ -79,42 +90,39 @@ class RuntimeLayout:
     overlap_reduction: bool | None = None
     precision: Precision | None = None
     gradient_precision: GradientPrecision | None = None
-    objections: Objections | None = None
     notes: tuple[str, ...] = ()
 
     def on(self, devices: int, replicas: int | None = None) -> RuntimeLayout:
         """Return the layout with its number of replicas.
 
         Args:
-            devices: that there are; all of them run, unless the number of replicas is told.
-            replicas: the number, where the runtime was not told.
+            devices: number of devices; all of them run, unless the number of replicas is given.
+            replicas: the number, where the runtime's arguments leave it open.
 
         Raises:
-            PipeplanError: if it was told another, if the devices are no multiple of a pipeline's,
-                or if plans cannot express the layout then.
+            PipeplanError: if the arguments give another, if the devices are no multiple of a
+                pipeline's, or if plans cannot express the layout then.
         """
-        known = self.replicas if self.replicas is not None else replicas
-        if replicas not in (None, known):
+        found = self.replicas if self.replicas is not None else replicas
+        if replicas not in (None, found):
             raise PipeplanError(
-                f"--replicas {replicas}: {self.source} says {self.names.data} {known}; leave "
+                f"--replicas {replicas}: {self.source} says {self.names.data} {found}; leave "
                 "--replicas out"
             )
-        found = self._replicas_on(devices) if known is None else known
-        problems = [*self.objections(found)] if self.objections else []
+        if found is None:
+            each = self.tensor_parallel * self.pipeline_size
+            found, rest = divmod(devices, each)
+            if rest:
+                raise PipeplanError(
+                    f"{self.source}: {self.names.tensor} {self.tensor_parallel} x "
+                    f"{self.names.pipeline} {self.pipeline_size} are {plural(each, 'device')}, of "
+                    f"which the {devices} of the cluster are no multiple; give the number of "
+                    "data-parallel pipelines (--replicas)"
+                )
+        problems = list(self.objections(found)) if self.objections else []
         if problems:
             raise PipeplanError(f"{self.source}: {problem}" for problem in problems)
         return replace(self, replicas=found)
-
-    def _replicas_on(self, devices: int) -> int:
-        each = self.tensor_parallel * self.pipeline_size
-        if devices % each:
-            raise PipeplanError(
-                f"{self.source}: {self.names.tensor} {self.tensor_parallel} x {self.names.pipeline}"
-                f" {self.pipeline_size} are {plural(each, 'device')}, of which the {devices} of "
-                "the cluster are no multiple; give the number of data-parallel pipelines "
-                "(--replicas)"
-            )
-        return devices // each
 
     def job_fields(self, job: Job) -> dict[str, Any]:
         """Return the fields of a job in which it says what the layout does.
@@ -131,10 +139,10 @@ class RuntimeLayout:
                 f"{self.source}: it trains in {self.precision}, but the job says precision = "
                 f'"{job.precision}"; set precision = "{self.precision}" in the job file'
             )
-        samples = self.samples_per_microbatch or job.samples_per_microbatch
+        several, samples = self.replicas > 1, self.samples_per_microbatch
         fields: dict[str, Any] = {
-            "samples_per_microbatch": samples,
-            "microbatches": self._microbatches(job, samples),
+            "samples_per_microbatch": samples or job.samples_per_microbatch,
+            "microbatches": self._microbatches(job, samples or job.samples_per_microbatch),
             "tensor_parallel": self.tensor_parallel,
             "sequence_parallel": self.sequence_parallel,
             "recompute_attention": self.recompute_attention,
@@ -143,16 +151,16 @@ class RuntimeLayout:
         if self.gradient_precision not in (None, job.gradient_precision or "float32"):
             fields["gradient_precision"] = self.gradient_precision
         if self.shard_optimizer is not None:
-            fields["shard_optimizer"] = self.shard_optimizer and self.replicas > 1
+            fields["shard_optimizer"] = self.shard_optimizer and several
         if self.shard_parameters is not None:
-            fields["shard_parameters"] = self.shard_parameters and self.replicas > 1
+            fields["shard_parameters"] = self.shard_parameters and several
             fields |= WITH_SHARDED_PARAMETERS if fields["shard_parameters"] else {}
-        if self.overlap_reduction is not None and self.replicas > 1:
+        if self.overlap_reduction is not None and several:
             fields["overlap_reduction"] = self.overlap_reduction
         return fields
 
     def _microbatches(self, job: Job, samples: int) -> int:
-        replicas = self.replicas or 1
+        replicas, found = self.replicas or 1, job.microbatches
         if self.share is not None:
             found = self.share * replicas
         elif self.global_batch is not None:
@@ -162,8 +170,6 @@ class RuntimeLayout:
                     f"{self.source}: {self.names.batch} {self.global_batch} is no multiple of "
                     f"{self.names.microbatch} {samples}; correct one of them"
                 )
-        else:
-            found = job.microbatches
         if found % replicas:
             raise PipeplanError(
                 f"{self.source}: {plural(found, 'microbatch', 'es')} of {samples} cannot be shared "
@@ -177,7 +183,7 @@ class RuntimeLayout:
 
         Args:
             problem: of a job with :meth:`job_fields`.
-            devices: in the order of ranks; the cluster's if not told.
+            devices: in the order of ranks; by default the cluster's.
 
         Raises:
             PipeplanError: naming what does not fit the model or the cluster.
@@ -187,7 +193,7 @@ class RuntimeLayout:
         held = max(-(-len(division) // self.pipeline_size), problem.job.max_stages_per_device)
         job = problem.job.model_copy(update={"max_stages_per_device": held})
         share = job.microbatches // self.replicas
-        table = self.table and self.table(len(division), share)
+        table = self.table(len(division), share) if self.table else None
         return adopted(
             replace(problem, job=job),
             division,
@@ -197,22 +203,3 @@ class RuntimeLayout:
             devices=devices,
             recompute_blocks=self.recompute_blocks,
         )
-
-
-@dataclass(frozen=True)
-class LayoutNames:
-    """What a runtime calls the figures of a layout.
-
-    Attributes:
-        tensor: devices of a tensor-parallel group.
-        pipeline: ranks of a pipeline.
-        data: data-parallel pipelines.
-        microbatch: samples of a microbatch.
-        batch: samples of an iteration.
-    """
-
-    tensor: str
-    pipeline: str
-    data: str
-    microbatch: str
-    batch: str

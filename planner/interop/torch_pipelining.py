@@ -1,16 +1,14 @@
-"""Reader of torch.distributed.pipelining schedules: a row per rank, cells such as ``2F0``.
+"""torch.distributed.pipelining: its schedule files read, and plans exported to its runtime.
 
-Both forms that torch writes are read: computations only, with empty cells for idle time, and the
-lowered one with communication, whose words (SEND, RECV, UNSHARD, RESHARD, REDUCE_GRAD) are left
-out: what is sent follows from the stages. An overlapped pair, ``(0F1;1B0)OVERLAP_F_B``, counts as
-its two operations one after the other.
+A file has a row for each rank and cells such as ``2F0``: stage, one of F B I W, microbatch.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +39,11 @@ class ScheduleTable:
 
 
 def read_schedule_csv(path: Path) -> ScheduleTable:
-    """Read a schedule file.
+    """Read a schedule file, of computations alone or lowered with communication.
+
+    Communication (SEND, RECV, UNSHARD, RESHARD, REDUCE_GRAD) is left out: what is sent follows from
+    the stages. An overlapped pair, ``(0F1;1B0)OVERLAP_F_B``, counts as its two operations one after
+    the other.
 
     Raises:
         PipeplanError: naming row, cell and word of what is no action, or a row without any.
@@ -81,3 +83,16 @@ def _operations(row: list[str], place: str, problems: list[str]) -> Iterator[Ope
                     f"{place}, cell {number} is {shorten(word)}: expected an action such as 2F0 "
                     "(stage, one of F B I W, microbatch), or nothing for idle time"
                 )
+
+
+def schedule_csv(orders: Iterable[Sequence[Operation]]) -> str:
+    """Return the text of a schedule file, for ``_load_csv(…, format="compute_only")``.
+
+    No cell is blank: torch reads blanks as idle time and drops them when it adds communication.
+
+    Args:
+        orders: of rank 0, rank 1, ….
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(map(str, order) for order in orders)
+    return text.getvalue()
