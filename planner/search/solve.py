@@ -46,7 +46,14 @@ from planner.space import WITH_SHARDED_PARAMETERS
 from planner.variants.problems import with_job
 from planner.verification import require_valid
 
-SHARES = {"first": 0.02, "bound": 0.1, "walk": 0.78, "close": 0.88, "prove": 1.0}
+SHARES = {
+    "first": 0.02,
+    "short walk": 0.06,
+    "bound": 0.14,
+    "walk": 0.78,
+    "close": 0.88,
+    "prove": 1.0,
+}
 """The steps, and the share of the time at the end of each; what one leaves is the next one's."""
 TINY_SHARES = {
     "first": 0.02,
@@ -348,6 +355,7 @@ class _Search:
 
 STEPS: dict[str, Callable[[Steps, float], None]] = {
     "first": Steps.first,
+    "short walk": Steps.short_walk,
     "bound": Steps.prove,
     "walk": Steps.walk,
     "close": Steps.close,

@@ -163,6 +163,11 @@ class Steps:
             self.starts = self._starts_by_model(RULE_SHARE * self.clock.left_s())
             self._walk(max(until, 1 - RULE_SHARE))
 
+    def short_walk(self, until: float) -> None:
+        """Walk before the bounds are proved: users see a good plan early, and proofs aim at it."""
+        if self.settings.constrain is None and self.problem.job.rules.is_empty:
+            self._walk(until)
+
     def _walk(self, until: float) -> None:
         limit = Part(self.clock, until, lambda: self.found.is_enough)
         search = WalkSearch(
