@@ -46,23 +46,9 @@ from planner.space import WITH_SHARDED_PARAMETERS
 from planner.variants.problems import with_job
 from planner.verification import require_valid
 
-SHARES = {
-    "first": 0.02,
-    "short walk": 0.06,
-    "bound": 0.14,
-    "walk": 0.78,
-    "close": 0.88,
-    "prove": 1.0,
-}
+SHARES = {"first": 0.02, "short walk": 0.06, "bound": 0.14, "walk": 0.78, "close": 0.88, "prove": 1}
 """The steps, and the share of the time at the end of each; what one leaves is the next one's."""
-TINY_SHARES = {
-    "first": 0.02,
-    "bound": 0.04,
-    "walk": 0.2,
-    "prove": 0.3,
-    "decide": 0.85,
-    "close": 1.0,
-}
+TINY_SHARES = {"first": 0.02, "bound": 0.04, "walk": 0.2, "prove": 0.3, "decide": 0.85, "close": 1}
 """The same where CP-SAT can decide the partitions one by one."""
 AGAIN = 0.02
 """Share of the time that must be left to walk again; with less, the limit ended the search."""
@@ -126,7 +112,7 @@ def solve(
     require_kind(problem, Problem, "problem", "write Problem(graph, cluster, job)")
     check_settings(time_limit_s, gap_limit, seed, workers)
     check_preference(prefer, prefer_within, is_robust=bool(robust))
-    check_steps(without_steps)
+    check_steps(without_steps, STEPS)
     if robust or prefer != "fast":
         what = "robust = True" if robust else 'prefer = "simple"'
         require_without(problem.job, what, ("offload", "lengths"))
