@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from planner.errors import PipeplanError as PipeplanError
     from planner.interop.adopted import adopt as adopt
     from planner.interop.calibrate.calibrate import calibrate as calibrate
-    from planner.interop.export.exported import export_plan as export_plan
+    from planner.interop.exported import export_plan as export_plan
     from planner.job import Job as Job
     from planner.measured.timeline import MeasuredTimeline as MeasuredTimeline
     from planner.model.layer_graph import LayerGraph as LayerGraph
@@ -68,7 +68,7 @@ _HOME = {
     "compare_syncs": ("planner.sync.simulation.comparison", "compare_syncs"),
     "compare_with_measured": ("planner.analysis.deviation", "compare_with_measured"),
     "explain": ("planner.cli.shown", "explain"),
-    "export_plan": ("planner.interop.export.exported", "export_plan"),
+    "export_plan": ("planner.interop.exported", "export_plan"),
     "load_plan": ("planner.prediction", "load_plan"),
     "moves": ("planner.analysis.moves", "moves"),
     "plot": ("planner.cli.shown", "plot"),

@@ -13,7 +13,7 @@ from planner.cli.output import print_json, say, user_errors
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.interop.export.exported import Exported
+    from planner.interop.exported import Exported
 
 
 def export(
@@ -42,7 +42,7 @@ def export(
 ) -> None:
     """Export a plan to torch, torchtitan, Megatron-LM or DeepSpeed, or say why that fails."""
     with user_errors(as_json):
-        from planner.interop.export.exported import export_plan
+        from planner.interop.exported import export_plan
         from planner.prediction import load_plan
         from planner.verification import require_valid
 

@@ -15,10 +15,18 @@ tensor-parallel group before both.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations, groupby
 from pathlib import Path
+from typing import NamedTuple
 
+from planner.cluster.cluster import node_of
+from planner.costs.gradients import sums_in_float32
+from planner.costs.placed_pipeline import StageSpec
+from planner.costs.placement import place
 from planner.errors import PipeplanError, shorten
 from planner.interop.arguments import OFF, PASTE, Argument, ArgumentFile, read_arguments
 from planner.interop.deepspeed import PARTITION_METHOD, DeepSpeedPartition
@@ -26,15 +34,33 @@ from planner.interop.division import (
     Division,
     divide_by_symbols,
     parse_layout,
+    render_layout,
     stages_of_counts,
+)
+from planner.interop.exported import (
+    Exported,
+    StageDevices,
+    devices_by_replica,
+    order_notes,
+    ranks_of,
+    reduction_notes,
+    split_notes,
+    split_problems,
+    stage_of_layer,
 )
 from planner.interop.layout import LayoutNames, RuntimeLayout
 from planner.interop.torch_pipelining import ScheduleTable
 from planner.job import GradientPrecision, Precision
-from planner.model.blocks import block_stack
+from planner.model.blocks import BlockStack, block_stack
 from planner.model.layer_graph import LayerGraph
-from planner.plan.operations import in_turn
-from planner.units import plural
+from planner.plan.operations import compress_devices, in_turn
+from planner.plan.plan import Plan
+from planner.schedules.pipelines import orders_of_pipelines
+from planner.schedules.published import WHOLE
+from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
+from planner.sync.strategies import SYNCHRONOUS
+from planner.units import and_more, format_bytes, plural
 
 NAMES = LayoutNames(
     tensor="--tensor-model-parallel-size",
@@ -578,3 +604,359 @@ def _given_layout(found: _Arguments, size: int) -> tuple[str, ...] | None:
             _LAYOUT, f"{plural(len(stages), 'stage')} on {size} pipeline ranks; make it a multiple"
         )
     return stages
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+FILE = "megatron.sh"
+_SCRIPT = """\
+# {model} on {cluster}, written by Pipeplan for Megatron-LM.
+# Source this in the script that starts Megatron-LM and add these arguments to its own:
+#   torchrun … pretrain_gpt.py "${{PIPEPLAN_ARGS[@]}}" …
+# The plan's devices, in Megatron's order of ranks (tp-cp-ep-dp-pp):
+{ranks}PIPEPLAN_ARGS=(
+{flags})
+"""
+_UNTIED = (
+    "# Output weights of the plan's model are not its embedding's; Megatron-LM would tie them.",
+    "--untie-embeddings-and-output-weights",
+)
+_MOVE = "move the cut in the plan's stages and run `pipeplan simulate PLAN -o PLAN`"
+
+
+class _Form(NamedTuple):
+    """A plan in Megatron-LM's terms.
+
+    Attributes:
+        stack: embedding, blocks and head.
+        stages: symbols of each stage, such as ``Ett``.
+        pipelines: the device or group of each pipeline rank, for each pipeline.
+    """
+
+    stack: BlockStack
+    stages: tuple[str, ...]
+    pipelines: tuple[StageDevices, ...]
+
+    @property
+    def pipeline_size(self) -> int:
+        """Ranks of a pipeline."""
+        return len(self.pipelines[0])
+
+    @property
+    def order(self) -> str:
+        """The schedule that Megatron-LM runs."""
+        return "interleaved 1F1B" if len(self.stages) > self.pipeline_size else "1F1B"
+
+
+def export(plan: Plan) -> Exported:
+    """Return a plan as ``megatron.sh``: the layout of its stages, with the other arguments.
+
+    Args:
+        plan: verified.
+
+    Raises:
+        PipeplanError: with every reason why Megatron-LM cannot run its stages.
+    """
+    form = _form(plan)
+    flags, layers, notes = _recomputed(plan, form.stack)
+    theirs = _run_by_megatron(plan, form, layers)
+    ranks = ranks_of(plan, form.pipelines)
+    lines = [*_flags(plan, form), *flags]
+    lines += _UNTIED if _has_untied_head(plan, form.stack) else ()
+    script = _SCRIPT.format(
+        model=shorten(plan.model.name),
+        cluster=shorten(plan.cluster.name),
+        ranks="".join(f"#   rank {i}: {_in_a_comment(name)}\n" for i, name in enumerate(ranks)),
+        flags="".join(f"    {line}\n" for line in lines),
+    )
+    return Exported(
+        {FILE: script},
+        _use(plan, form, len(ranks)),
+        (
+            *order_notes("Megatron", form.order, plan, theirs),
+            *notes,
+            *_notes(plan, theirs, ranks),
+            *split_notes(plan, "Megatron-LM pads the vocabulary to a multiple and splits it"),
+        ),
+    )
+
+
+def _flags(plan: Plan, form: _Form) -> Iterator[str]:
+    """Yield the arguments of layers, degrees, batch, gradients and the optimizer's state."""
+    job, parallel = plan.job, plan.tensor_parallel
+    yield f"--num-layers {len(form.stack.blocks)}"
+    if parallel is not None:
+        yield f"--tensor-model-parallel-size {parallel.degree}"
+        yield from ["--sequence-parallel"] if parallel.sequence else []
+    yield f"--pipeline-model-parallel-size {form.pipeline_size}"
+    yield f'--{_LAYOUT} "{render_layout(form.stages)}"'
+    if form.stack.prediction:
+        yield f"--{_AHEAD} {len(form.stack.prediction)}"
+    yield f"--micro-batch-size {job.samples_per_microbatch}"
+    yield f"--global-batch-size {job.samples_per_microbatch * plan.microbatches}"
+    if len(form.pipelines) > 1:
+        yield from ["--use-distributed-optimizer"] if job.shards_state else []
+        yield from ["--overlap-grad-reduce"] if plan.overlaps else []
+    if sums_in_float32(job):
+        yield "--accumulate-allreduce-grads-in-fp32"
+    elif job.precision == "bfloat16":
+        yield "--grad-reduce-in-bf16"
+
+
+def _has_untied_head(plan: Plan, stack: BlockStack) -> bool:
+    """Return whether the last projection and the embedding have weights but share none.
+
+    Megatron-LM ties them by default. The last projection is the last layer behind the blocks that
+    has weights and multiplies. A model without one, or a graph that names no parameters, says
+    nothing about it.
+    """
+    layers = {layer.name: layer for layer in plan.model.graph.layers}
+    after = [layers[name] for name in stack.after]
+    has_head = any(layer.parameters and layer.forward_flops for layer in after)
+    embedding = {name for layer in stack.before for name in layers[layer].parameters}
+    held = (name for layer in after for name in layer.parameters)
+    return bool(has_head and embedding) and embedding.isdisjoint(held)
+
+
+def _in_a_comment(name: str) -> str:
+    """Return a name that cannot end the comment line."""
+    return name if name.isprintable() else json.dumps(name)
+
+
+def _use(plan: Plan, form: _Form, ranks: int) -> tuple[str, ...]:
+    degrees = {"tensor": plan.degree, "pipeline": form.pipeline_size, "data": len(form.pipelines)}
+    sizes = " x ".join(f"{k} {n}" for k, n in degrees.items() if n > 1 or k == "pipeline")
+    shown = "" if plan.degree == len(form.pipelines) == 1 else f" ({sizes})"
+    return (
+        f"in the script that starts Megatron-LM on {ranks} ranks{shown}: "
+        f'source FOLDER/{FILE}, then add "${{PIPEPLAN_ARGS[@]}}" to its arguments',
+        "model, sequence length, precision, optimizer and data remain your own arguments; remove "
+        "other flags that divide the pipeline",
+    )
+
+
+# --- stages and ranks of an export ----------------------------------------------------------------
+
+
+def _form(plan: Plan) -> _Form:
+    """Return blocks, stages and ranks of a verified plan.
+
+    Raises:
+        PipeplanError: with every reason why Megatron-LM cannot run such stages.
+    """
+    problems: list[str] = []
+    stack, by_pipeline = None, tuple[StageDevices, ...]()
+    try:
+        stack = block_stack(LayerGraph.from_record(plan.model.graph))
+        problems += _symbol_problems(plan, stack)
+    except PipeplanError as error:
+        problems += error.problems
+    try:
+        by_pipeline = devices_by_replica(plan)
+        problems += _rank_problems(plan)
+    except PipeplanError as error:
+        problems += error.problems
+    problems += split_problems(plan, "Megatron-LM")
+    if stack is None or problems:
+        raise PipeplanError(f"megatron: {problem}" for problem in problems)
+    size = len(set(by_pipeline[0]))
+    symbols = _symbols(stack, plan)
+    if "m" in "".join(symbols[:-size]):
+        raise PipeplanError(
+            "megatron: multi-token prediction is not in the last stage of its rank, where "
+            f"Megatron-LM has it; {_MOVE}"
+        )
+    return _Form(stack, symbols, tuple(devices[:size] for devices in by_pipeline))
+
+
+def _symbols(stack: BlockStack, plan: Plan) -> tuple[str, ...]:
+    """Return the stages' symbols, with each block where its first layer is."""
+    stage_of, rows = stage_of_layer(plan), [""] * len(plan.stages)
+    rows[0] = "E"
+    for symbol, blocks in (("t", stack.blocks), ("m", stack.prediction)):
+        for block in blocks:
+            rows[stage_of[block.layers[0]]] += symbol
+    rows[-1] += "L"
+    return tuple(rows)
+
+
+def _symbol_problems(plan: Plan, stack: BlockStack) -> Iterator[str]:
+    """Yield layers that are in another stage than their symbol, and the nearest layout.
+
+    A block is where its first layer is. Data flow keeps the blocks of a verified plan in order.
+    """
+    stage_of = stage_of_layer(plan)
+    ahead = tuple(layer for block in stack.prediction for layer in block.layers)
+    parts = [
+        ("E is the whole embedding", stack.before, 0),
+        *(("t is a whole block", row.layers, stage_of[row.layers[0]]) for row in stack.blocks),
+        *(("m is all multi-token prediction", ahead, stage_of[name]) for name in ahead[:1]),
+        ("L is the whole head and loss", stack.after, len(plan.stages) - 1),
+    ]
+    is_whole = True
+    for meaning, layers, expected in parts:
+        away = [
+            f"{name} in stage {stage_of[name]}" for name in layers if stage_of[name] != expected
+        ]
+        if away:
+            is_whole = False
+            yield (
+                f"{', '.join(away)}: {meaning} ({', '.join(layers)}), in stage {expected} of the "
+                f"layout; {_MOVE}"
+            )
+    symbols = _symbols(stack, plan)
+    if not is_whole and all(symbols):
+        yield (
+            "the nearest layout, to be simulated as a plan: pipeplan adopt MODEL … "
+            f"--stages '{render_layout(symbols)}'"
+        )
+
+
+def _rank_problems(plan: Plan) -> Iterator[str]:
+    """Yield why stages are not on pipeline rank i mod PP, or microbatches cannot be shared out."""
+    groups = [frozenset(stage.devices) for stage in plan.stages]
+    named = [compress_devices(sorted(group)) for group in groups]
+    stages, size, replicas = len(groups), len(set(groups)), len(groups[0])
+    if len(frozenset[str]().union(*groups)) < size * replicas:
+        i, j = next(
+            (i, j)
+            for i, j in combinations(range(stages), 2)
+            if groups[i] != groups[j] and groups[i] & groups[j]
+        )
+        yield (
+            f"stage {i} is on {named[i]}, stage {j} on {named[j]}: replicas of a pipeline rank "
+            "hold the same stages; plan again with `pipeplan plan … --sync semi_decentralized`, "
+            "whose pipelines keep to themselves"
+        )
+        return
+    remedy = (
+        "plan again with max_stages_per_device = 1 in the job, or give ranks their stages in turn "
+        "with `pipeplan adopt --stages`"
+    )
+    wrong = [i for i, group in enumerate(groups) if group != groups[i % size]]
+    share, rest = divmod(plan.microbatches, replicas)
+    if wrong:
+        first = wrong[0]
+        yield (
+            f"stage {first} is on {named[first]}{and_more(len(wrong) - 1, 'stage')}: Megatron puts "
+            f"stage i on pipeline rank i % {size}, stage {first} where stage {first % size} is, on "
+            f"{named[first % size]}; {remedy}"
+        )
+    elif stages % size:
+        yield f"{stages} stages on {size} pipeline ranks: every rank holds equally many; {remedy}"
+    elif stages > size == 1:
+        yield (
+            f"all {stages} stages are on {named[0]}: interleaving needs two pipeline ranks at "
+            "least; merge the stages into one"
+        )
+    elif rest or not share:
+        yield (
+            f"job.microbatches: {plan.microbatches} cannot be shared out equally among {replicas} "
+            f"pipelines; set it to a multiple of {replicas}"
+        )
+    elif stages > size and share % size:
+        each = f", {share} for each of {replicas} pipelines" if replicas > 1 else ""
+        yield (
+            f"job.microbatches: {plan.microbatches}{each}: Megatron's interleaved 1F1B asks for a "
+            f"multiple of the {size} pipeline ranks; set it to a multiple of {size * replicas} and "
+            "plan again"
+        )
+
+
+# --- what Megatron-LM does otherwise --------------------------------------------------------------
+
+
+class _Recomputed(NamedTuple):
+    """The flags of recomputation, the layers of each stage that run again, notes on others."""
+
+    flags: tuple[str, ...]
+    layers: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...]
+
+
+def _recomputed(plan: Plan, stack: BlockStack) -> _Recomputed:
+    """Return the fewest blocks per stage that cover the blocks that the plan recomputes.
+
+    ``--recompute-method uniform`` recomputes all blocks, ``block`` the first N of every stage,
+    virtual ones too. Neither knows embedding and head.
+
+    Raises:
+        PipeplanError: if it recomputes attention besides.
+    """
+    held = [
+        [block.layers for block in stack.blocks if set(stage.layers).issuperset(block.layers)]
+        for stage in plan.stages
+    ]
+    number = max(
+        sum(not set(stage.recompute).isdisjoint(block) for block in row)
+        for stage, row in zip(plan.stages, held, strict=True)
+    )
+    if number and plan.job.recompute_attention:
+        raise PipeplanError(
+            "megatron: job.recompute_attention: true, and stages recompute whole blocks: "
+            "--recompute-granularity is either selective or full; plan again with one of "
+            "recompute_attention and recompute set to false"
+        )
+    flags: tuple[str, ...] = ()
+    if plan.job.recompute_attention:
+        flags = ("--recompute-granularity selective",)
+    elif number:
+        is_all = all(len(row) <= number for row in held)
+        flags = (
+            "--recompute-granularity full",
+            f"--recompute-method {'uniform' if is_all else 'block'}",
+            f"--recompute-num-layers {1 if is_all else number}",
+        )
+    layers = tuple(tuple(layer for block in row[:number] for layer in block) for row in held)
+    ends, notes = {*stack.before, *stack.after}, []
+    if left := [name for stage in plan.stages for name in stage.recompute if name in ends]:
+        notes.append(f"Megatron recomputes blocks only: {', '.join(left)} keep what they need")
+    rows = zip(plan.stages, layers, strict=True)
+    if any(set(stage.recompute) - ends != set(row) for stage, row in rows):
+        notes.append(
+            f"Megatron recomputes the first {plural(number, 'block')} of every stage, where the "
+            "plan chooses its layers one by one; the predicted time and memory count that"
+        )
+    return _Recomputed(flags, layers, tuple(notes))
+
+
+def _run_by_megatron(plan: Plan, form: _Form, recompute: Sequence[tuple[str, ...]]) -> Timeline:
+    """Simulate the same stages in Megatron-LM's own order, with other layers recomputed."""
+    size = form.pipeline_size
+    devices = [
+        tuple(pipeline[stage.index % size] for pipeline in form.pipelines) for stage in plan.stages
+    ]
+    rows = zip(plan.stages, devices, recompute, strict=True)
+    pipeline = place(plan.problem, [StageSpec(row[0].layers, *row[1:]) for row in rows])
+    pipelines = list(zip(*devices, strict=True))
+    rule = WHOLE[form.order.lower()]
+    return simulate(pipeline, orders_of_pipelines(pipeline, pipelines, rule))
+
+
+def _notes(plan: Plan, theirs: Timeline, ranks: Sequence[str]) -> Iterator[str]:
+    """Yield notes on memory, synchronisation, and ranks that are not grouped by node."""
+    sharded = ", or shard the optimizer (--use-distributed-optimizer)"
+    for device in theirs.overflow_bytes:
+        yield (
+            f"Megatron's order holds {format_bytes(theirs.peak_memory_bytes[device])} on {device}, "
+            f"which has {format_bytes(theirs.pipeline.capacity_bytes(device))}: expect it to run "
+            "out of memory; recompute more or use smaller microbatches"
+            f"{'' if plan.job.shards_state else sharded}"
+        )
+    yield from reduction_notes(
+        plan,
+        "with --overlap-grad-reduce Megatron-LM reduces buckets during the last backward on the "
+        "first stage alone, on others all gradients after it",
+    )
+    if plan.sync.strategy not in SYNCHRONOUS:
+        yield (
+            f"Megatron-LM reduces gradients synchronously over all replicas; {plan.sync.strategy} "
+            "is not exported"
+        )
+    nodes = [node for node, _ in groupby(ranks, node_of)]
+    if len(set(nodes)) < len(nodes):
+        yield (
+            f"in Megatron-LM's order the ranks are on {compress_devices(ranks)}: they are not "
+            "grouped by node, so use a launcher that can place each rank (a rankfile, or one "
+            "torchrun per device)"
+        )

@@ -23,19 +23,44 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from planner.costs.placement import place_plan
 from planner.errors import PipeplanError, shorten
 from planner.interop.adopted import Schedule
 from planner.interop.arguments import PASTE, ArgumentFile, read_arguments
 from planner.interop.division import Division, divide, divide_by_symbols, stages_of_counts
+from planner.interop.exported import (
+    Exported,
+    StageDevices,
+    against,
+    crossing,
+    devices_by_stage,
+    last_forward_problems,
+    loss_problems,
+    overfull,
+    precision_problems,
+    ranks_of,
+    receive_buffer_notes,
+    recompute_notes,
+    reduction_notes,
+    split_notes,
+    split_problems,
+    stage_table,
+    sync_notes,
+    tied_across_stages,
+)
 from planner.interop.layout import LayoutNames, RuntimeLayout
-from planner.interop.torch_pipelining import ScheduleTable, read_schedule_csv
+from planner.interop.torch_pipelining import ScheduleTable, read_schedule_csv, schedule_csv
 from planner.job import Precision
-from planner.model.blocks import block_stack
+from planner.model.blocks import LOSS, block_stack, module_of
 from planner.model.layer_graph import LayerGraph
-from planner.plan.operations import Operation, in_turn
-from planner.units import plural
+from planner.plan.operations import Operation, Orders, in_turn
+from planner.plan.plan import Plan
+from planner.plan.runtimes import inside_another
+from planner.simulation.simulator import simulate
+from planner.sync.pipeline_replicas import PipelineReplica, pipeline_replicas_of
+from planner.units import listed, plural
 
 NAMES = LayoutNames(
     tensor="parallelism.tensor_parallel_degree",
@@ -567,3 +592,283 @@ def _names(found: _Fields) -> list[list[str]] | None:
         return [list(row) for row in named]
     found.wrong(_PARTS, f"{shorten(named)}: expected a list of names for each stage")
     return None
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+TOOL = "torchtitan"
+Rows = Sequence[Sequence[Operation]]
+"""Operations of each place of a pipeline."""
+MOST_TRIED = 16
+"""Pipelines whose order is tried for all."""
+PLACEMENTS = {"loop": "PipelineScheduleMulti", "v": "ZBVZeroBubble"}
+"""Names of schedules that stand for a placement of stages."""
+DTYPES = ("float32", "bfloat16")
+"""Types of computation: torchtitan's weights stay in float32, as a plan's masters do."""
+USE = """\
+in the function that makes your configuration (torchtitan 0.3):
+  folder = "FOLDER"
+  keys = json.load(open(folder + "/torchtitan.json"))
+  keys["parallelism"]["pipeline_parallel_schedule_csv"] = folder + "/schedule.csv"
+  config.parallelism = dataclasses.replace(config.parallelism, **keys["parallelism"])
+  config.training = dataclasses.replace(config.training, **keys["training"])
+start {ranks} processes; rank 0, 1, … must be the devices of "ranks" in FOLDER/stages.json"""
+
+
+def export(plan: Plan) -> Exported:
+    """Return a plan as torchtitan's options, ``schedule.csv`` and ``stages.json``.
+
+    torchtitan places stage s on pipeline rank s mod D, or as a V with two stages a rank if the
+    schedule's name is that of a V; the schedule file then says the order, whatever the name
+    (``torchtitan/distributed/pipeline_parallel.py``, 0.3.0).
+
+    Args:
+        plan: verified.
+
+    Raises:
+        PipeplanError: if torchtitan cannot run it: every reason.
+    """
+    if reason := inside_another(plan.problem.graph.layers):
+        raise PipeplanError(f"torchtitan cannot cut {plan.model.name!r}: {reason}")
+    problems = [*_module_problems(plan), *loss_problems(plan, TOOL), *_cut_problems(plan)]
+    problems += [*_job_problems(plan), *split_problems(plan, TOOL)]
+    try:
+        replicas = pipeline_replicas_of(plan, otherwise="set replication = false in the job")
+    except PipeplanError as error:
+        raise PipeplanError([*error.problems, *problems]) from None
+    by_pipeline, order = devices_by_stage(plan, replicas), _one_order(plan, replicas)
+    places = list(dict.fromkeys(by_pipeline[0]))
+    mine = dict(zip(replicas[0].devices, order.rows, strict=True))
+    if style_of(by_pipeline[0]) is None:
+        problems.append(
+            f"stages: are on devices {_shown(by_pipeline[0])}, but {TOOL} supports only a loop "
+            "(stage s on rank s mod D) or a V with two stages per rank; plan again with "
+            "max_stages_per_device = 1 in the job, or move stages to other devices"
+        )
+    problems += last_forward_problems(mine, len(plan.stages) - 1, TOOL)
+    problems += [f"orders: with {order.name}, {full}" for full in order.overfull]
+    if problems:
+        raise PipeplanError(problems)
+    modules = _modules(plan)
+    # The place in the pipeline counts first, the pipeline's number next.
+    ranks = ranks_of(plan, by_pipeline)
+    files = {
+        "torchtitan.json": json.dumps(_keys(plan, by_pipeline, modules), indent=1) + "\n",
+        "stages.json": stage_table(plan, ranks, module_fqns_per_model_part=modules),
+    }
+    use = USE.format(ranks=len(ranks)).splitlines()
+    if _is_fsdp_alone(plan):
+        use = [line for line in use if "schedule.csv" not in line]
+    else:
+        files["schedule.csv"] = schedule_csv(mine[place] for place in places)
+    return Exported(
+        files, tuple(use), (*order.notes, *_export_notes(plan, len(by_pipeline), modules))
+    )
+
+
+def style_of(by_stage: StageDevices) -> Literal["loop", "v"] | None:
+    """Return whether stages form a loop (stage s on device s mod D) or a V (down and up again).
+
+    One stage per device is a loop of one round. None if the stages are placed otherwise.
+    """
+    loop = tuple(dict.fromkeys(by_stage))
+    rounds, rest = divmod(len(by_stage), len(loop))
+    if not rest and by_stage == loop * rounds:
+        return "loop"
+    half = by_stage[: len(by_stage) // 2]
+    return "v" if by_stage == half + half[::-1] and len(set(half)) == len(half) else None
+
+
+def _cut_problems(plan: Plan) -> Iterator[str]:
+    for cut, tensors in enumerate(crossing(plan)):
+        if len(tensors) > 1:
+            names = ", ".join(repr(tensor.name) for tensor in tensors[:4])
+            yield (
+                f"stages[{cut}].layers: {len(tensors)} tensors cross the cut after stage {cut} "
+                f"({names}{', …' if len(tensors) > 4 else ''}), but a {TOOL} model part passes on "
+                "only one; cut where a single tensor crosses, as `plan --runtime torchtitan` does"
+            )
+    for name, stages in tied_across_stages(plan).items():
+        yield (
+            f"stages: the parameter {name!r} is used by stages {listed(stages)}, but {TOOL} ties "
+            "no weights across stages; untie it in the model, or move its layers to one stage"
+        )
+
+
+def _job_problems(plan: Plan) -> Iterator[str]:
+    """Yield precisions, divided weights in a pipeline, and plans with nothing to pipeline."""
+    job, stages = plan.job, len(plan.stages)
+    yield from precision_problems(plan, TOOL, DTYPES, " or ".join(DTYPES))
+    if job.gradient_precision == "weights" and job.precision == "bfloat16":
+        yield (
+            f'job.gradient_precision: "weights", but {TOOL} reduces gradients in float32 '
+            "(training.mixed_precision_reduce); leave it out and plan again"
+        )
+    if stages > 1 and job.shards_parameters:
+        yield (
+            f"job.shard_parameters: true in {stages} stages, but in a pipeline {TOOL} keeps "
+            "weights gathered and gradients whole until the end of an iteration; plan with "
+            "shard_optimizer = true instead, or with max_stages = 1"
+        )
+    if _is_fsdp_alone(plan) or len({frozenset(stage.devices) for stage in plan.stages}) > 1:
+        return
+    devices = plan.stages[0].devices
+    where, remedy = f"one device ({devices[0]!r})", "plan for more devices"
+    if len(devices) > 1:
+        where = f"each of {len(devices)} devices ({_shown(devices)})"
+        remedy = "set replication = false in the job and plan again"
+    yield (
+        f"stages: {plural(stages, 'stage')} on {where}, so there is nothing to pipeline; {TOOL} "
+        f"pipelines over two ranks and more: {remedy}, or adopt a layout of two stages or more on "
+        "as many devices (`pipeplan adopt`)"
+    )
+
+
+def _is_fsdp_alone(plan: Plan) -> bool:
+    """Return whether it is one stage whose replicas divide weights, which needs no pipeline."""
+    return len(plan.stages) == 1 and plan.job.shards_parameters
+
+
+def _shown(devices: Sequence[str]) -> str:
+    return ", ".join(devices[:12]) + (", …" if len(devices) > 12 else "")
+
+
+def _keys(
+    plan: Plan, by_pipeline: tuple[StageDevices, ...], modules: list[list[str]]
+) -> dict[str, Any]:
+    style = style_of(by_pipeline[0])
+    assert style is not None
+    samples, parallel = plan.job.samples_per_microbatch, plan.tensor_parallel
+    groups, shards = {}, len(by_pipeline) if plan.job.shards_state else 1
+    # By default FSDP gathers weights once an iteration in a pipeline, and for every forward and
+    # every backward without one.
+    data = {
+        "data_parallel_replicate_degree": len(by_pipeline) // shards,
+        "data_parallel_shard_degree": shards,
+        **({"fsdp_reshard_after_forward": "default"} if shards > 1 else {}),
+    }
+    if parallel is not None:
+        groups = {
+            "tensor_parallel_degree": parallel.degree,
+            "enable_sequence_parallel": parallel.sequence,
+        }
+    pipeline = {
+        "pipeline_parallel_schedule": PLACEMENTS[style],
+        "pipeline_parallel_schedule_csv": "schedule.csv",
+        "pipeline_parallel_microbatch_size": samples,
+        "module_fqns_per_model_part": modules,
+    }
+    # Without a pipeline microbatches are accumulated one by one.
+    share = 1 if _is_fsdp_alone(plan) else plan.microbatches // len(by_pipeline)
+    return {
+        "parallelism": {
+            **groups,
+            "pipeline_parallel_degree": len(set(by_pipeline[0])),
+            **data,
+            **({} if _is_fsdp_alone(plan) else pipeline),
+        },
+        "training": {
+            "local_batch_size": share * samples,
+            "global_batch_size": plan.microbatches * samples,
+            "dtype": "float32",
+            "mixed_precision_param": plan.job.precision,
+            "mixed_precision_reduce": "float32",
+            # torchtitan 0.3.0 refuses CUDA graphs, which are on by default, in a pipeline.
+            **({} if _is_fsdp_alone(plan) else {"disable_cuda_graphs": True}),
+        },
+    }
+
+
+def _export_notes(plan: Plan, pipelines: int, modules: list[list[str]]) -> Iterator[str]:
+    cut_by_entry = (name.partition(".") for stage in modules for name in stage)
+    for name in dict.fromkeys(first for first, dot, _ in cut_by_entry if dot):
+        yield (
+            f"{name!r} is assumed to be a ModuleList or ModuleDict; {TOOL} would drop the contents "
+            "of other containers, such as Sequential"
+        )
+    yield from sync_notes(plan, TOOL)
+    yield from reduction_notes(plan, f"{TOOL} reduces those of a stage after its last backward")
+    yield from recompute_notes(plan, "config.activation_checkpoint = FullAC.Config()")
+    if not any(stage.recompute for stage in plan.stages):
+        yield "the plan recomputes nothing: set config.activation_checkpoint = None"
+    yield from split_notes(plan, f"{TOOL} splits it unevenly")
+    if pipelines > 1 and plan.job.shards_state and not plan.job.shards_parameters:
+        yield (
+            "shard_optimizer: in a pipeline FSDP gathers weights and reduces gradients once an "
+            "iteration, as the plan does; besides whole weights and gradients a rank holds its "
+            f"share of both, 1/{pipelines}, which the plan does not count"
+        )
+    yield from receive_buffer_notes(plan, plan.microbatches // pipelines)
+
+
+def _modules(plan: Plan) -> list[list[str]]:
+    """Return the modules of each stage."""
+    return [
+        list(dict.fromkeys(module_of(layer) for layer in stage.layers if layer != LOSS))
+        for stage in plan.stages
+    ]
+
+
+def _module_problems(plan: Plan) -> Iterator[str]:
+    """Yield the modules that the plan's cuts divide."""
+    held: dict[str, list[tuple[int, str]]] = {}
+    for stage in plan.stages:
+        for layer in stage.layers:
+            if layer != LOSS:
+                held.setdefault(module_of(layer), []).append((stage.index, layer))
+    for module, rows in held.items():
+        stages = sorted({stage for stage, _ in rows})
+        if len(stages) > 1:
+            shown = ", ".join(repr(layer) for _, layer in rows[:4])
+            which = listed(stages) if len(stages) < 3 else f"{stages[0]} to {stages[-1]}"
+            yield (
+                f"stages: the module {module!r} (layers {shown}{', …' if len(rows) > 4 else ''}) "
+                f"lies in stages {which}, but {TOOL} cuts only at top-level modules and at the "
+                f"entries of a top-level ModuleList or ModuleDict; move the layers of {module!r} "
+                "to one stage"
+            )
+
+
+class _OneOrder(NamedTuple):
+    """The order that all pipelines run.
+
+    Attributes:
+        rows: operations of each place of a pipeline, microbatches numbered from 0.
+        name: the order as a message names it.
+        notes: its predicted cost, if it is not that of every pipeline.
+        overfull: devices that need more memory than they have with it.
+    """
+
+    rows: Rows
+    name: str = "the plan's order"
+    notes: tuple[str, ...] = ()
+    overfull: tuple[str, ...] = ()
+
+
+def _one_order(plan: Plan, replicas: Sequence[PipelineReplica]) -> _OneOrder:
+    """Return the order of the pipeline that is fastest if all pipelines run it."""
+    orders, numbered = plan.parsed_orders(), list[Rows]()
+    for replica in replicas:
+        number = {microbatch: index for index, microbatch in enumerate(replica.microbatches)}
+        mine = [orders[place] for place in replica.devices]
+        numbered.append([[Operation(s, k, number[m]) for s, k, m in row] for row in mine])
+    if all(rows == numbered[0] for rows in numbered):
+        return _OneOrder(numbered[0])
+    found = []
+    for replica, rows in list(zip(replicas, numbered, strict=True))[:MOST_TRIED]:
+        timeline = simulate(place_plan(plan), _on_all(plan, rows, replicas))
+        seconds, full = timeline.iteration_time_s, tuple(overfull(timeline))
+        name = f"the order of pipeline {replica.index} in all pipelines"
+        note = f"{name}: {against(seconds, plan)}"
+        found.append(((bool(full), seconds), _OneOrder(rows, name, (note,), full)))
+    return min(found, key=lambda row: row[0])[1]
+
+
+def _on_all(plan: Plan, rows: Rows, replicas: Sequence[PipelineReplica]) -> Orders:
+    """Return the same orders of all pipelines, with the plan's own microbatch numbers."""
+    found = {
+        device: [Operation(s, k, replica.microbatches[m]) for s, k, m in row]
+        for replica in replicas
+        for device, row in zip(replica.devices, rows, strict=True)
+    }
+    return {device: found[device] for device in plan.orders}

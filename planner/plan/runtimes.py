@@ -1,6 +1,6 @@
 """What each runtime can express of a plan: a job's freedoms, narrowed to that.
 
-Exporters (:mod:`planner.interop.export`) say which plan a tool cannot run and why. Here all plans
+Exporters (:mod:`planner.interop.exported`) say which plan a tool cannot run and why. Here all plans
 are narrowed to a :class:`planner.space.Space`. ``pipeplan``, our own executor, runs them all.
 """
 
@@ -26,7 +26,7 @@ EXPORTS: Mapping[Runtime, str] = {
     "megatron": "megatron",
     "deepspeed": "deepspeed",
 }
-"""The export of each runtime, a name of :data:`planner.interop.export.exported.TARGETS`."""
+"""The export of each runtime, a name of :data:`planner.interop.exported.TARGETS`."""
 LOSSES_IN_ORDER: frozenset[Runtime | None] = frozenset(("torch", "torchtitan"))
 """Runtimes that take the m-th loss to be that of microbatch m."""
 Cuts = Callable[[LayerGraph], Iterator[int]]

@@ -13,7 +13,7 @@ from changed_files import LOADERS
 
 from planner import Plan, load_plan, simulate, verify
 from planner.errors import PipeplanError
-from planner.interop.export import exported as stage_table
+from planner.interop import exported as stage_table
 from planner.plan.plan import COST_MODEL
 from planner.plan.sweep_index import SweepIndex
 from planner.records.formats import KINDS, MADE_BY, WRITTEN_ONLY, check_format

@@ -10,7 +10,7 @@ from commands import pipeplan
 from transformers_by_hand import machines, transformer
 
 from planner import Plan, adopt, export_plan
-from planner.interop.export.exported import TARGETS, Exported
+from planner.interop.exported import TARGETS, Exported
 from planner.job import Job
 from planner.plan.problem import Problem
 

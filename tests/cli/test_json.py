@@ -12,7 +12,7 @@ from measured_runs import run_of
 
 from planner import Plan, simulate
 from planner.cli.commands import app
-from planner.interop.export.exported import Exported
+from planner.interop.exported import Exported
 
 COMMANDS = sorted(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 NOISY = """
@@ -47,7 +47,7 @@ def folder(tmp_path: Path, plan_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "out").mkdir()
     # Whether a tool can run the plan is not the question here.
     taken = Exported(files={"plan.csv": "0F0\n"}, use=("run it",), notes=())
-    monkeypatch.setattr("planner.interop.export.exported.export_plan", lambda plan, target: taken)
+    monkeypatch.setattr("planner.interop.exported.export_plan", lambda plan, target: taken)
     (tmp_path / "noisy_net.py").write_text(NOISY)
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "topo.txt").write_text(topology(["X PIX", "PIX X"]))

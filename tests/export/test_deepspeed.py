@@ -19,8 +19,8 @@ from peers import import_from_peers, peer_environment, require_peer
 
 from planner.assembly import plan_by_hand
 from planner.costs.placement import place_plan
-from planner.interop.export.deepspeed import module_text
-from planner.interop.export.exported import export_plan
+from planner.interop.deepspeed import module_text
+from planner.interop.exported import export_plan
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan
 from planner.schedules.whole import one_forward_one_backward

@@ -9,7 +9,7 @@ from export_plans import NAMES, in_order, on_pipelines, placed, titan_graph
 from planner import PipeplanError
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import PlacedPipeline
-from planner.interop.export.exported import export_plan
+from planner.interop.exported import export_plan
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan

@@ -19,8 +19,8 @@ from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
 from planner.interop.division import divide, render_layout
-from planner.interop.export.exported import Exported
-from planner.interop.export.megatron import _in_a_comment, export
+from planner.interop.exported import Exported
+from planner.interop.megatron import _in_a_comment, export
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import format_order

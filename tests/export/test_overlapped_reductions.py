@@ -4,7 +4,7 @@ import pytest
 from builders import GIGA
 from export_plans import in_order, placed, titan_graph
 
-from planner.interop.export.exported import export_plan
+from planner.interop.exported import export_plan
 from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan, Sync
 from planner.prediction import with_strategy

@@ -16,8 +16,8 @@ from strategies import scheduled
 
 from planner.assembly import plan_by_hand
 from planner.errors import PipeplanError
-from planner.interop.export.exported import export_plan
-from planner.interop.export.torch_csv import schedule_csv
+from planner.interop.exported import export_plan
+from planner.interop.torch_pipelining import schedule_csv
 from planner.plan.operations import parse_operation
 from planner.plan.plan import Plan
 

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from peers import import_from_peers, peer_environment
 
 from planner.assembly import plan_by_hand
-from planner.interop.export.cuts import style_of
-from planner.interop.export.exported import export_plan
-from planner.interop.torchtitan import read_torchtitan_config
+from planner.interop.exported import export_plan
+from planner.interop.torchtitan import read_torchtitan_config, style_of
 from planner.job import InputSpec, Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.operations import parse_order

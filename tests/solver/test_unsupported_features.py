@@ -15,7 +15,7 @@ from executor.launch.run import RunSettings
 from planner import Job, Problem, calibrate, replan, solve
 from planner.analysis.comparison import compare
 from planner.errors import PipeplanError
-from planner.interop.export.exported import TARGETS, export_plan
+from planner.interop.exported import TARGETS, export_plan
 from planner.plan.plan import Plan, Sync
 from planner.plan.runtimes import for_runtime
 from planner.plan.unsupported import FEATURES, require_decided, require_without

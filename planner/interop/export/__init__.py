@@ -1,1 +1,0 @@
-"""Plans as files of other training tools: torch, torchtitan, Megatron-LM and DeepSpeed."""
