@@ -24,7 +24,7 @@ from planner.plan.certificate import (
 )
 from planner.verification.proof import BoundCheck, prove, tied
 from planner.verification.proof.buckets import OverlappedReductions
-from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
+from planner.verification.proof.figures import Figures, FloatArray
 
 LIMIT_S = 0.3
 """Deterministic seconds: certificates need not be of the best bound."""
@@ -237,8 +237,7 @@ def test_reductions_left_after_a_backward_are_those_of_placed_stages(seed: int) 
         seed, layers=5, devices=3, microbatches=2, overlap=True, tied=seed % 2 == 0, largest_mib=60
     )
     names, devices = tuple(problem.graph.layers), problem.cluster.device_names
-    layers = ProvedLayers(problem, problem.job.space)
-    intervals = ProvedIntervals(layers)
+    figures = Figures(problem, problem.job.space)
     two = devices[1:]
     partitions = [[(names, devices)]]
     if seed % 2:
@@ -249,20 +248,19 @@ def test_reductions_left_after_a_backward_are_those_of_placed_stages(seed: int) 
         begin = 0
         for number, (held, replicas) in enumerate(parts):
             end = begin + len(held)
-            left_s = _left_s(intervals, replicas)[begin, end]
+            left_s = _left_s(figures, replicas)[begin, end]
             tail_s = pipeline.tail_s(number, replicas[0]) - pipeline.optimizer_s[replicas[0]]
             assert left_s == pytest.approx(tail_s, abs=1e-12)
             begin = end
 
 
-def _left_s(intervals: ProvedIntervals, devices: Sequence[str]) -> FloatArray:
+def _left_s(figures: Figures, devices: Sequence[str]) -> FloatArray:
     """Return what is left of all stages' reductions on some devices of the first type."""
-    cluster = intervals.layers.cluster
+    cluster = figures.cluster
 
     def taken_s(bytes_: FloatArray) -> FloatArray:
         rows = [all_reduce_s(cluster, devices, int(size)) for size in np.ravel(bytes_)]
         return np.reshape(rows, np.shape(bytes_))
 
-    return OverlappedReductions(intervals).left_s(
-        taken_s, intervals.layers.backward_s[0], taken_s(intervals.own_gradient_bytes)
-    )
+    at_once_s = taken_s(figures.parameters.own_bytes)
+    return OverlappedReductions(figures).left_s(taken_s, figures.of_layer.backward[0], at_once_s)

@@ -10,9 +10,8 @@ import pytest
 
 from planner import Cluster
 from planner.costs.collectives import all_reduce_s
-from planner.verification.proof.anywhere import AnyDevices
-from planner.verification.proof.layers import IntArray
-from planner.verification.proof.links import ClassLinks
+from planner.verification.proof.figures import IntArray
+from planner.verification.proof.links import AnyLinks, ClassLinks
 from planner.verification.proof.staggered import (
     NUMBERS,
     around_s,
@@ -67,7 +66,7 @@ def test_no_least_reduction_is_above_that_of_any_devices(seed: int) -> None:
     """All of one class, the devices of each node, or every device by itself."""
     rng = random.Random(seed)
     cluster = nodes(rng)
-    names, anywhere = cluster.device_names, AnyDevices(cluster)
+    names, anywhere = cluster.device_names, AnyLinks(cluster)
     by_node: dict[str, list[str]] = {}
     for name in names:
         by_node.setdefault(name[:2], []).append(name)
@@ -81,9 +80,10 @@ def test_no_least_reduction_is_above_that_of_any_devices(seed: int) -> None:
             assert (links.all_reduce_s(held(devices, classes), SIZES) <= most_s).all()
             assert (anywhere.all_reduce_s(count, SIZES) <= most_s).all()
             more = np.where(held(devices, classes) > 0, links.sizes, 0)
-            assert (links.spread_reduce_s(more, len(devices), SIZES) <= most_s).all()
+            assert (links.reduced_s(more > 0, len(devices), SIZES, more) <= most_s).all()
             part = tuple(rng.sample(devices, rng.randint(1, len(devices) - 1)))
-            assert (links.joined_reduce_s(held(part, classes), SIZES) <= most_s).all()
+            kept = held(part, classes) > 0
+            assert (links.reduced_s(kept, len(part) + 1, SIZES) <= most_s).all()
 
 
 def test_more_devices_than_a_node_has_reduce_over_the_network() -> None:

@@ -1,9 +1,10 @@
 """Whether stages keep a time on devices that a budget pays for: for hundreds of devices.
 
-As :mod:`planner.verification.proof.program`, but a state is a cut and an amount spent: a device of
-each type has a price, all of the cluster together cost 1, and a stage takes at least what its
-cheapest replicas cost. Every device may use the best links of the cluster. Amounts are whole steps
-of a grid, rounded down.
+A state is a cut and an amount spent: a device of each type has a price, all of the cluster together
+cost 1, and a stage takes at least what its cheapest replicas cost. Every device may use the best
+links of the cluster. Amounts are whole steps of a grid, rounded down. The least value of a state is
+the sum of what has to pass before the next stage's first forward and of what has to follow its last
+gradient, as in :mod:`planner.verification.proof.classes`.
 """
 
 from __future__ import annotations
@@ -11,17 +12,17 @@ from __future__ import annotations
 import numpy as np
 
 from planner.errors import PipeplanError
-from planner.verification.proof.anywhere import AnyDevices
-from planner.verification.proof.layers import (
+from planner.verification.proof.figures import (
+    FAR,
+    MARGIN,
     BoolArray,
+    Figures,
     FloatArray,
     IntArray,
-    ProvedIntervals,
-    before_last,
+    Seconds,
 )
-from planner.verification.proof.links import FAR
-from planner.verification.proof.program import Counted
-from planner.verification.proof.rules import MARGIN, fewest, trips
+from planner.verification.proof.links import AnyLinks
+from planner.verification.proof.terms import fewest, round_trips
 
 STEPS = 2_000
 """Steps of the grid, for the whole budget."""
@@ -29,19 +30,18 @@ MOST_WORK = 1e8
 """Stages of all amounts, times pairs of types, that may be looked at for one time."""
 
 
-def require_few_amounts(intervals: ProvedIntervals) -> None:
+def require_few_amounts(figures: Figures) -> None:
     """Refuse layers for which a pass takes too long.
 
     Raises:
         PipeplanError: if there are too many stages of all amounts, for each pair of types.
     """
-    types = len(intervals.layers.types)
     # Few amounts are left at a cut that are worth anything.
-    work = intervals.count**2 / 2 * STEPS / 4 * types**2
+    work = (len(figures.layers) + 1) ** 2 / 2 * STEPS / 4 * len(figures.types) ** 2
     if work > MOST_WORK:
         raise PipeplanError(
-            f"certificate: {intervals.count - 1} layers on {types} types of devices are too "
-            "many to check"
+            f"certificate: {len(figures.layers)} layers on {len(figures.types)} types of devices "
+            "are too many to check"
         )
 
 
@@ -49,95 +49,68 @@ class BudgetPass:
     """One pass for one time.
 
     Args:
-        intervals: of the problem's layers.
-        links: of its devices, wherever they are.
+        figures: of the layers.
+        links: of the devices, wherever they are.
         prices: of a device by type, all devices together costing 1.
         limit_s: to keep.
-        counted: what counts.
+        back: whether forwards, gradients and the way of the last gradient back count; otherwise
+            all work does, and no way back.
     """
 
     def __init__(
-        self,
-        intervals: ProvedIntervals,
-        links: AnyDevices,
-        prices: FloatArray,
-        limit_s: float,
-        counted: Counted,
+        self, figures: Figures, links: AnyLinks, prices: FloatArray, limit_s: float, back: bool
     ) -> None:
-        self._intervals, self._layers, self._links = intervals, intervals.layers, links
-        self._prices, self._limit_s, self._back = prices, limit_s, counted == "way"
-        layers = self._layers
-        self._step_s = intervals.step_s.min(axis=0)
-        self._way_s = intervals.forward_s + intervals.gradient_s
-        rest = _behind(layers.on_fastest(layers.forward_s + layers.gradient_s))
-        there, back = map(links.message_s, (layers.sent_bytes, layers.returned_bytes))
-        self._message_s = there + back if self._back else there
-        self._ahead_s = rest + there + back
-        before = np.concatenate([[0.0], np.cumsum(layers.on_fastest(layers.forward_s))])
-        self._head_s = before + there
-        self._rest_s = self._rest_of_all_s(rest)
-        self._table = np.full((intervals.count, STEPS + 1), np.inf)
-        self._table[0, 0] = 0.0
-
-    def _rest_of_all_s(self, way_s: FloatArray) -> FloatArray:
-        """Return what has to follow a cut at least, by cut and amount spent before it.
-
-        A microbatch's way, or all the work there: what is left of the budget pays for it.
-        """
-        layers = self._layers
-        each_s = layers.forward_s + (layers.gradient_s if self._back else layers.backward_s)
-        needed = layers.microbatches * _behind(layers.on_fastest(self._prices[:, None] * each_s))
+        self._figures, self._links, self._prices = figures, links, prices
+        self._limit_s, self._back = limit_s, back
+        self._step_s = figures.step_s.min(axis=0)
+        layer, self._rows = figures.of_layer, figures.of_interval
+        fastest_s = figures.on_fastest(layer.forward + layer.gradient)
+        there, home = map(links.message_s, (figures.sent_bytes, figures.returned_bytes))
+        self._message_s = there + home if back else there
+        self._ahead_s = _behind(fastest_s) + there + home
+        before_s = np.insert(np.cumsum(figures.on_fastest(layer.forward)), 0, 0.0)
+        self._head_s = before_s + there
+        # What has to follow a cut, by amount spent before it: a microbatch's way, or all the work
+        # there, which what is left of the budget pays for.
+        each_s = layer.forward + (layer.gradient if back else layer.backward)
+        paid = figures.microbatches * _behind(figures.on_fastest(prices[:, None] * each_s))
         left = np.maximum(1 - np.arange(STEPS + 1) / STEPS, 1 / FAR)
-        rest = np.maximum(needed[:, None] / left, way_s[:, None])
-        return np.asarray(np.minimum(rest, FAR))
+        rest_s = np.maximum(paid[:, None] / left, _behind(fastest_s)[:, None])
+        self._rest_s = np.minimum(rest_s, FAR)
+        self._table = np.full((len(paid), STEPS + 1), np.inf)
+        self._table[0, 0] = 0.0
 
     def refutes(self) -> bool:
         """Return whether the end is not reached within the limit."""
-        for cut in range(self._intervals.count - 1):
-            amounts = self._worth(cut)
+        for cut, row in enumerate(self._table[:-1]):
+            # No amount is worth anything for which a lesser one is as good.
+            least = np.concatenate([[np.inf], np.minimum.accumulate(row)[:-1]])
+            amounts = np.flatnonzero((row < least) & (row + self._rest_s[cut] <= self._limit_s))
             for quickest in range(len(self._prices)) if len(amounts) else ():
                 self._extend(cut, amounts, quickest)
         return bool(self._table[-1].min() > self._limit_s)
 
-    def _worth(self, cut: int) -> IntArray:
-        """Return the amounts at a cut for which no lesser one is as good."""
-        row = self._table[cut]
-        least = np.concatenate([[np.inf], np.minimum.accumulate(row)[:-1]])
-        return np.flatnonzero((row < least) & (row + self._rest_s[cut] <= self._limit_s))
-
     def _extend(self, cut: int, amounts: IntArray, quickest: int) -> None:
         """Note what is reached by a stage whose quickest replica is of a type, for every end."""
-        rows, ends = self._intervals, (slice(None), cut, slice(cut + 1, None))
+        seconds = Seconds(*(row[:, cut, cut + 1 :] for row in self._rows))
         arrival = (self._table[cut, amounts] + self._message_s[cut])[:, None]
         # The other replicas are of types that are no quicker.
-        partners = self._way_s[ends] >= self._way_s[quickest][ends[1:]] * (1 - 1e-12)
-        forward, gradient, weight = (
-            np.where(partners, figure[ends], np.inf).min(axis=0)
-            for figure in (rows.forward_s, rows.gradient_s, rows.weight_s)
-        )
-        fits = rows.fits[ends] & partners
-        most, _ = self._most(cut, arrival, weight, np.zeros((len(amounts), len(forward))), fits)
+        way = seconds.forward + seconds.gradient
+        partners = way >= way[quickest] * (1 - 1e-12)
+        least = Seconds(*(np.where(partners, row, np.inf).min(axis=0) for row in seconds))
+        fits = self._figures.fits[:, cut, cut + 1 :] & partners
+        # The reduction of as few replicas as can run all microbatches.
+        most, _ = self._most(cut, arrival, least.weight, np.zeros(least.weight.shape), fits)
         reduction = self._reduction_s(cut, most.max(axis=0))
-        most, spent = self._most(cut, arrival, weight, reduction, fits)
+        most, spent = self._most(cut, arrival, least.weight, reduction, fits)
         cost = np.floor(self._cost(most, quickest) * STEPS / MARGIN)
-        value = spent + forward + gradient if self._back else arrival + forward
-        after = amounts[:, None] + np.minimum(cost, 2 * STEPS).astype(np.int64)
-        rest = self._rest_s[np.arange(cut + 1, rows.count), np.minimum(after, STEPS)]
-        row, column = np.nonzero((after <= STEPS) & (value + rest <= self._limit_s))
-        place = (cut + 1 + column, after[row, column])
+        value = spent + least.forward + least.gradient if self._back else arrival + least.forward
+        after = amounts[:, None] + np.minimum(cost, 2 * STEPS).astype(int)
+        ends = np.arange(cut + 1, len(self._table))
+        rest_s = self._rest_s[ends, np.minimum(after, STEPS)]
+        row, column = np.nonzero((after <= STEPS) & (value + rest_s <= self._limit_s))
+        place = ends[column], after[row, column]
         np.minimum.at(self._table, place, np.broadcast_to(value, after.shape)[row, column])
-
-    def _reduction_s(self, cut: int, most: FloatArray) -> FloatArray:
-        """Return all-reduces of stages of as few replicas as can run all microbatches."""
-        rows, ends = self._intervals, (cut, slice(cut + 1, None))
-        replicas = np.ceil(self._layers.microbatches / np.maximum(most, 1)).astype(np.int64)
-        own = self._links.all_reduce_s(replicas, rows.own_gradient_bytes[ends])
-        joint = self._links.all_reduce_s(replicas + 1, rows.shared_gradient_bytes[ends])
-        if self._layers.space.overlap_reduction:
-            # It begins when the last backward has run the stage's last layer.
-            earlier = before_last(rows.backward_s.max(axis=0))[ends]
-            own = np.maximum(own - earlier, 0.0)
-        return np.minimum(own + joint, FAR)
 
     def _most(
         self,
@@ -156,25 +129,41 @@ class BudgetPass:
             reduction: after the last backward, by amount and end.
             fits: by type and end.
         """
-        ends, rows = (cut, slice(cut + 1, None)), self._intervals
-        end = reduction + self._step_s[ends]
+        end = reduction + self._step_s[cut, cut + 1 :]
         before = self._head_s[cut] if self._back else arrival
         spent = np.maximum(arrival, before + weight + end) if self._back else arrival + end
-        ahead, found = self._ahead_s[ends[1]], []
+        ahead, found = self._ahead_s[cut + 1 :], []
         for kind, may_run in enumerate(fits):
-            forward = rows.forward_s[kind][ends]
-            rules = trips(self._limit_s - before - end, forward, rows.backward_s[kind][ends], ahead)
+            seconds = Seconds(*(row[kind, cut, cut + 1 :] for row in self._rows))
+            spare = self._limit_s - before - end
+            terms = round_trips(spare, seconds.forward, seconds.backward, ahead)
             if self._back:
-                gradient = rows.gradient_s[kind][ends]
-                rules += trips(self._limit_s - spent, forward, gradient, ahead)
-            counts = fewest(rules, self._layers.microbatches)
+                spare = self._limit_s - spent
+                terms += round_trips(spare, seconds.forward, seconds.gradient, ahead)
+            counts = fewest(terms, self._figures.microbatches)
             found.append(np.where(may_run, np.maximum(counts, 0.0), 0.0))
         return np.array(found), spent
 
+    def _reduction_s(self, cut: int, most: FloatArray) -> FloatArray:
+        """Return all-reduces of stages, by amount and end.
+
+        Args:
+            cut: before them.
+            most: microbatches that a replica can run, by amount and end.
+        """
+        replicas = np.ceil(self._figures.microbatches / np.maximum(most, 1)).astype(int)
+        own, shared = (row[cut, cut + 1 :] for row in self._figures.parameters[:2])
+        own_s = self._links.all_reduce_s(replicas, own)
+        if self._figures.space.overlap_reduction:
+            # It begins when the last backward has run the stage's last layer.
+            earlier = self._rows.backward.max(axis=0)[cut, cut:-1]
+            own_s = np.maximum(own_s - earlier, 0.0)
+        return np.minimum(own_s + self._links.all_reduce_s(replicas + 1, shared), FAR)
+
     def _cost(self, most: FloatArray, quickest: int) -> FloatArray:
         """Return the least price of replicas that run all microbatches, the quickest one among."""
-        price, count = self._prices, self._layers.microbatches
-        if not self._layers.space.replication:
+        price, count = self._prices, self._figures.microbatches
+        if not self._figures.space.replication:
             return np.where(most[quickest] >= count, price[quickest], np.inf)
         with np.errstate(divide="ignore", invalid="ignore"):
             each = np.where(most > 0, price[:, None, None] / most, np.inf)
@@ -184,4 +173,4 @@ class BudgetPass:
 
 def _behind(per_layer: FloatArray) -> FloatArray:
     """Return the sum of a figure over all layers behind each cut."""
-    return np.concatenate([np.cumsum(per_layer[::-1])[::-1], [0.0]])
+    return np.append(np.cumsum(per_layer[::-1])[::-1], 0.0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from planner.errors import PipeplanError
@@ -17,15 +15,12 @@ from planner.plan.certificate import (
 )
 from planner.plan.problem import Problem
 from planner.space import Space
-from planner.verification.proof.anywhere import AnyDevices
 from planner.verification.proof.budget import BudgetPass, require_few_amounts
+from planner.verification.proof.classes import ClassPass, require_few_states
 from planner.verification.proof.columns import MOST_STAGES, earned_too_little
-from planner.verification.proof.devices import ProvedDevices
-from planner.verification.proof.layers import FloatArray, ProvedIntervals, ProvedLayers
-from planner.verification.proof.links import ClassLinks
-from planner.verification.proof.program import Counted, ProofPass, require_few_states
-from planner.verification.proof.rules import MARGIN
-from planner.verification.proof.stages import ProvedStages
+from planner.verification.proof.figures import MARGIN, Figures, FloatArray
+from planner.verification.proof.links import AnyLinks, ClassLinks
+from planner.verification.proof.stages import StageFigures
 from planner.verification.proof.tied import StageCase, all_plans, cases_by_classes
 from planner.verification.proof.vectors import Vectors
 
@@ -46,13 +41,21 @@ class BoundCheck:
 
     def __init__(self, problem: Problem, space: Space) -> None:
         self._cluster, self._space = problem.cluster, space
-        self.layers = ProvedLayers(problem, space)
-        self._counted: tuple[Counted, ...] = ("way", "work") if space.splits else ("way",)
+        self._figures = Figures(problem, space)
+        # Where backwards may be split, a pass counts ways back, and another all work.
+        self._counted = (True, False) if space.splits else (True,)
 
     def least_s(self, argument: WorkPrices | MicrobatchPath) -> float:
         """Return the largest bound that an argument of one sum proves."""
-        sum_s = self._work_s(argument) if isinstance(argument, WorkPrices) else self._path_s()
-        return sum_s / MARGIN
+        figures, layer = self._figures, self._figures.of_layer
+        if isinstance(argument, MicrobatchPath):
+            # Whatever is left of the first layer's backward follows its last gradient.
+            way = figures.on_fastest(layer.forward + layer.gradient)
+            return float(way.sum() + figures.on_fastest(layer.weight)[0]) / MARGIN
+        # Each second of a layer is paid the price of its device's type, at least the lowest one.
+        prices = self._type_prices(argument.prices, figures.at_once)
+        paid = figures.on_fastest(prices[:, None] * (layer.forward + layer.backward))
+        return figures.microbatches * float(paid.sum()) / MARGIN
 
     def proves(self, argument: Argument, bound_s: float) -> bool:
         """Return whether no plan of the space takes less than a bound, by this argument."""
@@ -65,31 +68,9 @@ class BoundCheck:
                 return self._no_budget_keeps(argument, bound_s * MARGIN)
             case LayerPrices():
                 prices = self._layer_prices(argument)
+                self._figures.require_few_layers()
                 self._require_few_devices()
-                return earned_too_little(ProvedDevices(self._intervals), prices, bound_s)
-
-    def _path_s(self) -> float:
-        """A microbatch's way through all layers and back, and the first layer's weights.
-
-        Whatever is left of the first layer's backward follows its last gradient.
-        """
-        layers = self.layers
-        way = layers.on_fastest(layers.forward_s + layers.gradient_s)
-        return float(way.sum() + layers.on_fastest(layers.weight_s)[0])
-
-    def _work_s(self, argument: WorkPrices) -> float:
-        """Return the work of all microbatches, in what all devices together earn a second.
-
-        Each second of a layer is paid the price of its device's type, at least the lowest one.
-        """
-        layers = self.layers
-        prices = self._type_prices(argument.prices, layers.at_once)
-        paid = layers.on_fastest(prices[:, None] * (layers.forward_s + layers.backward_s))
-        return layers.microbatches * float(paid.sum())
-
-    @cached_property
-    def _intervals(self) -> ProvedIntervals:
-        return ProvedIntervals(self.layers)
+                return earned_too_little(self._figures, prices, bound_s)
 
     def _require_few_devices(self) -> None:
         count = len(self._cluster.devices)
@@ -110,17 +91,16 @@ class BoundCheck:
     def _no_budget_keeps(self, argument: TypePrices, limit_s: float) -> bool:
         """Return whether no sequence of stages that the budget pays for keeps a time."""
         self._require_one_stage("prices of devices")
-        require_few_amounts(self._intervals)
-        links = AnyDevices(self._cluster)
-        prices = self._type_prices(argument.prices, self.layers.counts)
-        return any(
-            BudgetPass(self._intervals, links, prices, limit_s, counted).refutes()
-            for counted in self._counted
-        )
+        self._figures.require_few_layers()
+        require_few_amounts(self._figures)
+        links = AnyLinks(self._cluster)
+        prices = self._type_prices(argument.prices, self._figures.counts)
+        passes = (BudgetPass(self._figures, links, prices, limit_s, b) for b in self._counted)
+        return any(row.refutes() for row in passes)
 
     def _type_prices(self, named: dict[str, float], counts: FloatArray) -> FloatArray:
         """Return prices by type, so many devices of each together costing 1."""
-        types = self.layers.types
+        types = self._figures.types
         if set(named) != set(types):
             raise PipeplanError(
                 f"argument.prices: of {', '.join(sorted(named))}, but the cluster has "
@@ -134,10 +114,10 @@ class BoundCheck:
 
     def _layer_prices(self, argument: LayerPrices) -> FloatArray:
         """Return the prices, the largest of them 1."""
-        if len(argument.prices) != len(self.layers.rows):
+        if len(argument.prices) != len(self._figures.layers):
             raise PipeplanError(
                 f"argument.prices: {len(argument.prices)} of them, but the layer graph has "
-                f"{len(self.layers.rows)} layers"
+                f"{len(self._figures.layers)} layers"
             )
         if self._space.max_stages_per_device > MOST_STAGES:
             raise PipeplanError(
@@ -157,7 +137,7 @@ class BoundCheck:
         stages = self._stages(argument)
 
         def is_refuted(case: StageCase) -> bool:
-            passes = (ProofPass(stages, case, limit_s, what) for what in self._counted)
+            passes = (ClassPass(stages, case, limit_s, back) for back in self._counted)
             return any(row.refutes() for row in passes)
 
         if is_refuted(all_plans(stages)):
@@ -165,7 +145,7 @@ class BoundCheck:
         cases = list(cases_by_classes(stages))
         return bool(cases) and all(map(is_refuted, cases))
 
-    def _stages(self, argument: LikeDevices) -> ProvedStages:
+    def _stages(self, argument: LikeDevices) -> StageFigures:
         self._require_one_stage("classes")
         kinds = [self._kind(members) for members in argument.classes]
         named = sorted(name for members in argument.classes for name in members)
@@ -174,9 +154,10 @@ class BoundCheck:
         self._require_few_devices()
         sizes = [len(members) for members in argument.classes]
         vectors = Vectors(sizes, replication=self._space.replication)
-        require_few_states(vectors, self._intervals.count)
+        self._figures.require_few_layers()
+        require_few_states(vectors, len(self._figures.layers) + 1)
         links = ClassLinks(self._cluster, argument.classes)
-        return ProvedStages(self._intervals, links, vectors, kinds)
+        return StageFigures(self._figures, links, vectors, kinds)
 
     def _kind(self, members: tuple[str, ...]) -> int:
         """Return the number of the type of a class."""
@@ -189,4 +170,4 @@ class BoundCheck:
             raise PipeplanError(
                 f"argument.classes: devices of types {', '.join(sorted(names))} in one class"
             )
-        return self.layers.types.index(names.pop())
+        return self._figures.types.index(names.pop())

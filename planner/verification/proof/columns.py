@@ -1,4 +1,4 @@
-"""What devices with several stages can earn, if every layer pays for each microbatch of it.
+"""What devices with up to two stages can earn, if every layer pays for each microbatch of it.
 
 Each layer gets all microbatches from the devices of any plan. If all layers together pay more than
 all devices can earn within a time, each with the best that it may hold, no plan keeps that time.
@@ -6,13 +6,23 @@ all devices can earn within a time, each with the best that it may hold, no plan
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from planner.errors import PipeplanError
-from planner.verification.proof.devices import ProvedDevices, least_ways
-from planner.verification.proof.layers import FloatArray, IntArray, before_last
-from planner.verification.proof.links import FAR
-from planner.verification.proof.rules import MARGIN
+from planner.verification.proof.figures import (
+    FAR,
+    MARGIN,
+    BoolArray,
+    Figures,
+    FloatArray,
+    IntArray,
+    Seconds,
+)
+from planner.verification.proof.links import ClassLinks
+from planner.verification.proof.terms import Term, fewest
+from planner.verification.routes import Routes
 
 MOST_CELLS = 4e6
 """Pairs of stages times numbers of microbatches times kinds of devices that are looked at."""
@@ -22,114 +32,174 @@ CHUNK = 20_000
 """Pairs that are looked at at a time."""
 
 
-def earned_too_little(devices: ProvedDevices, prices: FloatArray, time_s: float) -> bool:
+def earned_too_little(figures: Figures, prices: FloatArray, time_s: float) -> bool:
     """Return whether devices earn less within a time than all layers pay.
 
     Args:
-        devices: figures by kind.
+        figures: of the layers.
         prices: of a microbatch of each layer.
         time_s: that no plan keeps then.
 
     Raises:
         PipeplanError: if there are too many stages to look at.
     """
-    paid = devices.layers.microbatches * float(prices.sum())
-    limit_s = time_s * MARGIN
-    held = _Pairs(devices, prices, limit_s)
-    earned = sum(int(count) * held.most_earned(kind) for kind, count in enumerate(devices.counts))
-    return paid > earned * MARGIN
-
-
-def _require_few_pairs(devices: ProvedDevices) -> None:
-    """Refuse layers with too many pairs of stages, on each kind and for each number."""
-    layers = devices.layers
-    numbers = layers.microbatches if layers.space.replication else 1
-    cells = len(layers.rows) ** 4 / 24 * numbers * len(devices.counts)
-    if cells > MOST_CELLS:
+    members = _alike(figures)
+    numbers = figures.microbatches if figures.space.replication else 1
+    if len(figures.layers) ** 4 / 24 * numbers * len(members) > MOST_CELLS:
         raise PipeplanError(
-            f"certificate: pairs of stages of {len(layers.rows)} layers are too many to check, for "
-            f"{numbers} microbatches on {len(devices.counts)} kinds of devices"
+            f"certificate: pairs of stages of {len(figures.layers)} layers are too many to check, "
+            f"for {numbers} microbatches on {len(members)} kinds of devices"
         )
+    devices = _Devices(figures, members, time_s * MARGIN)
+    earned = sum(n * devices.most_earned(k, prices) for k, n in enumerate(map(len, members)))
+    return figures.microbatches * float(prices.sum()) > earned * MARGIN
 
 
-def _pairs_of(length: int) -> IntArray:
-    """Return all a < b <= c < e: a stage of a device and one further on."""
-    begin, end = np.triu_indices(length + 1, 1)
-    first, second = np.nonzero(end[:, None] <= begin)
-    return np.stack([begin[first], end[first], begin[second], end[second]], axis=1)
+def _alike(figures: Figures) -> list[list[str]]:
+    """Return devices by kind: of one type and joined to the others alike."""
+    routes, alike = Routes(figures.cluster), dict[object, list[str]]()
+    for device in figures.cluster.devices:
+        alike.setdefault((device.type, routes.attachment(device.name)), []).append(device.name)
+    return list(alike.values())
 
 
-class _Pairs:
-    """Devices with one stage or two.
+class _Way(NamedTuple):
+    """One direction of a microbatch's way: its activations onwards, or its gradients back.
+
+    Attributes:
+        least_s: (N + 1) before a cut at least, or from it to the end of the iteration.
+        message_s: (K, N + 1) a message at a cut.
+        seconds: (K, N + 1, N + 1) on a stage.
+    """
+
+    least_s: FloatArray
+    message_s: FloatArray
+    seconds: FloatArray
+
+
+class _Devices:
+    """K kinds of devices, with one stage or two.
 
     Args:
-        devices: figures by kind.
-        prices: of a microbatch of each layer.
+        figures: of the layers.
+        members: devices of each kind.
         limit_s: to keep.
     """
 
-    def __init__(self, devices: ProvedDevices, prices: FloatArray, limit_s: float) -> None:
-        self._devices, self._limit_s = devices, limit_s
-        self._count = devices.layers.microbatches
-        self._replication = devices.layers.space.replication
-        self._numbers = np.arange(1 if self._replication else self._count, self._count + 1)
-        self._paid = np.concatenate([[0.0], np.cumsum(prices)])
-        self._passed_s, self._left_s = least_ways(devices, limit_s)
+    def __init__(self, figures: Figures, members: list[list[str]], limit_s: float) -> None:
+        self._figures, self._limit_s = figures, limit_s
+        self._count, self._replication = figures.microbatches, figures.space.replication
+        self._links = links = ClassLinks(figures.cluster, members)
+        types = [figures.types.index(figures.cluster.type_of(names[0])) for names in members]
+        self._seconds = Seconds(*(row[types] for row in figures.of_interval))
+        self._fits, self._capacity = figures.fits[types], figures.capacity_bytes[types]
+        self._static = figures.parameters.static_bytes
+        # A device steps a parameter once, whatever of its layers it holds.
+        moved = np.zeros(len(figures.layers))
+        for numbers, rows in figures.holders.items():
+            stepped = (figures.costs.stepped_bytes(row) for row in rows if row.trainable)
+            moved[numbers[0]] += sum(stepped)
+        moved /= figures.most_sharers
+        step_s = moved / figures.optimizer_bytes_per_s[types, None]
+        self._step_s = figures.sums(step_s)
+        # Of a port that carries both directions at once the mean of both.
+        shares = links.port_s_per_byte * np.where(links.takes_turns, 1.0, 0.5)
+        self._port_s = shares[:, None] * (figures.sent_bytes + figures.returned_bytes)
+        into_s = links.message_s(figures.sent_bytes).min(axis=1).T
+        out_s = links.message_s(figures.returned_bytes).min(axis=2).T
+        last_s = float(figures.on_fastest(figures.of_layer.weight)[0] + step_s[:, 0].min())
+        forward, gradient = (
+            np.insert(np.cumsum(figures.on_fastest(row)), 0, 0.0)
+            for row in (figures.of_layer.forward, figures.of_layer.gradient)
+        )
+        if not self._replication:
+            # All microbatches pass every stage: one that does not keep the limit is on no way.
+            work = self._count * (self._seconds.forward + self._seconds.backward) + self._step_s
+            allowed = self._fits & ((forward + into_s)[:, :, None] + work <= limit_s)
+            forward = _least_way(self._seconds.forward, into_s, allowed)
+            gradient = _least_way(self._seconds.gradient, out_s, allowed)
+        self._onwards = _Way(forward, into_s, self._seconds.forward)
+        self._back = _Way(gradient + last_s, out_s, self._seconds.gradient)
         # Time for all messages of a device, by its first cut.
-        self._window_s = limit_s - self._passed_s - self._left_s
-        _require_few_pairs(devices)
-        self._pairs = _pairs_of(len(devices.layers.rows))
-        self._static = devices.intervals.static_bytes
+        self._window_s = limit_s - forward - self._back.least_s
         self._replicas = np.full(self._static.shape, 2)
         if self._replication:
-            kinds = range(len(devices.counts))
+            kinds = range(len(members))
             most = [self._most_single(k, self._reduction_s(k), near=True) for k in kinds]
-            self._replicas = np.maximum(self._least_replicas(most), 2)
+            self._replicas = np.maximum(self._least_replicas(np.array(most)), 2)
+
+    # --- all-reduces ------------------------------------------------------------------------------
 
     def _reduction_s(self, kind: int) -> FloatArray:
         """Return what follows the last backward of a stage with replicas, at least.
 
         Tied parameters may be held by the devices of the stage alone, with another stage on them.
         """
+        own, shared = self._figures.parameters[:2]
         if not self._replication:
-            return np.zeros(self._static.shape)
-        devices, replicas = self._devices, self._replicas
-        shared = devices.reduction_s(kind, replicas, devices.intervals.shared_gradient_bytes)
-        overlaps = devices.layers.space.overlap_reduction
-        own = self._overlapped_s(kind) if overlaps else self._own_s(kind)
-        return np.minimum(own + shared, FAR)
+            return np.zeros(own.shape)
+        if not self._figures.space.overlap_reduction:
+            left = self._all_reduce_s(kind, own)
+        else:
+            # The gradients of a stage's layers up to any one of them wait for that one's backward,
+            # and only the layers before it follow.
+            left, backward = np.zeros(own.shape), self._seconds.backward[kind]
+            for end in range(1, len(left)):
+                beyond = self._all_reduce_s(kind, own[:, [end]]) - backward[:, [end - 1]]
+                left[:, end:] = np.maximum(left[:, end:], beyond[:, end:])
+        return np.minimum(left + self._all_reduce_s(kind, shared), FAR)
 
-    def _own_s(self, kind: int, end: slice = slice(None)) -> FloatArray:
-        """Return the all-reduces of each interval's own gradients, or of those up to an end."""
-        own = self._devices.intervals.own_gradient_bytes[:, end]
-        return self._devices.reduction_s(kind, self._replicas, own)
+    def _all_reduce_s(self, kind: int, bytes_: FloatArray) -> FloatArray:
+        """Return the least all-reduces over the replicas of each interval, one of a kind."""
+        kept, seconds = np.arange(len(self._links.sizes)) == kind, np.zeros(self._replicas.shape)
+        for count in np.unique(self._replicas).tolist():
+            least_s = self._links.reduced_s(kept, count, bytes_)
+            seconds = np.where(self._replicas == count, least_s, seconds)
+        return np.where(self._replicas > self._links.sizes.sum(), FAR, seconds)
 
-    def _overlapped_s(self, kind: int) -> FloatArray:
-        """Return what is left of overlapped all-reduces after the last backward, at least.
+    def _least_replicas(self, most: IntArray) -> IntArray:
+        """Return how many devices all microbatches of each interval need at least.
 
-        The gradients of a stage's layers up to any one of them wait for that one's backward, and
-        only the layers before it follow.
+        Args:
+            most: (K, N + 1, N + 1) microbatches that a device can run.
         """
-        before, left = before_last(self._devices.backward_s[kind]), np.zeros_like(self._static)
-        for end in range(1, len(left)):
-            place = slice(end, end + 1)
-            beyond = self._own_s(kind, place) - before[:, place]
-            left[:, end:] = np.maximum(left[:, end:], beyond[:, end:])
-        return left
+        left, replicas = np.full(most.shape[1:], self._count), np.zeros(most.shape[1:], dtype=int)
+        for kinds in np.argsort(-most, axis=0, kind="stable"):
+            each = np.take_along_axis(most, kinds[None], axis=0)[0]
+            needed = np.where(each > 0, -(-left // np.maximum(each, 1)), 0)
+            used = np.minimum(needed, self._links.sizes[kinds])
+            left, replicas = np.maximum(left - used * each, 0), replicas + used
+        return np.where(left > 0, int(self._links.sizes.sum()) + 1, np.maximum(replicas, 1))
 
-    def most_earned(self, kind: int) -> float:
-        """Return the most that a device of a kind earns."""
+    # --- what a device can run --------------------------------------------------------------------
+
+    def most_earned(self, kind: int, prices: FloatArray) -> float:
+        """Return the most that a device of a kind earns.
+
+        Args:
+            kind: of the device.
+            prices: of a microbatch of each layer.
+        """
         reduction_s = self._reduction_s(kind)
+        paid = np.insert(np.cumsum(prices), 0, 0.0)
         single = self._most_single(kind, reduction_s, near=False)
+        best = float((single * np.maximum(paid - paid[:, None], 0.0)).max())
         most = self._most_single(kind, reduction_s, near=True)
-        paid = self._paid[None, :] - self._paid[:, None]
-        best = float((single * np.maximum(paid, 0.0)).max())
-        for begin in range(0, len(self._pairs), CHUNK):
-            pairs = self._pairs[begin : begin + CHUNK]
-            best = max(best, self._most_of_pairs(kind, pairs, most, reduction_s))
+        pairs = _pairs(len(prices))
+        a, b, c, e = pairs.T
+        static, fits = self._static, self._fits[kind]
+        pairs = pairs[
+            fits[a, b] & fits[c, e] & (static[a, b] + static[c, e] <= self._capacity[kind])
+        ]
+        numbers = np.arange(1 if self._replication else self._count, self._count + 1.0)
+        for begin in range(0, len(pairs), CHUNK):
+            # Each of a column, for every number of the second stage's microbatches in a row.
+            a, b, c, e = cuts = pairs[begin : begin + CHUNK].T[:, :, None]
+            first = np.minimum(self._most_of_first(kind, cuts, numbers, reduction_s), most[a, b])
+            earned = first * (paid[b] - paid[a]) + numbers * (paid[e] - paid[c])
+            can = (first > 0) & (first >= numbers[0]) & (numbers <= most[c, e])
+            best = max(best, float(np.where(can, earned, 0.0).max()))
         return best
-
-    # --- one stage --------------------------------------------------------------------------------
 
     def _most_single(self, kind: int, reduction_s: FloatArray, *, near: bool) -> IntArray:
         """Return how many microbatches of each interval a device can run.
@@ -139,135 +209,103 @@ class _Pairs:
             reduction_s: after the last of them, unless it runs all.
             near: whether the stages around may be on the same device: no message is needed then.
         """
-        devices, count = self._devices, self._count
-        head, home = self._passed_s, self._left_s
-        if not near:
-            head, home = head + devices.into_s[kind], home + devices.out_s[kind]
-        work = devices.forward_s[kind] + devices.backward_s[kind]
-        way = devices.forward_s[kind] + devices.gradient_s[kind]
-        spare = (self._limit_s - head)[:, None] - devices.step_s[kind]
-        most = _times(spare, work)
-        reduced = np.minimum(_times(spare - reduction_s, work), count - 1)
-        most = np.where(most >= count, most, reduced)
-        most = np.minimum(most, _times((self._limit_s - head - home)[:, None], way))
-        if not near:
-            port = devices.port_s[kind]
-            most = np.minimum(most, _times(self._window_s[:, None], port[:, None] + port))
-        most = np.where(devices.fits[kind], np.clip(most, 0, count), 0)
-        least = 0 if self._replication else count
-        return np.where(most >= least, most, 0).astype(np.int64)
-
-    def _least_replicas(self, most: list[IntArray]) -> IntArray:
-        """Return how many devices all microbatches of each interval need at least."""
-        table = np.array(most)
-        left = np.full(table.shape[1:], self._count)
-        replicas = np.zeros_like(left)
-        for rank in range(len(most)):
-            kinds = np.argsort(-table, axis=0, kind="stable")[rank]
-            each = np.take_along_axis(table, kinds[None], axis=0)[0]
-            needed = np.where(each > 0, -(-left // np.maximum(each, 1)), 0)
-            used = np.minimum(needed, self._devices.counts[kinds])
-            left, replicas = np.maximum(left - used * each, 0), replicas + used
-        return np.where(left > 0, int(self._devices.counts.sum()) + 1, np.maximum(replicas, 1))
-
-    # --- two stages -------------------------------------------------------------------------------
-
-    def _most_of_pairs(
-        self, kind: int, pairs: IntArray, most: IntArray, reduction_s: FloatArray
-    ) -> float:
-        """Return the most that a device earns with two stages, of each so many at most."""
-        devices, (a, b, c, e) = self._devices, pairs.T
-        static = self._static[a, b] + self._static[c, e]
-        kept = devices.fits[kind][a, b] & devices.fits[kind][c, e]
-        kept &= static <= devices.capacity_bytes[kind]
-        if not kept.any():
-            return 0.0
-        a, b, c, e = pairs[kept].T
-        numbers = self._numbers[None, :].astype(float)
-        first = self._most_of_first(kind, (a, b, c, e), numbers, reduction_s)
-        first = np.minimum(first, most[a, b][:, None])
-        first = np.where(first >= self._numbers[0], first, 0.0)
-        first = np.where(numbers <= most[c, e][:, None], first, 0.0)
-        earned = first * (self._paid[b] - self._paid[a])[:, None]
-        earned += numbers * (self._paid[e] - self._paid[c])[:, None]
-        return float(np.where(first > 0, earned, 0.0).max())
+        head, home = (
+            (way.least_s + way.message_s[kind] * (not near))[:, None]
+            for way in (self._onwards, self._back)
+        )
+        work = self._seconds.forward[kind] + self._seconds.backward[kind]
+        way = self._seconds.forward[kind] + self._seconds.gradient[kind]
+        spare, port = self._limit_s - head - self._step_s[kind], self._port_s[kind]
+        messages = Term(self._window_s[:, None], port[:, None] + port)
+        terms = [Term(spare, work), Term(self._limit_s - head - home, way)]
+        most = fewest(terms if near else [*terms, messages], self._count)
+        fewer = fewest([Term(spare - reduction_s, work)], self._count - 1)
+        most = np.where(most >= self._count, most, np.minimum(most, fewer))
+        least = 1 if self._replication else self._count
+        return np.where(self._fits[kind] & (most >= least), most, 0).astype(int)
 
     def _most_of_first(
-        self, kind: int, cuts: tuple[IntArray, ...], numbers: FloatArray, reduction_s: FloatArray
+        self, kind: int, cuts: IntArray, numbers: FloatArray, reduction_s: FloatArray
     ) -> FloatArray:
-        """Return how many microbatches of the first stage fit beside each number of the second."""
-        devices, (a, b, c, e) = self._devices, cuts
-        forward, gradient, backward, step = (
-            (figure[kind][a, b][:, None], figure[kind][c, e][:, None])
-            for figure in (
-                devices.forward_s,
-                devices.gradient_s,
-                devices.backward_s,
-                devices.step_s,
-            )
-        )
-        spare = self._limit_s - step[0] - step[1]
-        heads, homes = self._ends(kind, cuts)
-        all_back = numbers * backward[1]
-        most = np.full((len(a), numbers.shape[1]), float(self._count))
-        work = forward[0] + backward[0]
-        for head, own in zip(heads, (forward[0], 0.0), strict=True):
-            begun = head + numbers * forward[1]
-            most = np.minimum(most, _times(spare - begun - all_back, own + backward[0]))
-            for home, again in zip(homes, (gradient[0], 0.0), strict=True):
-                room = self._limit_s - begun - home - numbers * gradient[1]
-                most = np.minimum(most, _times(room, own + again))
-        reduced = np.minimum(reduction_s[a, b], reduction_s[c, e])[:, None]
-        room = spare - np.minimum(*heads) - numbers * forward[1] - all_back - reduced
-        fewer = np.minimum(most, np.minimum(_times(room, work), self._count - 1))
-        most = np.where((most >= self._count) | (numbers >= self._count), most, fewer)
-        return self._carried(kind, cuts, numbers, most)
+        """Return how many microbatches of the first stage fit beside each number of the second.
 
-    def _ends(
-        self, kind: int, cuts: tuple[IntArray, ...]
-    ) -> tuple[tuple[FloatArray, FloatArray], tuple[FloatArray, FloatArray]]:
-        """Return the least times before and after what both stages do, and what the second does.
+        For each beginning of the two and each end: the work, or the way, between them.
 
-        Backwards come after a whole way forward, forwards before a whole way back. A microbatch
-        comes to the second stage over a link or, where the stages adjoin, from the first one.
+        Args:
+            kind: of the device.
+            cuts: first and second stage: begin, end, begin, end; each a column of pairs.
+            numbers: of the second stage's microbatches, a row.
+            reduction_s: after the last microbatch of a stage, unless it runs all.
         """
-        devices, (a, b, c, _) = self._devices, cuts
-        found = []
-        for way, message, seconds in (
-            (self._passed_s, devices.into_s[kind], devices.forward_s[kind]),
-            (self._left_s, devices.out_s[kind], devices.gradient_s[kind]),
-        ):
-            first, second = way[a] + message[a], way[c] + message[c]
-            on_device = first + seconds[a, c]
-            near = np.minimum(second, on_device) if self._replication else on_device
-            second = np.minimum(np.where(b == c, near, second), way[-1])
-            found.append((np.minimum(first, second)[:, None], second[:, None]))
-        return found[0], found[1]
+        a, b, c, e = cuts
+        forward, gradient, backward = (
+            (row[kind][a, b], numbers * row[kind][c, e])
+            for row in (self._seconds.forward, self._seconds.gradient, self._seconds.backward)
+        )
+        spare = self._limit_s - self._step_s[kind][a, b] - self._step_s[kind][c, e]
+        heads, homes = self._ends(kind, cuts, self._onwards), self._ends(kind, cuts, self._back)
+        terms = []
+        for head, own in zip(heads, (forward[0], 0.0), strict=True):
+            begun = head + forward[1]
+            terms.append(Term(spare - begun - backward[1], own + backward[0]))
+            for home, again in zip(homes, (gradient[0], 0.0), strict=True):
+                room = self._limit_s - begun - home - gradient[1]
+                terms.append(Term(room, np.asarray(own + again)))
+        most = fewest(terms, self._count)
+        reduced = np.minimum(reduction_s[a, b], reduction_s[c, e])
+        room = spare - heads[0] - forward[1] - backward[1] - reduced
+        fewer = np.minimum(most, fewest([Term(room, forward[0] + backward[0])], self._count - 1))
+        most = np.where((most >= self._count) | (numbers >= self._count), most, fewer)
+        return np.maximum(np.minimum(most, self._most_carried(kind, cuts, numbers)), 0.0)
 
-    def _carried(
-        self, kind: int, cuts: tuple[IntArray, ...], numbers: FloatArray, most: FloatArray
-    ) -> FloatArray:
+    def _ends(self, kind: int, cuts: IntArray, way: _Way) -> tuple[FloatArray, FloatArray]:
+        """Return the least times before or after what both stages do, and what the second does.
+
+        A microbatch comes to the second stage over a link or, where the stages adjoin, from the
+        first one.
+        """
+        a, b, c, _ = cuts
+        arrival = way.least_s + way.message_s[kind]
+        first, second = arrival[a], arrival[c]
+        on_device = first + way.seconds[kind][a, c]
+        near = np.minimum(second, on_device) if self._replication else on_device
+        second = np.minimum(np.where(b == c, near, second), way.least_s[-1])
+        return np.minimum(first, second), second
+
+    def _most_carried(self, kind: int, cuts: IntArray, numbers: FloatArray) -> FloatArray:
         """Return the most of the first stage for which the device's port has time; -1: none.
 
         Where the stages adjoin, what only one of them takes passes between the two.
         """
-        window = self._window_s[cuts[0]][:, None]
-        at = [self._devices.port_s[kind][cut][:, None] for cut in cuts]
-        apart = _times(window - numbers * (at[2] + at[3]), at[0] + at[1])
-        more = _times(window - numbers * (at[3] - at[2]), at[0] + at[2])
+        window, port = self._window_s[cuts[0]], self._port_s[kind][cuts]
+        apart = fewest(
+            [Term(window - numbers * (port[2] + port[3]), port[0] + port[1])], self._count
+        )
+        more = fewest(
+            [Term(window - numbers * (port[3] - port[2]), port[0] + port[2])], self._count
+        )
         # With fewer of the first than of the second, each one more may save a message between.
-        room, each = window - numbers * (at[3] + at[2]), at[0] - at[2]
-        fewer = np.minimum(numbers - 1, _times(room, np.maximum(each, 0.0)))
+        room, each = window - numbers * (port[3] + port[2]), port[0] - port[2]
+        fewer = np.minimum(numbers - 1, fewest([Term(room, np.maximum(each, 0.0))], self._count))
         saving = np.where(room - (numbers - 1) * each >= 0, numbers - 1, -1.0)
         fewer = np.where(each < 0, saving, fewer)
         adjoining = np.where(more >= numbers, more, fewer)
-        adjoin = (cuts[1] == cuts[2])[:, None]
-        return np.asarray(np.minimum(most, np.where(adjoin, adjoining, apart)))
+        return np.where(cuts[1] == cuts[2], adjoining, apart)
 
 
-def _times(spare_s: FloatArray, each_s: FloatArray | float) -> FloatArray:
-    """Return how many times something fits; any number if it takes nothing."""
-    free = np.where(spare_s >= 0, FAR, -1.0)
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        fits = np.floor(spare_s / each_s)
-    return np.where(each_s > 0, np.minimum(fits, FAR), free)
+def _pairs(length: int) -> IntArray:
+    """Return all a < b <= c < e: a stage of a device and one further on."""
+    begin, end = np.triu_indices(length + 1, 1)
+    first, second = np.nonzero(end[:, None] <= begin)
+    return np.stack([begin[first], end[first], begin[second], end[second]], axis=1)
+
+
+def _least_way(seconds: FloatArray, message_s: FloatArray, allowed: BoolArray) -> FloatArray:
+    """Return the least time of a way from the first cut to each, by stages that are allowed."""
+    sums = np.where(allowed, seconds, np.inf)
+    way = np.full(sums.shape[1], np.inf)
+    way[0] = 0.0
+    for cut in range(len(way) - 1):
+        reached = way[cut] + message_s[:, cut, None] + sums[:, cut]
+        way = np.minimum(way, reached.min(axis=0))
+    return way

@@ -1,10 +1,10 @@
-"""What passes between classes of devices takes at least: paths, ports and all-reduces."""
+"""What messages and all-reduces between classes of devices take at least."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import combinations, product
@@ -15,13 +15,11 @@ from networkx.utils import UnionFind
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.verification.proof.layers import BoolArray, FloatArray, IntArray
-from planner.verification.routes import Lane, Path, Routes, ring_and_tree
+from planner.verification.proof.figures import FAR, BoolArray, FloatArray, IntArray
+from planner.verification.routes import Edge, Lane, Path, Routes, ring_and_tree
 
 FEW_CLASSES = 6
 """With more classes of devices single lanes are looked at, not pairs of them."""
-FAR = 1e60
-"""Seconds, or seconds a byte, where no path is: above any bound, and no sum of such overflows."""
 WIDER = 1.5
 """By this factor links are wider than others, as those of a node than those between nodes."""
 
@@ -29,15 +27,54 @@ WIDER = 1.5
 class Growth(NamedTuple):
     """Sets of devices that grow over ever narrower links (Kruskal 1956): a row for each join.
 
+    Devices that one row joins and no row before it are joined by no wider link.
+
     Attributes:
-        s_per_byte: of the widest links between the two sets that are joined.
-        latency_s: least, of any link that is no wider.
+        s_per_byte: of the link that joins.
+        latency_s: least, of this link and all that follow.
         devices: in the set that is joined, by class.
     """
 
     s_per_byte: FloatArray
     latency_s: FloatArray
     devices: IntArray
+
+    def worst(self, kept: IntArray, count: int, most: IntArray) -> tuple[float, float]:
+        """Return least latency and seconds a byte of the worst link among so many devices.
+
+        Args:
+            kept: classes with a device among them.
+            count: of devices.
+            most: devices of each class.
+        """
+        has_all = (self.devices[:, kept] > 0).all(axis=1)
+        enough = np.minimum(self.devices, most).sum(axis=1) >= count
+        rows = np.flatnonzero(has_all & enough)
+        if not len(rows):
+            return FAR, FAR
+        return float(self.latency_s[rows[0]]), float(self.s_per_byte[rows[0]])
+
+
+def _grown(edges: Iterable[tuple[float, float, Edge]], counts: Mapping[str, IntArray]) -> Growth:
+    """Return how sets grow.
+
+    Args:
+        edges: seconds a byte, latency and ends, the widest first.
+        counts: of each end, how many devices of each class it is.
+    """
+    slowness, latencies, ends = zip(*edges, strict=True) if edges else ((), (), ())
+    least_s = np.minimum.accumulate(np.array(latencies)[::-1])[::-1]
+    sets, held, rows = UnionFind(counts), dict(counts), []
+    for number, (first, second) in enumerate(ends):
+        one, other = sets[first], sets[second]
+        if one != other:
+            sets.union(one, other)
+            held[sets[one]] = joined = held[one] + held[other]
+            rows.append((number, joined))
+    chosen = np.array([number for number, _ in rows], dtype=int)
+    classes = len(next(iter(counts.values())))
+    devices = np.array([joined for _, joined in rows]).reshape(len(rows), classes)
+    return Growth(np.array(slowness)[chosen], least_s[chosen], devices)
 
 
 class ClassLinks:
@@ -67,23 +104,16 @@ class ClassLinks:
         # By lane, the pairs of classes between which every path holds it.
         self._carried: defaultdict[Lane, set[tuple[int, int]]] = defaultdict(set)
         for a, b in product(range(count), repeat=2):
-            self._fill(a, b, list(self._paths(a, b)))
+            if paths := list(self._paths(a, b)):
+                self.latency_s[a, b] = min(path.latency_s for path in paths)
+                self.s_per_byte[a, b] = min(1 / path.bytes_per_s for path in paths)
+                self.is_exclusive[a, b] = all(path.lanes for path in paths)
+                for lane in set.intersection(*(set(path.lanes) for path in paths)):
+                    self._carried[lane].add((a, b))
         ports = [[self._port(name) for name in members] for members in classes]
         self.port_s_per_byte = np.array([min(s for s, _ in rows) for rows in ports])
         self.takes_turns = np.array([all(turns for _, turns in rows) for rows in ports])
-        # Of a device in a ring that sends and receives one after the other.
-        self._turns_s_per_byte = np.where(self.takes_turns, 2 * self.port_s_per_byte, 0.0)
-        self._cuts = cache(self._cuts_between)
-        self._growth = cache(self._growth_of)
-
-    def _fill(self, a: int, b: int, paths: Sequence[Path]) -> None:
-        if not paths:
-            return
-        self.latency_s[a, b] = min(path.latency_s for path in paths)
-        self.s_per_byte[a, b] = min(1 / path.bytes_per_s for path in paths)
-        self.is_exclusive[a, b] = all(path.lanes for path in paths)
-        for lane in set.intersection(*(set(path.lanes) for path in paths)):
-            self._carried[lane].add((a, b))
+        self._cuts, self._growth = cache(self._cuts_between), cache(self._growth_among)
 
     def _paths(self, a: int, b: int) -> Iterator[Path]:
         """Paths from one class to another; of devices attached alike, those of three."""
@@ -154,8 +184,6 @@ class ClassLinks:
                 left[0, a, number] = left[1, b, number] = 1.0
         return np.array([*cuts.values()]), left[0], left[1]
 
-    # --- all-reduces ------------------------------------------------------------------------------
-
     def all_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
         """Return the least seconds of an all-reduce over a set, for each number of bytes."""
         count = int(held.sum())
@@ -163,59 +191,7 @@ class ClassLinks:
             return np.zeros_like(bytes_)
         if ((held == 0) | (held == self.sizes)).all():
             return np.where(bytes_ > 0, self._exact_s(held, bytes_), 0.0)
-        return self.spread_reduce_s(held, count, bytes_)
-
-    def spread_reduce_s(self, held: IntArray, count: int, bytes_: FloatArray) -> FloatArray:
-        """Return the least seconds of an all-reduce over so many devices or more.
-
-        Args:
-            held: of each class so many at most, and at least one where it is not 0.
-            count: of devices, at least.
-            bytes_: that are reduced.
-        """
-        kept = np.array(_held(held))
-        apart = ~np.eye(len(kept), dtype=bool) | (held[kept] > 1)[:, None]
-        joint = self._joining(_held(held), _held(held), held, count)
-        return self._reduced_s(count, bytes_, kept, kept, apart, joint)
-
-    def joined_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
-        """Return the least seconds of an all-reduce over a set and other devices besides."""
-        count, kept, everyone = int(held.sum()) + 1, _held(held), np.arange(len(self.sizes))
-        apart = np.ones((len(kept), len(everyone)), dtype=bool)
-        return self._reduced_s(
-            count, bytes_, np.array(kept), everyone, apart, self.joining(kept, count)
-        )
-
-    def _reduced_s(
-        self,
-        count: int,
-        bytes_: FloatArray,
-        kept: IntArray,
-        others: IntArray,
-        apart: BoolArray,
-        joint: tuple[float, float],
-    ) -> FloatArray:
-        """Return what takes longest of the worst link, and of the links of a device of any class.
-
-        Args:
-            count: of devices.
-            bytes_: that are reduced.
-            kept: classes of which there is a device; it is joined to some other device.
-            others: classes of these.
-            apart: whether a device of a kept class (row) may be joined to one of another.
-            joint: latency and seconds a byte of the worst link.
-        """
-        place = np.ix_(kept, others)
-        latency_s, s_per_byte = (
-            np.where(apart, table[place], FAR).min(axis=1)
-            for table in (self.latency_s, self.s_per_byte)
-        )
-        rows = [
-            reduced_s(count, bytes_, *figures)
-            for figures in zip(latency_s, s_per_byte, self._turns_s_per_byte[kept], strict=True)
-        ]
-        most = np.max([*rows, reduced_s(count, bytes_, *joint)], axis=0)
-        return np.where(bytes_ > 0, np.minimum(most, FAR), 0.0)
+        return self.reduced_s(held > 0, count, bytes_, held)
 
     def _exact_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
         """Return the better of ring and tree over all devices of the classes held."""
@@ -230,39 +206,47 @@ class ClassLinks:
         except PipeplanError:
             return np.full_like(bytes_, FAR)
 
-    def _step_s(self, edges: Sequence[tuple[str, str]], bytes_: FloatArray) -> FloatArray:
+    def _step_s(self, edges: Sequence[Edge], bytes_: FloatArray) -> FloatArray:
         figures = set(self._routes.step_figures(edges))
         return np.asarray(np.max([latency + bytes_ / width for latency, width in figures], axis=0))
 
-    def alone(self, k: int) -> tuple[float, float, float]:
-        """Return least latency and seconds a byte of a device, and those both ways if in turns.
+    def reduced_s(
+        self, kept: BoolArray, count: int, bytes_: FloatArray, most: IntArray | None = None
+    ) -> FloatArray:
+        """Return the least seconds of an all-reduce over so many devices or more.
+
+        The worst link that joins them takes part, and the best link of a device of each class kept.
 
         Args:
-            k: its class.
+            kept: classes of which there is a device, by class.
+            count: of devices, at least two.
+            bytes_: that are reduced.
+            most: devices of each class; None: all there are.
         """
-        latency_s, s_per_byte = self.latency_s[k].min(), self.s_per_byte[k].min()
-        return float(latency_s), float(s_per_byte), float(self._turns_s_per_byte[k])
+        most = self.sizes if most is None else most
+        own, others = np.flatnonzero(kept), np.flatnonzero(most)
+        # A device of a class is joined to one of its own class only if there are two.
+        apart = (own[:, None] != others) | (most[others] > 1)
+        latency_s, s_per_byte = (
+            np.where(apart, table[np.ix_(own, others)], FAR).min(axis=1)
+            for table in (self.latency_s, self.s_per_byte)
+        )
+        turns = np.where(self.takes_turns, 2 * self.port_s_per_byte, 0.0)[own]
+        worst = self._growth(tuple(others.tolist())).worst(own, count, most)
+        rows = [*zip(latency_s, s_per_byte, turns, strict=True), worst]
+        longest = np.max([reduction_s(count, bytes_, *row) for row in rows], axis=0)
+        return np.where(bytes_ > 0, np.minimum(longest, FAR), 0.0)
 
-    def joining(self, kept: Sequence[int], count: int) -> tuple[float, float]:
-        """Return least latency and seconds a byte of the worst link among so many devices.
-
-        Args:
-            kept: classes with a device among them.
-            count: of devices, of any class.
-        """
-        return self._joining(kept, range(len(self.sizes)), self.sizes, count)
-
-    def _joining(
-        self, kept: Sequence[int], among: Sequence[int], most: IntArray, count: int
-    ) -> tuple[float, float]:
-        """Return the same where all devices are of some classes, and so many of each at most."""
-        growth = self._growth(tuple(among))
-        has_all = (growth.devices[:, list(kept)] > 0).all(axis=1)
-        enough = np.minimum(growth.devices, most).sum(axis=1) >= count
-        row = np.flatnonzero(has_all & enough)[:1]
-        if not len(row):
-            return FAR, FAR
-        return float(growth.latency_s[row[0]]), float(growth.s_per_byte[row[0]])
+    def _growth_among(self, among: tuple[int, ...]) -> Growth:
+        """Return how sets of devices of some classes grow."""
+        unit = np.eye(len(self.sizes), dtype=int)
+        counts = {name: unit[k] for k in among for name in self._classes[k]}
+        edges = []
+        for ends in combinations(counts, 2):
+            with suppress(PipeplanError):  # No path: they are joined by others, if at all.
+                path = self._routes.path(*ends)
+                edges.append((1 / path.bytes_per_s, path.latency_s, ends))
+        return _grown(sorted(edges), counts)
 
     def counts_by_width(self) -> list[tuple[int, int]]:
         """Return ranges of numbers of devices; those of one range are joined by links as wide.
@@ -277,39 +261,59 @@ class ClassLinks:
         ends = sorted({*most, middle, total})
         return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
-    def _growth_of(self, among: tuple[int, ...]) -> Growth:
-        """Return how sets of devices of some classes grow."""
-        class_of = {name: k for k in among for name in self._classes[k]}
-        edges = sorted(self._edges(list(class_of)))
-        least_s = np.minimum.accumulate([latency_s for _, latency_s, _ in edges][::-1])[::-1]
-        sets, held = UnionFind(class_of), {name: np.zeros_like(self.sizes) for name in class_of}
-        for name, k in class_of.items():
-            held[name][k] = 1
-        rows = []
-        for (inverse, _, ends), latency_s in zip(edges, least_s, strict=True):
-            first, second = (sets[end] for end in ends)
-            if first != second:
-                sets.union(first, second)
-                held[sets[first]] = held[first] + held[second]
-                rows.append((inverse, latency_s, held[sets[first]]))
-        inverses, latencies, devices = zip(*rows, strict=True) if rows else ((), (), ())
-        shape = (len(rows), len(self.sizes))
-        return Growth(np.array(inverses), np.array(latencies), np.array(devices).reshape(shape))
 
-    def _edges(self, devices: Sequence[str]) -> Iterator[tuple[float, float, tuple[str, str]]]:
-        """Yield seconds a byte and latency between pairs that are joined."""
-        for ends in combinations(devices, 2):
-            with suppress(PipeplanError):  # No path: they are joined by others, if at all.
-                path = self._routes.path(*ends)
-                yield 1 / path.bytes_per_s, path.latency_s, ends
+class AnyLinks:
+    """The best links of a cluster, for devices wherever they are.
+
+    Args:
+        cluster: of all devices.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        counts = {name: np.array([1]) for name in cluster.device_names}
+        counts |= {name: np.array([0]) for name in cluster.switches}
+        links = sorted(cluster.links, key=lambda link: -link.bandwidth_gb_per_s)
+        growth = _grown(
+            [
+                (1 / (link.bandwidth_gb_per_s * 1e9), link.latency_us * 1e-6, link.between)
+                for link in links
+            ],
+            counts,
+        )
+        switches, latencies, at_device = set(cluster.switches), [], dict[str, float]()
+        for link in cluster.links:
+            ends = set(link.between) - switches
+            if len(ends) == 2:
+                latencies.append(link.latency_us)
+            for end in ends if len(ends) == 1 else ():
+                at_device[end] = min(link.latency_us, at_device.get(end, math.inf))
+        if len(at_device) > 1:
+            latencies.append(sum(sorted(at_device.values())[:2]))
+        # Of a link between two devices, or of the links at two of them.
+        least_s = self._latency_s = min(latencies, default=0.0) * 1e-6
+        devices = np.array([len(cluster.devices)])
+        worst = (growth.worst(np.array([0]), n, devices) for n in range(2, int(devices[0]) + 2))
+        # By number of devices; for none and one of them nothing is reduced.
+        self._worst = np.array([(FAR, FAR)] * 2 + [(max(least_s, s), each) for s, each in worst])
+
+    def message_s(self, bytes_: FloatArray) -> FloatArray:
+        """Return the least seconds of a message; 0 where nothing is sent."""
+        seconds = self._latency_s + bytes_ * self._worst[2, 1]
+        return np.where(bytes_ > 0, np.minimum(seconds, FAR), 0.0)
+
+    def all_reduce_s(self, replicas: IntArray, bytes_: FloatArray) -> FloatArray:
+        """Return the least seconds of an all-reduce over so many devices or more."""
+        figures = np.moveaxis(self._worst[np.minimum(replicas, len(self._worst) - 1)], -1, 0)
+        seconds = np.minimum(reduction_s(np.maximum(replicas, 2), bytes_, *figures), FAR)
+        return np.where((replicas > 1) & (bytes_ > 0), seconds, 0.0)
 
 
 def _held(vector: IntArray | BoolArray) -> tuple[int, ...]:
     return tuple(np.flatnonzero(vector).tolist())
 
 
-def reduced_s(
-    count: IntArray | int,
+def reduction_s(
+    count: int | IntArray,
     bytes_: FloatArray,
     latency_s: float | FloatArray,
     s_per_byte: float | FloatArray,

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from planner.verification.proof.layers import FloatArray, IntArray
+from planner.verification.proof.figures import FloatArray, IntArray
 
 NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Microbatches that are counted, the first or the last ones; others count as the next lower."""

@@ -11,22 +11,19 @@ of every set.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
 
-from planner.verification.proof.layers import BoolArray, FloatArray, IntArray, ProvedTiedPair
-from planner.verification.proof.links import FAR
-from planner.verification.proof.stages import ProvedStages
+from planner.verification.proof.figures import FAR, BoolArray, FloatArray, IntArray
+from planner.verification.proof.stages import StageFigures
 
 MOST_CASES = 7
 """With more sets of classes nothing is known of the other devices."""
 
 
-@dataclass(frozen=True)
-class StageCase:
+class StageCase(NamedTuple):
     """What stages of some plans may be, and how long they reduce parameters together with others.
 
     Attributes:
@@ -38,72 +35,53 @@ class StageCase:
     joint_reduction_s: FloatArray
 
 
-def all_plans(stages: ProvedStages) -> StageCase:
+def all_plans(stages: StageFigures) -> StageCase:
     """Return what holds for the stages of any plan."""
-    shared = stages.intervals.shared_gradient_bytes
+    shared = stages.figures.parameters.shared_bytes
     return StageCase(stages.fits, stages.joint_reduction_s(shared))
 
 
-class _LaterStage(NamedTuple):
-    """The devices of the later stage: the classes on all of which it lies, and their number."""
-
-    classes: BoolArray
-    least: int
-    most: int
-
-
-def cases_by_classes(stages: ProvedStages) -> Iterator[StageCase]:
+def cases_by_classes(stages: StageFigures) -> Iterator[StageCase]:
     """Yield cases of which every plan is in some one; none if there are not any."""
-    pair, classes = stages.intervals.tied_pair, range(len(stages.kinds))
+    pair, links, classes = stages.figures.tied_pair, stages.links, range(len(stages.kinds))
     sets = [row for number in classes for row in combinations(classes, number + 1)]
     if pair is None or len(sets) > MOST_CASES:
         return
-    ranges = stages.links.counts_by_width() if stages.layers.space.replication else [(1, 1)]
+    ranges = links.counts_by_width() if stages.figures.space.replication else [(1, 1)]
     if len(sets) * len(ranges) > MOST_CASES:
-        ranges = [(1, int(stages.links.sizes.sum()))]
-    if len(sets) * len(ranges) > 1:
-        others = stages.intervals.shared_gradient_bytes - pair.shared_bytes
-        others_s, known = stages.joint_reduction_s(others), all_plans(stages)
-        for row, some in product(sets, ranges):
-            later = _LaterStage(np.isin(classes, row), *some)
-            yield _case(stages, pair, known, others_s, later)
+        ranges = [(1, int(links.sizes.sum()))]
+    if len(sets) * len(ranges) == 1:
+        return
+    known, number = all_plans(stages), stages.held.sum(axis=1)
+    either = np.where(pair.first_alone | pair.last_alone, pair.bytes, 0.0)
+    others_s = stages.joint_reduction_s(stages.figures.parameters.shared_bytes - either)
+    for row, (least, most) in product(sets, ranges):
+        later = np.isin(classes, row)
+        lies = ((stages.held > 0) == later).all(axis=1) & (least <= number) & (number <= most)
+        both_s = [_both_s(stages, held, later, least, pair.bytes) for held in stages.held]
+        both = np.array(both_s)[:, None, None]
+        fits = known.fits & (lies[:, None, None] | ~pair.last_alone)
+        fits &= (both < FAR) | ~pair.first_alone
+        joint_s = np.where(pair.first_alone, others_s + both, known.joint_reduction_s)
+        yield StageCase(fits, joint_s)
 
 
-def _case(
-    stages: ProvedStages,
-    pair: ProvedTiedPair,
-    known: StageCase,
-    others_s: FloatArray,
-    later: _LaterStage,
-) -> StageCase:
-    """Return a case.
+def _both_s(
+    stages: StageFigures, held: IntArray, later: BoolArray, least: int, bytes_: float
+) -> float:
+    """Return the least all-reduce over a stage's devices and those of the later stage at least.
 
     Args:
         stages: of the problem.
-        pair: the layers that share parameters.
-        known: what holds for any plan.
-        others_s: reductions of other parameters of several stages.
-        later: the devices of the later stage.
+        held: the stage's devices, by class.
+        later: classes on all of which the later stage lies.
+        least: devices that it has, at least.
+        bytes_: that are reduced.
     """
-    held = stages.vectors.rows[stages.vectors.options]
-    number = held.sum(axis=1)
-    lies = ((held > 0) == later.classes).all(axis=1)
-    lies &= (later.least <= number) & (number <= later.most)
-    both = np.array([_both_s(stages, row, later, pair.bytes) for row in held])[:, None, None]
-    fits = known.fits & (lies[:, None, None] | ~pair.last_alone)
-    fits &= (both < FAR) | ~pair.first_alone
-    return StageCase(fits, np.where(pair.first_alone, others_s + both, known.joint_reduction_s))
-
-
-def _both_s(stages: ProvedStages, held: IntArray, later: _LaterStage, bytes_: float) -> float:
-    """Return the least all-reduce over a stage's devices and those of the later stage at least.
-
-    Of a class with two devices left both count as possible partners of each other.
-    """
-    left = stages.links.sizes - held
-    least = max(int(later.classes.sum()), later.least)
-    if (left[later.classes] == 0).any() or left[later.classes].sum() < least:
+    left, least = stages.links.sizes - held, max(int(later.sum()), least)
+    if (left[later] == 0).any() or left[later].sum() < least:
         return FAR
-    spread = held + np.where(later.classes, np.minimum(left, max(least, 2)), 0)
+    # Of a class with two devices left both count as possible partners of each other.
+    spread = held + np.where(later, np.minimum(left, max(least, 2)), 0)
     count = int(held.sum()) + least
-    return float(stages.links.spread_reduce_s(spread, count, np.array([bytes_]))[0])
+    return float(stages.links.reduced_s(spread > 0, count, np.array(bytes_), spread))
