@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from networkx.utils import UnionFind
 
 from planner.bounds.class_pass import round_trips
 from planner.bounds.classes import MARGIN
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FAR, BoolArray, FloatArray, prefix
+from planner.bounds.links import AnyLinks
 from planner.bounds.prices import DIGITS
-from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.plan.certificate import TypePrices
 from planner.program.compiled import compiled, entry
@@ -51,7 +50,7 @@ class BudgetArrays(NamedTuple):
         rest_s: (2, N + 1, STEPS + 1) what has to follow a cut, by amount spent: of all work; of
             forwards and gradients.
         own_bytes, shared_bytes: (N + 1, N + 1) gradients that a stage reduces.
-        joint_latency_s, joint_s_per_byte: (R + 1) of the worst link among so many devices.
+        joint_latency_s, joint_s_per_byte: (R + 2) of the worst link among so many devices.
     """
 
     microbatches: int
@@ -97,7 +96,7 @@ class Budget:
             raise PipeplanError(
                 f"bounds: {layers.count} layers on {types} types of devices are too many"
             )
-        self._links = _joining(layers.cluster)
+        self._links = AnyLinks(layers.cluster)
         work = np.where(layers.may_run, layers.forward_s + layers.backward_s, 0.0)
         self._prices = 1 / np.maximum(work.sum(axis=1), 1e-30)
         self._turn, self.looked_at = 0, 0.0
@@ -142,8 +141,7 @@ class Budget:
         layers, intervals = self._layers, self._intervals
         price = prices / float(prices.max())
         price = price / float((price * layers.counts).sum())
-        joint_latency_s, joint = self._links
-        widest, latency_s = joint[2] if len(joint) > 2 else FAR, _least_latency_s(layers.cluster)
+        widest, latency_s = self._links.joint_s_per_byte[2], self._links.latency_s
         there, back = (
             np.where(bytes_ > 0, np.minimum(latency_s + bytes_ * widest, FAR), 0.0)
             for bytes_ in (layers.sent_bytes, layers.returned_bytes)
@@ -171,8 +169,8 @@ class Budget:
             ),
             intervals.parameters.own,
             intervals.parameters.shared,
-            np.maximum(latency_s, joint_latency_s),
-            joint,
+            self._links.joint_latency_s,
+            self._links.joint_s_per_byte,
         )
 
     def _rest_s(self, price: FloatArray, back_s: FloatArray, behind: FloatArray) -> FloatArray:
@@ -187,12 +185,9 @@ class Budget:
 @compiled
 def _all_reduce_s(d: BudgetArrays, replicas: float, bytes_: float) -> float:
     """Return the least seconds of an all-reduce over so many devices at least."""
-    total = len(d.joint_s_per_byte) - 1
     if bytes_ <= 0 or replicas <= 1:
         return 0.0
-    if replicas > total:
-        return FAR
-    r = int(replicas)
+    r = min(int(replicas), len(d.joint_s_per_byte) - 1)
     latency, inverse = d.joint_latency_s[r], d.joint_s_per_byte[r]
     ring = 2 * (r - 1) * (latency + bytes_ / r * inverse)
     return float(min(ring, 2 * np.ceil(np.log2(r)) * (latency + bytes_ * inverse), FAR))
@@ -298,46 +293,3 @@ def _most(
         gradient = d.gradient_s[k, end] - d.gradient_s[k, cut]
         most = min(most, round_trips(limit_s - spent_s, forward, gradient, d.ahead_s[end]))
     return max(0.0, min(most, float(d.microbatches)))
-
-
-def _joining(cluster: Cluster) -> tuple[FloatArray, FloatArray]:
-    """Return least latency and seconds a byte of the worst link that so many devices need.
-
-    Sets of devices and switches grow by the widest links first (Kruskal 1956): devices in different
-    sets are not joined by wider links, by whatever switches or other devices.
-    """
-    latency_s, slowest = np.full((2, len(cluster.devices) + 1), FAR)
-    slowest[:2] = latency_s[:2] = 0.0
-    sets = UnionFind([*cluster.device_names, *cluster.switches])
-    count = dict.fromkeys(cluster.switches, 0) | dict.fromkeys(cluster.device_names, 1)
-    largest = 1
-    links = sorted(cluster.links, key=lambda link: -link.bandwidth_gb_per_s)
-    least_us = np.minimum.accumulate([link.latency_us for link in links][::-1])[::-1]
-    for link, least in zip(links, least_us, strict=True):
-        first, second = (sets[end] for end in link.between)
-        if first == second:
-            continue
-        sets.union(first, second)
-        joined = count[first] + count[second]
-        count[sets[first]] = joined
-        slowest[largest + 1 : joined + 1] = 1 / (link.bandwidth_gb_per_s * 1e9)
-        latency_s[largest + 1 : joined + 1] = least * 1e-6
-        largest = max(largest, joined)
-    return latency_s, slowest
-
-
-def _least_latency_s(cluster: Cluster) -> float:
-    """Return the least latency: of a link between two devices, or of the links at two of them."""
-    switches = set(cluster.switches)
-    direct: list[float] = []
-    attached: dict[str, float] = {}
-    for link in cluster.links:
-        inner = switches.intersection(link.between)
-        if not inner:
-            direct.append(link.latency_us)
-        for end in set(link.between) - switches if inner else ():
-            attached[end] = min(link.latency_us, attached.get(end, link.latency_us))
-    ends = sorted(attached.values())[:2]
-    if len(ends) == 2:
-        direct.append(sum(ends))
-    return min(direct, default=0.0) * 1e-6

@@ -321,7 +321,8 @@ class ClassTables:
         """Return all-reduces of some bytes of each interval together with another stage or more."""
         if not shared.any():
             return np.zeros((len(self.held), *shared.shape))
-        return self._of_all(lambda held: self.links.joined_reduce_s(held, shared))
+        reduce_s = self.links.least_reduce_s
+        return self._of_all(lambda held: reduce_s(held > 0, int(held.sum()) + 1, shared))
 
     def _tails(self, reduction: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return what follows a stage's last gradient and last backward on the stage itself."""

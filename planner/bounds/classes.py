@@ -180,4 +180,4 @@ class ClassProgram:
         # Of a class with two devices left both may be each other's neighbours.
         spread = held + np.where(classes, np.minimum(left, max(least, 2)), 0)
         count = int(held.sum()) + least
-        return float(self._links.spread_reduce_s(spread, count, np.array([bytes_]))[0])
+        return float(self._links.least_reduce_s(spread > 0, count, np.array(bytes_), spread))

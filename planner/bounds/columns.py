@@ -6,7 +6,6 @@ within a time, each with the best stages that it may hold, no plan keeps that ti
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from planner.bounds.class_pass import times_within
 from planner.bounds.classes import MARGIN
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FAR, BoolArray, FloatArray, IntArray, LayerTable, prefix
-from planner.bounds.links import ClassLinks, reduced_s
+from planner.bounds.links import ClassLinks
 from planner.bounds.prices import Column, LayerMaster
 from planner.errors import PipeplanError
 from planner.plan.certificate import LayerPrices
@@ -177,33 +176,27 @@ class DeviceTable:
             return np.zeros((len(d.counts), *replicas.shape))
         rows = []
         for kind in range(len(d.counts)):
-            overlaps = self.intervals.layers.space.overlap_reduction
-            own = (self._left_s if overlaps else self._own_s)(kind, replicas)
+            if self.intervals.layers.space.overlap_reduction:
+                own = self._left_s(kind, replicas)
+            else:
+                own = self._reduce_s(kind, replicas, parameters.own)
             shared = self._reduce_s(kind, replicas, parameters.shared)
             rows.append(np.minimum(own + shared, FAR))
         return np.array(rows)
 
     def _reduce_s(self, kind: int, replicas: IntArray, bytes_: FloatArray) -> FloatArray:
-        total = int(self.arrays.counts.sum())
-        counted = np.clip(replicas, 2, max(total, 2))
-        worst = self._joining[kind][counted - 2]
-        seconds = np.maximum(
-            reduced_s(counted, bytes_, worst[..., 0], worst[..., 1]),
-            reduced_s(counted, bytes_, *self._links.alone(kind)),
-        )
-        seconds = np.where((bytes_ > 0) & (replicas > 1), np.minimum(seconds, FAR), 0.0)
-        return np.where(replicas > total, FAR, seconds)
+        """Return the least all-reduces over so many devices, at least two, of which one is known.
 
-    @cached_property
-    def _joining(self) -> FloatArray:
-        """Least latency and seconds a byte of the worst link: by kind and devices, from 2."""
-        counts = self.arrays.counts
-        numbers = range(2, max(int(counts.sum()), 2) + 1)
-        rows = [[self._links.joining([k], n) for n in numbers] for k in range(len(counts))]
-        return np.array(rows)
-
-    def _own_s(self, kind: int, replicas: IntArray) -> FloatArray:
-        return self._reduce_s(kind, replicas, self.intervals.parameters.own)
+        Args:
+            kind: of the one.
+            replicas: (N + 1, N + 1) of each interval; more than there are never end.
+            bytes_: that are reduced.
+        """
+        kept, seconds = np.arange(len(self.arrays.counts)) == kind, np.zeros(replicas.shape)
+        for count in np.unique(replicas).tolist():
+            least_s = self._links.least_reduce_s(kept, count, bytes_)
+            seconds = np.where(replicas == count, least_s, seconds)
+        return np.where(replicas > self.arrays.counts.sum(), FAR, seconds)
 
     def _left_s(self, kind: int, replicas: IntArray) -> FloatArray:
         """Return what is left of overlapped all-reduces after the last backward, at least.

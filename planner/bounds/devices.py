@@ -14,10 +14,6 @@ from planner.errors import PipeplanError
 MOST_VECTORS = 2_000
 MOST_PAIRS = 4e6
 """Vectors of devices, and pairs of them times vectors, that are looked at."""
-MOST_STEPS = 5_000_000
-"""Numbers that are compared at a time."""
-
-
 NO_SIDE = 2
 """The side of a stage before which no stage was on one class alone."""
 
@@ -60,66 +56,48 @@ class DeviceVectors:
                 f"bounds: {count} combinations of devices of {len(sizes)} classes are too many"
             )
         self.rows = np.array(list(product(*(range(size + 1) for size in sizes))))
-        strides = np.array([prod(s + 1 for s in sizes[k + 1 :]) for k in range(len(sizes))])
         held = self.rows.sum(axis=1)
         self.options = np.flatnonzero((held > 0) & (replication | (held == 1)))
         room = np.array(sizes)
         fits = [
             np.flatnonzero((self.rows + self.rows[n] <= room).all(axis=1)) for n in self.options
         ]
-        self.used = np.concatenate(fits)
-        self.option = np.repeat(np.arange(len(fits)), [len(row) for row in fits])
+        self.pair_used = np.concatenate(fits)
+        self.pair_option = np.repeat(np.arange(len(fits)), [len(row) for row in fits])
+        held = self.rows[self.options[self.pair_option]] > 0
+        two = len(sizes) == 2
+        is_mixed = np.asarray(held.all(axis=1) & two)
+        pair = np.repeat(np.arange(len(held)), np.where(is_mixed, NO_SIDE + 1, 1))
+        side, alone = np.arange(len(pair)) - np.searchsorted(pair, pair), held.argmax(axis=1)
+        self.used, self.option = self.pair_used[pair], self.pair_option[pair]
+        self.is_mixed = is_mixed[pair]
+        self.side = np.where(self.is_mixed, side, alone[pair] if two else NO_SIDE)
         stage = self.options[self.option]
         self.after = self.used + stage  # Vectors are numbered so that numbers add.
+        self.begins = (self.used == 0) & (~self.is_mixed | (self.side == NO_SIDE))
         number = np.full((count, count), -1)
-        number[self.used, stage] = np.arange(len(self.used))
-        pair, last = self._ways()
-        left = (self.rows[self.used[pair]] - self.rows[last]) @ strides
-        self.way_before, self.way_between = number[left, last], number[last, stage[pair]]
-        self._set_sides(pair, self.way_before, self.way_between)
+        number[self.pair_used, self.options[self.pair_option]] = np.arange(len(held))
+        self._find_ways(stage, number)
 
-    def _set_sides(self, pair: IntArray, before: IntArray, between: IntArray) -> None:
-        """Have each pair with a stage on two classes once for each side, and ways between them.
+    def _find_ways(self, stage: IntArray, number: IntArray) -> None:
+        """Find, for each pair, the stages that may be before.
 
         Args:
-            pair: of each way, the pair that it leads to.
-            before: of each way, the pair of the stage before.
-            between: of each way, the pair of the two stages.
+            stage: of each pair, the vector of the stage.
+            number: of each two vectors that leave room for each other, the pair.
         """
-        held = self.rows[self.options[self.option]] > 0
-        alone = held.argmax(axis=1)
-        is_mixed = held.all(axis=1) & (held.shape[1] == 2)
-        copies = np.where(is_mixed, NO_SIDE + 1, 1)
-        begin = np.concatenate([[0], np.cumsum(copies)])
-        self.pair_used, self.pair_option = self.used, self.option
-        of = np.repeat(np.arange(len(copies)), copies)
-        side = np.arange(len(of)) - begin[of]
-        self.side = np.where(is_mixed[of], side, np.where(held.shape[1] == 2, alone[of], NO_SIDE))
-        # From every side of the pair before, to the side that it leads to.
-        way = np.repeat(np.arange(len(pair)), copies[before])
-        place = np.arange(len(way)) - np.repeat(
-            np.concatenate([[0], np.cumsum(copies[before])])[:-1], copies[before]
+        order = np.argsort(self.used, kind="stable")
+        begin, end = (
+            np.searchsorted(self.used[order], self.after, side=side) for side in ("left", "right")
         )
-        source = begin[before[way]] + place
-        target = begin[pair[way]] + np.where(is_mixed[pair[way]], self.side[source], 0)
-        order = np.argsort(target, kind="stable")
-        source, target = source[order], target[order]
-        self.way_before, self.way_between = source, between[way][order]
-        self.way_begin = np.searchsorted(target, np.arange(len(of) + 1))
+        source = np.repeat(np.arange(len(order)), end - begin)
+        first = np.cumsum(end - begin) - (end - begin)
+        target = order[np.arange(len(source)) - first[source] + begin[source]]
+        # A stage on both classes keeps the side of the stage before.
+        keeps = ~self.is_mixed[target] | (self.side[target] == self.side[source])
+        place = np.flatnonzero(keeps)[np.argsort(target[keeps], kind="stable")]
+        source, target = source[place], target[place]
+        self.way_before, self.way_between = source, number[stage[source], stage[target]]
+        self.way_begin = np.searchsorted(target, np.arange(len(order) + 1))
         sides = self.side[source], self.side[target]
         self.way_crosses = (sides[0] != sides[1]) & (np.maximum(*sides) < NO_SIDE)
-        self.used, self.option, self.after = self.used[of], self.option[of], self.after[of]
-        self.is_mixed = is_mixed[of]
-        self.begins = (self.used == 0) & (~self.is_mixed | (self.side == NO_SIDE))
-
-    def _ways(self) -> tuple[IntArray, IntArray]:
-        """Return, in order of pairs, each pair with the vectors that the stage before may have."""
-        options = self.rows[self.options]
-        chunk = max(1, MOST_STEPS // options.size)
-        pairs, lasts = [], []
-        for begin in range(0, len(self.used), chunk):
-            used = self.rows[self.used[begin : begin + chunk]]
-            which, option = np.nonzero((options[None] <= used[:, None]).all(axis=2))
-            pairs.append(begin + which)
-            lasts.append(self.options[option])
-        return np.concatenate(pairs), np.concatenate(lasts)

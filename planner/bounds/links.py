@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from functools import cache, cached_property
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import combinations, product
 from typing import NamedTuple
 
 import numpy as np
 from networkx.utils import UnionFind
 
-from planner.bounds.layers import FAR, FloatArray, IntArray
+from planner.bounds.layers import FAR, BoolArray, FloatArray, IntArray
 from planner.cluster.cluster import Cluster
 from planner.cluster.collective_algorithms import all_reduce_algorithms
 from planner.cluster.routing import Route
@@ -39,6 +39,8 @@ class _Cut(NamedTuple):
 class _Growth(NamedTuple):
     """Sets of devices that grow over ever narrower links (Kruskal 1956), a row for each join.
 
+    Devices in different sets are not joined by wider links, by whatever switches or other devices.
+
     Attributes:
         latency_s: least of any link that is no wider than the one that joins.
         s_per_byte: of the widest link between the two sets.
@@ -48,6 +50,49 @@ class _Growth(NamedTuple):
     latency_s: FloatArray
     s_per_byte: FloatArray
     devices: IntArray
+
+    def worst(self, kept: IntArray, count: int, most: IntArray) -> tuple[float, float]:
+        """Return least latency and seconds a byte of the worst link among so many devices.
+
+        Args:
+            kept: classes with a device among them.
+            count: of devices.
+            most: of each class so many at most.
+        """
+        has_all = (self.devices[:, kept] > 0).all(axis=1)
+        rows = np.flatnonzero(has_all & (np.minimum(self.devices, most).sum(axis=1) >= count))
+        if not len(rows):
+            return FAR, FAR
+        return float(self.latency_s[rows[0]]), float(self.s_per_byte[rows[0]])
+
+
+def _grown(
+    ends: Sequence[tuple[str, str]],
+    latency_s: FloatArray,
+    s_per_byte: FloatArray,
+    counts: Mapping[str, IntArray],
+) -> _Growth:
+    """Return how sets grow.
+
+    Args:
+        ends: of links, the widest first.
+        latency_s: of each link.
+        s_per_byte: of each link.
+        counts: of each end, how many devices of each class it is.
+    """
+    least_s = np.minimum.accumulate(latency_s[::-1])[::-1]
+    sets, held = UnionFind(counts), dict(counts)
+    rows, devices = [], []
+    for number, (first, second) in enumerate(ends):
+        one, other = sets[first], sets[second]
+        if one != other:
+            sets.union(one, other)
+            held[sets[one]] = held[one] + held[other]
+            rows.append(number)
+            devices.append(held[sets[one]])
+    shape = (len(rows), len(next(iter(counts.values()))))
+    joined = np.array(devices, dtype=np.int64).reshape(shape)
+    return _Growth(least_s[rows], s_per_byte[rows], joined)
 
 
 class ClassLinks:
@@ -167,7 +212,7 @@ class ClassLinks:
             return np.zeros_like(bytes_)
         if np.isin(held - self.sizes * (held > 0), 0).all():
             return np.where(bytes_ > 0, self._exact_s(held, bytes_), 0.0)
-        return self.spread_reduce_s(held, count, bytes_)
+        return self.least_reduce_s(held > 0, count, bytes_, held)
 
     def _exact_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
         """Return the better of ring and tree over all devices of the classes that are held."""
@@ -182,91 +227,32 @@ class ClassLinks:
                 np.minimum(seconds, steps * np.max(rows, axis=0), out=seconds)
         return seconds
 
-    def spread_reduce_s(self, held: IntArray, count: int, bytes_: FloatArray) -> FloatArray:
+    def least_reduce_s(
+        self, kept: BoolArray, count: int, bytes_: FloatArray, most: IntArray | None = None
+    ) -> FloatArray:
         """Return the least seconds of an all-reduce over so many devices or more.
 
+        The worst link that joins them takes part, and the best link of a device of each class kept.
+
         Args:
-            held: of each class so many at most, and at least one where it is not 0.
-            count: of devices, at least.
+            kept: (C) classes of which there is a device.
+            count: of devices, at least two.
             bytes_: that are reduced, of any shape.
+            most: (C) devices of each class; None: all there are.
         """
-        kept = np.nonzero(held)[0]
-        alone = ~np.eye(len(kept), dtype=bool) | (held[kept] > 1)[:, None]
-        block = np.ix_(kept, kept)
+        most = self.sizes if most is None else most
+        own, others = np.flatnonzero(kept), np.flatnonzero(most)
+        # A device of a class is joined to one of its own class only if there are two.
+        apart = (own[:, None] != others) | (most[others] > 1)
         latency_s, inverse = (
-            np.where(alone, table[block], FAR)
-            for table in (self._best_latency_s, self._best_inverse)
+            np.where(apart, np.minimum(table, table.T)[np.ix_(own, others)], FAR).min(axis=1)
+            for table in (self.latency_s, self.s_per_byte)
         )
-        seconds = self._by_device_s(kept, count, bytes_, latency_s, inverse)
-        return self._with_joint_s(seconds, count, bytes_, self.joining(kept, count, held))
-
-    def joined_reduce_s(self, held: IntArray, bytes_: FloatArray) -> FloatArray:
-        """Return the least seconds of an all-reduce over a set and at least one other device."""
-        count, kept = int(held.sum()) + 1, np.nonzero(held)[0]
-        tables = self._best_latency_s[kept], self._best_inverse[kept]
-        seconds = self._by_device_s(kept, count, bytes_, *tables)
-        return self._with_joint_s(seconds, count, bytes_, self.joining(kept, count))
-
-    def _with_joint_s(
-        self, seconds: FloatArray, count: int, bytes_: FloatArray, joint: tuple[float, float]
-    ) -> FloatArray:
-        seconds = np.minimum(np.maximum(seconds, reduced_s(count, bytes_, *joint)), FAR)
-        return np.where(bytes_ > 0, seconds, 0.0)
-
-    def _by_device_s(
-        self,
-        kept: IntArray,
-        count: int,
-        bytes_: FloatArray,
-        latency_s: FloatArray,
-        inverse: FloatArray,
-    ) -> FloatArray:
-        """Return what takes longest of any class: a device of it is joined to some other."""
-        rows = [
-            reduced_s(count, bytes_, float(latency), float(each), self._turns(int(k)))
-            for k, latency, each in zip(kept, latency_s.min(1), inverse.min(1), strict=True)
-        ]
-        return np.asarray(np.max(rows, axis=0))
-
-    @cached_property
-    def _best_latency_s(self) -> FloatArray:
-        return np.asarray(np.minimum(self.latency_s, self.latency_s.T))
-
-    @cached_property
-    def _best_inverse(self) -> FloatArray:
-        return np.asarray(np.minimum(self.s_per_byte, self.s_per_byte.T))
-
-    def _turns(self, k: int) -> float:
-        """Return seconds a byte both ways, if a device sends and receives one after the other."""
-        return float(2 * self.port_s_per_byte[k]) if self.takes_turns[k] else 0.0
-
-    def alone(self, k: int) -> tuple[float, float, float]:
-        """Return the least latency and seconds a byte of a device of a class, and of both ways."""
-        return (
-            float(self._best_latency_s[k].min()),
-            float(self._best_inverse[k].min()),
-            self._turns(k),
-        )
-
-    def joining(
-        self, kept: Sequence[int] | IntArray, count: int, held: IntArray | None = None
-    ) -> tuple[float, float]:
-        """Return least latency and seconds a byte of the worst link among so many devices.
-
-        Args:
-            kept: classes with a device among them.
-            count: of devices.
-            held: of each class so many at most, all of those kept; None: any devices.
-        """
-        among = range(len(self.sizes)) if held is None else kept
-        growth = self._growth(tuple(int(k) for k in among))
-        has_all = (growth.devices[:, list(kept)] > 0).all(axis=1)
-        most = self.sizes if held is None else held
-        enough = np.minimum(growth.devices, most).sum(axis=1) >= count
-        rows = np.flatnonzero(has_all & enough)
-        if not len(rows):
-            return FAR, FAR
-        return float(growth.latency_s[rows[0]]), float(growth.s_per_byte[rows[0]])
+        turns = np.where(self.takes_turns, 2 * self.port_s_per_byte, 0.0)[own]
+        worst = self._growth(tuple(others.tolist())).worst(own, count, most)
+        rows = [*zip(latency_s, inverse, turns, strict=True), worst]
+        longest = np.max([reduced_s(count, bytes_, *row) for row in rows], axis=0)
+        return np.where(bytes_ > 0, np.minimum(longest, FAR), 0.0)
 
     def counts_by_width(self) -> list[tuple[int, int]]:
         """Return ranges of numbers of devices; those of one range are joined by links as wide.
@@ -282,35 +268,57 @@ class ClassLinks:
         return [(before + 1, end) for before, end in zip([0, *ends], ends, strict=False)]
 
     def _growth_of(self, among: tuple[int, ...]) -> _Growth:
+        """Return how sets of devices of some classes grow, over the better direction of pairs."""
+        unit, names = np.eye(len(self.sizes), dtype=np.int64), self._cluster.device_names
+        counts = {names[d]: unit[k] for k in among for d in self._members[k]}
         devices = np.concatenate([self._members[k] for k in among])
-        held = {
-            int(d): np.eye(len(self.sizes), dtype=np.int64)[k]
-            for k in among
-            for d in self._members[k]
-        }
-        first, second, latency_s, inverse = self._edges(devices)
-        least_s = np.minimum.accumulate(latency_s[::-1])[::-1]
-        sets, rows = UnionFind(held), []
-        for n in range(len(first)):
-            a, b = sets[int(first[n])], sets[int(second[n])]
-            if a != b:
-                sets.union(a, b)
-                held[sets[a]] = held[a] + held[b]
-                rows.append((least_s[n], inverse[n], held[sets[a]]))
-        latencies, inverses, joined = zip(*rows, strict=True) if rows else ((), (), ())
-        shape = (len(rows), len(self.sizes))
-        return _Growth(np.array(latencies), np.array(inverses), np.array(joined).reshape(shape))
-
-    def _edges(self, devices: IntArray) -> tuple[IntArray, IntArray, FloatArray, FloatArray]:
-        """Return pairs of devices that are joined, by width, in the better direction of each."""
-        latency_s, inverse = (
-            np.minimum(figure, figure.T) for figure in (self._apart_latency_s, self._apart_inverse)
-        )
         a, b = (devices[side] for side in np.triu_indices(len(devices), 1))
-        order = np.lexsort((latency_s[a, b], inverse[a, b]))
-        order = order[inverse[a, b][order] < FAR]
-        a, b = a[order], b[order]
-        return a, b, latency_s[a, b], inverse[a, b]
+        latency_s, inverse = (
+            np.minimum(figure, figure.T)[a, b]
+            for figure in (self._apart_latency_s, self._apart_inverse)
+        )
+        order = np.lexsort((latency_s, inverse))
+        order = order[inverse[order] < FAR]
+        ends = [(names[one], names[other]) for one, other in zip(a[order], b[order], strict=True)]
+        return _grown(ends, latency_s[order], inverse[order], counts)
+
+
+class AnyLinks:
+    """The best links of a cluster of R devices, for devices wherever they are.
+
+    Args:
+        cluster: of the devices.
+
+    Attributes:
+        latency_s: least, of a link between two devices or of the links at two of them.
+        joint_latency_s, joint_s_per_byte: (R + 2) of the worst link that so many devices need.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        switches = set(cluster.switches)
+        latencies, at_device = [], dict[str, float]()
+        for link in cluster.links:
+            ends = set(link.between) - switches
+            if len(ends) == 2:
+                latencies.append(link.latency_us)
+            for end in ends if len(ends) == 1 else ():
+                at_device[end] = min(link.latency_us, at_device.get(end, math.inf))
+        if len(at_device) > 1:
+            latencies.append(sum(sorted(at_device.values())[:2]))
+        self.latency_s = min(latencies, default=0.0) * 1e-6
+        counts = {name: np.array([0]) for name in cluster.switches}
+        counts |= {name: np.array([1]) for name in cluster.device_names}
+        links = sorted(cluster.links, key=lambda link: -link.bandwidth_gb_per_s)
+        growth = _grown(
+            [link.between for link in links],
+            np.array([link.latency_us * 1e-6 for link in links]),
+            np.array([1 / (link.bandwidth_gb_per_s * 1e9) for link in links]),
+            counts,
+        )
+        total = np.array([len(cluster.devices)])
+        rows = [growth.worst(np.array([0]), n, total) for n in range(2, int(total[0]) + 2)]
+        joint = np.array([(FAR, FAR)] * 2 + rows)
+        self.joint_latency_s, self.joint_s_per_byte = np.maximum(joint, [self.latency_s, 0.0]).T
 
 
 def reduced_s(
