@@ -7,8 +7,7 @@ from planner.cluster.group_packing import packed
 from planner.job import Job
 from planner.model.layer_graph import LayerGraph
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
-from planner.tracing.sharding.record import with_splits
-from planner.tracing.sharding.routing import routing_of
+from planner.tracing.sharding.record import routing_of, with_splits
 from planner.tracing.trace import Factory, TracedStep, trace_step
 
 _traced: dict[tuple[str | Factory, str, str | None], TracedStep] = {}

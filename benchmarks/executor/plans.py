@@ -27,8 +27,7 @@ from planner.plan.problem import ModelSource, Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.space import WITH_SHARDED_PARAMETERS
 from planner.tracing.factory import build, import_factory
-from planner.tracing.sharding.record import with_splits
-from planner.tracing.sharding.routing import routing_of
+from planner.tracing.sharding.record import routing_of, with_splits
 from planner.tracing.trace import TracedStep, trace_step
 
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))

@@ -93,8 +93,7 @@ def _show_splits(
         raise PipeplanError(f"{model}: a layer graph has no operations to split; name the model")
     from planner.model.layer_graph import LayerGraph
     from planner.report.layers import split_table, unsplit_lines
-    from planner.tracing.sharding.record import with_splits
-    from planner.tracing.sharding.routing import routing_of
+    from planner.tracing.sharding.record import routing_of, with_splits
     from planner.tracing.trace import trace_step
 
     routing = routing_of(job)

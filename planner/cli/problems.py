@@ -216,8 +216,7 @@ def traced(
     step = trace_step(model, job)
     record = step.graph
     if degrees:
-        from planner.tracing.sharding.record import with_splits
-        from planner.tracing.sharding.routing import degrees_with_experts, routing_of
+        from planner.tracing.sharding.record import degrees_with_experts, routing_of, with_splits
 
         if job.expert_parallel and job.tensor_parallel == "any":
             degrees = degrees_with_experts(step.exported, degrees)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from operator import attrgetter
 
 from torch import fx
 
@@ -25,9 +26,6 @@ def with_attention_again(measured: Measurement) -> Measurement:
     Its forward is added to its input gradient. What only its own operations save is not kept,
     unless it was made before: query, key and value stay, and the mixture where a later operation
     saves it.
-
-    Args:
-        measured: counts of the step as it is.
 
     Raises:
         PipeplanError: if the step has no trained attention whose core is known.
@@ -72,9 +70,6 @@ def attention_cores(nodes: Iterable[fx.Node]) -> Iterator[frozenset[fx.Node]]:
 
     That is a fused one; or what lies between the two batched products before and behind a softmax,
     with both of them.
-
-    Args:
-        nodes: operations of a step.
     """
     for node in nodes:
         if node.target is ATTENTION:
@@ -87,19 +82,14 @@ def attention_cores(nodes: Iterable[fx.Node]) -> Iterator[frozenset[fx.Node]]:
                 yield between | {scores, mixture}
 
 
-def _operands(node: fx.Node) -> list[fx.Node]:
-    return node.all_input_nodes
-
-
-def _users(node: fx.Node) -> list[fx.Node]:
-    return list(node.users)
+_operands, _users = attrgetter("all_input_nodes"), attrgetter("users")
 
 
 def _reached(
-    start: fx.Node, following: Callable[[fx.Node], list[fx.Node]]
+    start: fx.Node, following: Callable[[fx.Node], Iterable[fx.Node]]
 ) -> tuple[frozenset[fx.Node], frozenset[fx.Node]]:
     """Return the operations on all ways from one up to matrix products, and these products."""
-    between, products, ahead = set[fx.Node](), set[fx.Node](), following(start)[:]
+    between, products, ahead = set[fx.Node](), set[fx.Node](), [*following(start)]
     while ahead:
         node = ahead.pop()
         if node.op != "call_function" or node in between:

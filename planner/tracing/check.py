@@ -98,8 +98,16 @@ def _compared(
     job = job.model_copy(update={"precision": precision, "samples_per_microbatch": samples})
     name = getattr(factory, "__qualname__", type(factory).__qualname__)
     try:
-        model, copy = _built(factory, job), _built(factory, job)
-        batches = [_batch(model, job, number) for number in range(STEPS)]
+        models, batches = [], []
+        for _ in range(2):
+            _seed(0)
+            built = build(factory, job.model_arguments).train()
+            models.append(built.to(getattr(torch, precision)))
+        model, copy = models
+        for number in range(STEPS):
+            _seed(1 + number)
+            batch = example_batch(model, job)
+            batches.append(batch if job.lengths is None else batch_at(batch, job.lengths, 0))
         _start_alike(copy, model)
         run = _run_of(TrainingStep(model, job.loss, own_loss))
         expected = [_trained(model, batch, run) for batch in batches]
@@ -125,17 +133,6 @@ def _compared(
 
 
 # --- training -------------------------------------------------------------------------------------
-
-
-def _built(factory: Callable[..., nn.Module], job: Job) -> nn.Module:
-    _seed(0)
-    return build(factory, job.model_arguments).train().to(getattr(torch, job.precision))
-
-
-def _batch(model: nn.Module, job: Job, number: int) -> Mapping[str, Tensor]:
-    _seed(1 + number)
-    batch = example_batch(model, job)
-    return batch if job.lengths is None else batch_at(batch, job.lengths, 0)
 
 
 @torch.no_grad()
@@ -165,15 +162,12 @@ def _trained(model: nn.Module, batch: Mapping[str, Tensor], run: Run) -> _Found:
     for name, parameter in parameters.items():
         if parameter.grad is not None:
             parameter.grad = parameter.grad.to_dense()
-        found[f"{_GRADIENT}{name}"] = None if parameter.grad is None else parameter.grad.clone()
+        found[f"gradient of {name}"] = None if parameter.grad is None else parameter.grad.clone()
     nn.utils.clip_grad_norm_(parameters.values(), 1.0)
     torch.optim.SGD(parameters.values(), lr=0.1).step()
     for parameter in parameters.values():
         parameter.grad = None
     return found | {f"buffer {name}": x.clone() for name, x in model.named_buffers()}
-
-
-_GRADIENT = "gradient of "
 
 
 # --- comparison -----------------------------------------------------------------------------------
@@ -184,7 +178,11 @@ def _differences(ours: _Found, theirs: _Found, tolerance: float) -> Iterator[str
     floor = 1e-7 * float(nn.utils.get_total_norm([x[x.isfinite()] for x in tensors]))
     for name, right in theirs.items():
         if not _is_close(ours.get(name), right, tolerance, floor):
-            yield f"{name} has norm {_shown(ours.get(name))} instead of {_shown(right)}"
+            norms = [
+                "none" if tensor is None else f"{float(tensor.detach().double().norm()):.4g}"
+                for tensor in (ours.get(name), right)
+            ]
+            yield f"{name} has norm {' instead of '.join(norms)}"
 
 
 def _is_close(ours: Tensor | None, right: Tensor | None, tolerance: float, floor: float) -> bool:
@@ -195,10 +193,6 @@ def _is_close(ours: Tensor | None, right: Tensor | None, tolerance: float, floor
     error = (ours.to(wide) - right.to(wide))[there].norm()
     norm = right.to(wide)[there].norm()
     return torch.equal(ours.isfinite(), there) and bool(error <= tolerance * norm + floor)
-
-
-def _shown(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else f"{float(tensor.detach().double().norm()):.4g}"
 
 
 def _tolerance(exported: ExportedStep) -> float:

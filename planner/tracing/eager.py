@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from typing import Any, NamedTuple
@@ -22,13 +22,7 @@ from torch.nn.modules import module as hooks_of_all
 from torch.utils import checkpoint
 
 from planner.errors import PipeplanError
-from planner.tracing.functions import (
-    applied_by,
-    apply_itself,
-    is_of_torch,
-    require_operator,
-    without_checkpoint,
-)
+from planner.tracing.functions import applied_by, apply_itself, require_operator
 from planner.tracing.gradients import backward_from
 from planner.tracing.torch_private import (
     FakeTensorMode,
@@ -48,6 +42,38 @@ _INSTEAD_OF_HOOKS = (
     "stages run without it: change gradients by an autograd Function in forward, which is kept, or "
     "by a hook on a parameter"
 )
+_REFUSED = {
+    "autocast": "forward switches on torch.autocast ({where}); remove it and set "
+    'precision = "bfloat16" in the job, or autocast in the training file, which apply to every '
+    "stage",
+    "to": "forward converts the weights of {what} by to() ({where}); convert them when the model "
+    "is built. If this is a class of a library, wrap its parts in a module:factory of your own, "
+    "with experts as in docs/experts.md",
+    "hook": "forward registers a hook on a tensor ({where}); " + _INSTEAD_OF_HOOKS,
+    "branch": "operator torch.{what} ({where}): control-flow operators cannot be measured, what "
+    "they cost depends on the data; compute both branches and choose with torch.where, or write "
+    "the loop out",
+    "plain": "{what} is a tensor in a plain attribute, which stays as it was when the model was "
+    "traced; use register_buffer ({where})",
+    "drawn": "autograd Function {what} draws random numbers ({operator}); draw them before and "
+    "give them to it as an argument",
+    "written": "forward writes into the parameter {what!r} ({operator}, {where}), which "
+    "microbatches of a pipeline would see at other times than one process; compute from a changed "
+    "copy, as torch.nn.utils.parametrize does, change it in the optimizer, or make it a buffer if "
+    "it is not trained",
+    "python": "forward draws with Python's {what}, whose numbers stay those of the trace; draw "
+    "with torch, such as torch.rand((), device=x.device), and multiply instead of branching",
+    "module hook": "module {what!r} ({kind}) has a backward hook (register_full_backward_hook); "
+    + _INSTEAD_OF_HOOKS,
+    "all hooks": "all modules have a backward hook; " + _INSTEAD_OF_HOOKS,
+    "state": "forward {what}: a stage would repeat the call that was traced; keep the state in a "
+    "buffer (register_buffer), or draw with torch",
+}
+"""What a stage would lose, with what to do instead."""
+
+
+def _refuse(reason: str, **found: object) -> PipeplanError:
+    return PipeplanError(_REFUSED[reason].format(**found))
 
 
 class Observation(NamedTuple):
@@ -75,22 +101,29 @@ def observe(step: nn.Module, batch: Mapping[str, Tensor]) -> Observation:
     """
     for name, module in step.named_modules():
         if module._backward_hooks or module._backward_pre_hooks:
-            raise PipeplanError(
-                f"module {_shown(name)!r} ({type(module).__name__}) has a backward hook "
-                f"(register_full_backward_hook); {_INSTEAD_OF_HOOKS}"
-            )
+            raise _refuse("module hook", what=_shown(name), kind=type(module).__name__)
     if hooks_of_all._global_backward_hooks or hooks_of_all._global_backward_pre_hooks:
-        raise PipeplanError(f"all modules have a backward hook; {_INSTEAD_OF_HOOKS}")
+        raise _refuse("all hooks")
     watch = _Watch(step)
     with attributes_restored(step), watch.active():
         _give_tensors(step, watch.fakes)
         watch.call(batch)
         first, before = watch.operations, _state(step)
         loss, after = watch.call(batch), _state(step)
-    changed = sorted(name for name in after if before.get(name) != after[name])
-    _require_equal(first, watch.operations, changed)
+    second, changed = watch.operations, sorted(n for n in after if before.get(n) != after[n])
+    if first != second or changed:
+        what = (
+            f"keeps {', '.join(changed)} from call to call" if changed else "differs between calls"
+        )
+        if first != second:
+            pairs = enumerate(zip(first, second, strict=False))
+            place = next(
+                (i for i, (one, other) in pairs if one != other), min(len(first), len(second))
+            )
+            what += f", first at {([*first, None][place] or second[place])[0]}"
+        raise _refuse("state", what=what)
     names = {id(watch.fakes[id(value)]): _shown(n) for n, value in step.named_parameters()}
-    reached = backward_from({loss.grad_fn} if loss.grad_fn else set())
+    reached = backward_from({loss.grad_fn})
     trained = {names.get(id(getattr(node, "variable", None)), "") for node in reached} - {""}
     return Observation(frozenset(trained), tuple(dict.fromkeys(watch.notes)))
 
@@ -139,7 +172,7 @@ class _Watch(TorchDispatchMode):
             (checkpoint, "_checkpoint_without_reentrant_generator", self._without_checkpoint),
         )
         with ExitStack() as stack:
-            stack.enter_context(applied_by(self._apply))
+            stack.enter_context(applied_by(self._apply, self._note_checkpoint))
             stack.enter_context(autocast_on_any_device())
             for row in replaced:
                 stack.enter_context(_replaced(*row))
@@ -159,93 +192,62 @@ class _Watch(TorchDispatchMode):
             loss: Tensor = self.step(**entries)
         for library, after in _drawn().items():
             if drawn[library] != after:
-                raise PipeplanError(
-                    f"forward draws with Python's {library}, whose numbers stay "
-                    "those of the trace; draw with torch, such as "
-                    "torch.rand((), device=x.device), and multiply instead of branching"
-                )
+                raise _refuse("python", what=library)
         return loss
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         if isinstance(func, HigherOrderOperator):
-            raise PipeplanError(
-                f"operator torch.{func.name()} ({self._where()}): control-flow operators cannot be "
-                "measured, what they cost depends on the data; compute both branches and choose "
-                "with torch.where, or write the loop out"
-            )
+            raise _refuse("branch", what=func.name(), where=self._where())
         given = tree_leaves([args, kwargs or {}])
         if func.namespace != "prim":  # Questions about devices, no operations.
             self.operations.append((str(func), [_form(value) for value in given]))
         for value in given:
             if isinstance(value, Tensor) and id(value) in self.plain:
-                raise PipeplanError(
-                    f"{self.plain[id(value)]} is a tensor in a plain attribute, which stays as it "
-                    f"was when the model was traced; use register_buffer ({self._where()})"
-                )
+                raise _refuse("plain", what=self.plain[id(value)], where=self._where())
         if isinstance(func, OpOverload):
-            self._require_no_write(func, args, kwargs or {})
+            for place, argument in enumerate(schema_arguments(func)):
+                if argument.alias_info is not None and argument.alias_info.is_write:
+                    value = args[place] if place < len(args) else (kwargs or {}).get(argument.name)
+                    self._require_buffers(func, value)
             if self.function and torch.Tag.nondeterministic_seeded in func.tags:
-                raise PipeplanError(
-                    f"autograd Function {self.function} draws random numbers ({func}); draw them "
-                    "before and give them to it as an argument"
-                )
+                raise _refuse("drawn", what=self.function, operator=func)
         return func(*args, **(kwargs or {}))
 
-    def _require_no_write(self, func: OpOverload, args: Any, kwargs: Any) -> None:
-        for place, argument in enumerate(schema_arguments(func)):
-            if argument.alias_info is None or not argument.alias_info.is_write:
-                continue
-            value = args[place] if place < len(args) else kwargs.get(argument.name)
-            for tensor in tree_leaves([value]):
-                written = isinstance(tensor, Tensor) and self.parameters.get(storage_key(tensor))
-                if written:
-                    raise PipeplanError(
-                        f"forward writes into the parameter {written!r} ({func}, {self._where()}), "
-                        "which microbatches of a pipeline would see at other times than one "
-                        "process; compute from a changed copy, as torch.nn.utils.parametrize "
-                        "does, change it in the optimizer, or make it a buffer if it is not trained"
-                    )
+    def _require_buffers(self, func: OpOverload, written: Any) -> None:
+        """Refuse to write into parameters."""
+        for tensor in tree_leaves([written]):
+            name = self.parameters.get(storage_key(tensor)) if isinstance(tensor, Tensor) else None
+            if name:
+                raise _refuse("written", what=name, operator=func, where=self._where())
 
     def _apply(self, function: Any, *arguments: Any) -> Any:
-        if is_of_torch(function):
-            return apply_itself(function, *arguments)
-        if function is checkpoint.CheckpointFunction:
-            self.notes.append(RECOMPUTATION)
-            return without_checkpoint(*arguments)
         outside, self.function = self.function, f"{function.__qualname__} ({self._where()})"
         found = apply_itself(function, *arguments)
         self.function = outside
         require_operator(function, arguments, found, self._where())
         return found
 
-    def _without_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def _note_checkpoint(self) -> None:
         self.notes.append(RECOMPUTATION)
+
+    def _without_checkpoint(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        self._note_checkpoint()
         return original(*args, **kwargs)
 
     def _refuse_autocast(self, original: Any, context: Any) -> Any:
         if getattr(context, "asked", context._enabled):
-            raise PipeplanError(
-                f"forward switches on torch.autocast ({self._where()}); remove it and set "
-                'precision = "bfloat16" in the job, or autocast in the training file, which '
-                "apply to every stage"
-            )
+            raise _refuse("autocast", where=self._where())
         return original(context)
 
     def _refuse_hook(self, original: Any, tensor: Tensor, hook: Any) -> Any:
         if str(sys._getframe(2).f_globals["__name__"]).startswith("torch."):
             return original(tensor, hook)
-        raise PipeplanError(
-            f"forward registers a hook on a tensor ({self._where()}); {_INSTEAD_OF_HOOKS}"
-        )
+        raise _refuse("hook", where=self._where())
 
     def _refuse_conversion(self, original: Any, module: nn.Module, *args: Any, **kw: Any) -> Any:
-        raise PipeplanError(
-            f"forward converts the weights of {type(module).__name__} by to() ({self._where()}); "
-            "convert them when the model is built. If this is a class of a library, wrap its parts "
-            "in a module:factory of your own, with experts as in docs/experts.md"
-        )
+        raise _refuse("to", what=type(module).__name__, where=self._where())
 
     def _where(self) -> str:
         """Return the module and the user's line that runs."""
@@ -327,29 +329,6 @@ def _state(step: nn.Module) -> dict[str, list[object]]:
         if read is not None or isinstance(value, _NUMBERS):
             found.setdefault(name, []).append(read(value) if read else value)
     return found
-
-
-def _require_equal(
-    first: Sequence[object], second: Sequence[object], changed: Sequence[str]
-) -> None:
-    """Refuse a step whose second call differs from its first.
-
-    Raises:
-        PipeplanError: naming the attributes that changed.
-    """
-    if first == second and not changed:
-        return
-    what = f"keeps {', '.join(changed)} from call to call" if changed else "differs between calls"
-    where = ""
-    if first != second:
-        pairs = enumerate(zip(first, second, strict=False))
-        place = next((i for i, (one, other) in pairs if one != other), min(len(first), len(second)))
-        at: Any = [*first, None][place] or second[place]
-        where = f", first at {at[0]}"
-    raise PipeplanError(
-        f"forward {what}{where}: a stage would repeat the call that was traced; keep the state in "
-        "a buffer (register_buffer), or draw with torch"
-    )
 
 
 def _give_tensors(step: nn.Module, others: Mapping[int, Tensor]) -> None:

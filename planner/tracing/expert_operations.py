@@ -134,22 +134,14 @@ def _keep_factors(ctx: Any, inputs: Any, output: Tensor) -> None:
 
 def _product_backward(ctx: Any, gradient: Tensor) -> Any:
     rows, matrices, offsets = ctx.saved_tensors
-    needs_rows, needs_matrices, _ = ctx.needs_input_grad
+    gradient = gradient.contiguous()
     of_rows = of_matrices = None
-    if has_kernel(rows, matrices):
-        gradient, ends = gradient.contiguous(), offsets.int()
-        if needs_rows:
-            of_rows = functional.grouped_mm(gradient, matrices.transpose(1, 2), offs=ends)
-        if needs_matrices:
-            of_matrices = functional.grouped_mm(rows.t(), gradient, offs=ends)
-        return of_rows, of_matrices, None
-    of_rows = torch.zeros_like(rows) if needs_rows else None
-    of_matrices = torch.zeros_like(matrices) if needs_matrices else None
-    for expert, own in enumerate(_slices(offsets)):
-        if of_rows is not None:
-            torch.mm(gradient[own], matrices[expert].t(), out=of_rows[own])
-        if of_matrices is not None:
-            of_matrices[expert] = rows[own].t() @ gradient[own]
+    if ctx.needs_input_grad[0]:
+        of_rows = grouped_product(gradient, matrices.transpose(1, 2), offsets)
+    if ctx.needs_input_grad[1] and has_kernel(rows, matrices):
+        of_matrices = functional.grouped_mm(rows.t(), gradient, offs=offsets.int())
+    elif ctx.needs_input_grad[1]:
+        of_matrices = torch.stack([rows[own].t() @ gradient[own] for own in _slices(offsets)])
     return of_rows, of_matrices, None
 
 

@@ -54,7 +54,10 @@ def export_step(
             if not torch.is_autocast_enabled("cpu"):  # Else it was compared without before.
                 seen = observe(step, batch)
             with functions_kept(), autocast_on_any_device():
-                exported = torch.export.export(step, (), _apart(batch), strict=False)
+                # Entries that are one tensor would be one input: where an example has the same
+                # tokens as input and target, the model would read its target.
+                entries = {name: value.clone() for name, value in batch.items()}
+                exported = torch.export.export(step, (), entries, strict=False)
     except PipeplanError:
         raise
     except FAILURES as error:
@@ -98,19 +101,6 @@ def _check_arguments(model: nn.Module, names: Sequence[str]) -> None:
         ) from None
 
 
-def _apart(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the batch with a separate tensor for every entry.
-
-    Export treats entries that are one tensor as one input: a model whose example has the same
-    tokens as input and target would read its target.
-    """
-    found: dict[str, Tensor] = {}
-    for name, value in batch.items():
-        is_taken = any(value is other for other in found.values())
-        found[name] = value.clone() if is_taken else value
-    return found
-
-
 @contextmanager
 def _quiet_torch() -> Iterator[None]:
     """Keep torch from logging whole graphs when an export fails; its exception has the reason.
@@ -133,25 +123,25 @@ def _quiet_torch() -> Iterator[None]:
             logger.setLevel(level)
 
 
+_REMEDIES = {
+    ("DynamicOutputShape",): "the shape of a value depends on the data, as where tokens are "
+    "selected for an expert; send tokens by the operations of planner.tracing.expert_operations "
+    "(docs/experts.md), or compute all rows and multiply those that do not count by zero",
+    ("DataDependent", "data-dependent"): "Python reads a value of a tensor there (item(), float() "
+    "or a condition), which is not known before training; choose with torch.where, or multiply by "
+    "the tensor itself",
+    ("",): "data-dependent control flow and unsupported Python must be removed from forward",
+}
+"""What to do where torch.export says one of these words."""
+
+
 def _failed_export(model: nn.Module, error: BaseException) -> str:
     """Say why a forward could not be exported, and what a user can change about it."""
-    name = f"{type(model).__module__}:{type(model).__qualname__}"
-    words = one_line(error)
+    name, said = f"{type(model).__module__}:{type(model).__qualname__}", one_line(error)
     if not is_exports_own(error):
-        return f"{name}.forward failed while torch.export traced it: {words}"
-    remedy = "data-dependent control flow and unsupported Python must be removed from forward"
-    if "DynamicOutputShape" in words:
-        remedy = (
-            "the shape of a value depends on the data, as where tokens are selected for an expert; "
-            "send tokens by the operations of planner.tracing.expert_operations (docs/experts.md), "
-            "or compute all rows and multiply those that do not count by zero"
-        )
-    elif "DataDependent" in words or "data-dependent" in words:
-        remedy = (
-            "Python reads a value of a tensor there (item(), float() or a condition), which is not "
-            "known before training; choose with torch.where, or multiply by the tensor itself"
-        )
-    return f"torch.export cannot trace {name}: {words}; {remedy}"
+        return f"{name}.forward failed while torch.export traced it: {said}"
+    remedy = next(x for words, x in _REMEDIES.items() if any(word in said for word in words))
+    return f"torch.export cannot trace {name}: {said}; {remedy}"
 
 
 # --- behind the export ----------------------------------------------------------------------------
@@ -172,14 +162,13 @@ def _count_in_the_buffer(graph: fx.Graph) -> None:
 
 
 def _canonical_names(module: fx.GraphModule) -> dict[str, str]:
+    """Return the model's own name of each parameter and buffer; tied ones share the first."""
     first: dict[int, str] = {}
-    tensors = [
+    rows = (
         *module.named_parameters(remove_duplicate=False),
         *module.named_buffers(remove_duplicate=False),
-    ]
-    return {
-        name: first.setdefault(id(tensor), name.removeprefix("model.")) for name, tensor in tensors
-    }
+    )
+    return {name: first.setdefault(id(x), name.removeprefix("model.")) for name, x in rows}
 
 
 def _require_gradients(made: ExportedStep, expected: Set[str]) -> None:
@@ -223,19 +212,12 @@ def _inline_regions(module: fx.GraphModule) -> None:
         # Autocast may be on in the region, or around the step and so off in it alone.
         casts = name == _AUTOCAST and (node.args[2] or torch.is_autocast_enabled("cpu"))
         is_off = node.args[0] is False if name == _GRADIENTS else not casts
-        if is_off and _is_plain(inner):
+        kinds = {row.op for row in inner.graph.nodes} - {"placeholder", "call_function", "output"}
+        results: Any = inner.graph.output_node().args[0]
+        if is_off and not kinds and all(isinstance(value, fx.Node) for value in results):
             _inline(module, node, inner, place, detaches=name == _GRADIENTS)
     module.graph.lint()
     module.recompile()
-
-
-def _is_plain(inner: fx.GraphModule) -> bool:
-    """Return whether a region is operations on its operands, whose results are all tensors."""
-    kinds = {"placeholder", "call_function", "output"}
-    results: Any = inner.graph.output_node().args[0]
-    return all(node.op in kinds for node in inner.graph.nodes) and all(
-        isinstance(value, fx.Node) for value in results
-    )
 
 
 def _inline(
@@ -243,9 +225,8 @@ def _inline(
 ) -> None:
     graph = module.graph
     held, *taken = region.args[place:]
-    copies: dict[fx.Node, Any] = dict(
-        zip(inner.graph.find_nodes(op="placeholder"), taken, strict=True)
-    )
+    entrances = inner.graph.find_nodes(op="placeholder")
+    copies: dict[fx.Node, Any] = dict(zip(entrances, taken, strict=True))
     with graph.inserting_before(region):
         for node in (row for row in inner.graph.nodes if row.op == "call_function"):
             used = {operand: copies[operand] for operand in node.all_input_nodes}

@@ -53,14 +53,13 @@ def _filled(marked: Any, tensors: Sequence[Tensor]) -> Any:
     return tree_map_only(object, lambda x: next(left) if x is _TENSOR else x, marked)
 
 
+def _tensors(values: Any) -> list[Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
+
+
 _calls: list[_Call] = []
 _library = torch.library.Library("pipeplan", "FRAGMENT")
 _library.define("custom_function(int call, Tensor[] operands) -> Tensor[]")
-
-
-def apply_itself(function: Any, *arguments: Any) -> Any:
-    """Call ``Function.apply`` as torch does when nothing is watched."""
-    return super(FunctionBase, function).apply(*arguments)
 
 
 def _run(call: int, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -70,18 +69,10 @@ def _run(call: int, operands: Sequence[Tensor]) -> list[Tensor]:
     return _tensors(found)
 
 
-def _tensors(values: Any) -> list[Tensor]:
-    return [value for value in tree_leaves(values) if isinstance(value, Tensor)]
-
-
 _library.impl("custom_function", _run, "CompositeImplicitAutograd")
 
 
 def _as_operator(function: Any, *arguments: Any) -> Any:
-    if is_of_torch(function):
-        return apply_itself(function, *arguments)
-    if function is checkpoint.CheckpointFunction:
-        return without_checkpoint(*arguments)
     # Equal calls share a number, so that equal layers have equal graphs.
     number = next((i for i, row in enumerate(_calls) if row.is_of(function, arguments)), None)
     if number is None:
@@ -91,29 +82,48 @@ def _as_operator(function: Any, *arguments: Any) -> Any:
     return _filled(_calls[number].results, made)
 
 
-def is_of_torch(function: Any) -> bool:
-    """Return whether a Function is part of torch's own machinery, such as that of operators."""
-    return str(function.__module__).startswith("torch._")
+def functions_kept() -> AbstractContextManager[None]:
+    """Keep calls of Functions as operators while a model is exported."""
+    return applied_by(_as_operator)
 
 
-def without_checkpoint(run: Callable[..., Any], _: Any, *arguments: Any) -> Any:
-    """Run the function of a reentrant checkpoint.
+def apply_itself(function: Any, *arguments: Any) -> Any:
+    """Call ``Function.apply`` as torch does when nothing is watched."""
+    return super(FunctionBase, function).apply(*arguments)
 
-    As with the checkpoint, nothing in it has a gradient unless one of its arguments has.
+
+@contextmanager
+def applied_by(
+    apply: Callable[..., Any], note_checkpoint: Callable[[], None] = lambda: None
+) -> Iterator[None]:
+    """Let every ``Function.apply`` of a user, also one that was bound before, call something else.
+
+    Args:
+        apply: takes the class and its arguments.
+        note_checkpoint: called for each checkpoint, whose function runs as any other code.
     """
-    trains = any(isinstance(value, Tensor) and value.requires_grad for value in arguments)
-    with torch.set_grad_enabled(trains and torch.is_grad_enabled()):
-        return run(*arguments)
+
+    def chosen(function: Any, *arguments: Any) -> Any:
+        if str(function.__module__).startswith("torch._"):  # Torch's own, such as of operators.
+            return apply_itself(function, *arguments)
+        if function is not checkpoint.CheckpointFunction:
+            return apply(function, *arguments)
+        note_checkpoint()
+        run, _, *given = arguments
+        # Nothing in it has a gradient unless one of its arguments has.
+        trains = any(isinstance(value, Tensor) and value.requires_grad for value in given)
+        with torch.set_grad_enabled(trains and torch.is_grad_enabled()):
+            return run(*given)
+
+    setattr(FunctionBase, "apply", classmethod(chosen))  # noqa: B010
+    try:
+        yield
+    finally:
+        delattr(FunctionBase, "apply")
 
 
 def require_operator(function: type, arguments: Sequence[Any], results: Any, where: str) -> None:
-    """Refuse a Function that cannot be one operator.
-
-    Args:
-        function: its class.
-        arguments: what it was called with.
-        results: what it returned.
-        where: the module and line of the call, for the message.
+    """Refuse a Function that cannot be one operator, called at a module and line.
 
     Raises:
         PipeplanError: naming the Function and the remedy.
@@ -125,22 +135,3 @@ def require_operator(function: type, arguments: Sequence[Any], results: Any, whe
         problem = "writes into its argument (mark_dirty); return a new tensor instead"
     if problem:
         raise PipeplanError(f"autograd Function {function.__qualname__} ({where}) {problem}")
-
-
-@contextmanager
-def applied_by(apply: Callable[..., Any]) -> Iterator[None]:
-    """Let every ``Function.apply``, also one that was bound before, call something else.
-
-    Args:
-        apply: takes the class and its arguments.
-    """
-    setattr(FunctionBase, "apply", classmethod(apply))  # noqa: B010
-    try:
-        yield
-    finally:
-        delattr(FunctionBase, "apply")
-
-
-def functions_kept() -> AbstractContextManager[None]:
-    """Keep calls of Functions as operators while a model is exported."""
-    return applied_by(_as_operator)

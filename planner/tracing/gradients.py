@@ -6,7 +6,7 @@ splits backwards by this, and the trace counts the memory that waits.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from contextlib import nullcontext
 from typing import Any
 
@@ -36,22 +36,21 @@ def nodes_with_gradient(exported: ExportedStep) -> frozenset[fx.Node]:
     held = [*inputs, *map(exported.attribute, exported.graph.find_nodes(op="get_attr"))]
     # Meta tensors hold no data either, and cost a fraction of the time.
     is_meta = all(value.is_meta for value in held if isinstance(value, Tensor))
-    fake = nullcontext() if is_meta else FakeTensorMode()
-    with fake, torch.enable_grad():
+    with nullcontext() if is_meta else FakeTensorMode(), torch.enable_grad():
         runner.run(*map(like, inputs))
-    output = exported.graph.output_node()
-    reached = backward_from(runner.entered.pop(output))
+    reached = backward_from(runner.entered.pop(exported.graph.output_node()))
+    entrances = reached | {id(step.variable) for step in reached if hasattr(step, "variable")}
     return frozenset(
         node
-        for node, entrances in runner.entered.items()
+        for node, found in runner.entered.items()
         # A later write into a value gives it another entrance.
-        if not reached.isdisjoint(entrances | _entrances(runner.env[node]))
+        if not entrances.isdisjoint(found | {*_entrances(runner.env[node])})
     )
 
 
-def backward_from(entrances: Set[Node]) -> set[Node]:
+def backward_from(entrances: Set[Any]) -> set[Any]:
     """Return the steps of a backward that starts at some of them."""
-    reached, ahead = set[Node](), [*entrances]
+    reached, ahead = set[Any](), [step for step in entrances if isinstance(step, Node)]
     while ahead:
         step = ahead.pop()
         if step not in reached:
@@ -70,11 +69,9 @@ class FakeRunner(fx.Interpreter):
     def fetch_attr(self, target: str) -> Any:
         """Return what stands for a parameter or buffer, and anything else itself."""
         value = super().fetch_attr(target)
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in self._fakes:
+        if isinstance(value, Tensor) and id(value) not in self._fakes:
             self._fakes[id(value)] = self.fake_of(target, value)
-        return self._fakes[id(value)]
+        return self._fakes.get(id(value), value)
 
     def fake_of(self, target: str, value: Tensor) -> Tensor:
         """Return a new tensor like the one of an attribute, without its data."""
@@ -86,24 +83,20 @@ class _Entrances(FakeRunner):
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module, garbage_collect_values=False)
-        self.entered: dict[fx.Node, set[Node]] = {}
+        self.entered: dict[fx.Node, set[Any]] = {}
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
         value = super().run_node(n)
-        self.entered[n] = _entrances(value)
+        self.entered[n] = {*_entrances(value)}
         return value
 
 
-def _entrances(value: Any) -> set[Node]:
-    found: set[Node] = set()
+def _entrances(value: Any) -> Iterator[Any]:
+    """Yield the steps of a backward behind a value; of a parameter its ``id``."""
     for tensor in tree_leaves(value):
         if isinstance(tensor, Tensor) and tensor.requires_grad:
-            # A parameter's is only seen behind a view. A view made under no_grad has none.
-            view = tensor.grad_fn or tensor.view_as(tensor).grad_fn
-            assert view is not None
-            found.update([view] if tensor.grad_fn else [n for n, _ in view.next_functions if n])
-    return found
+            yield tensor.grad_fn or id(tensor)
 
 
 def like(value: Tensor) -> Tensor:
@@ -129,12 +122,14 @@ def trained_weights(module: fx.GraphModule) -> set[fx.Node]:
         if node.op == "get_attr":
             value = attribute_of(module, str(node.target))
             is_weight = isinstance(value, nn.Parameter) and value.requires_grad
-            (weights if is_weight else fixed).add(node)
-        elif node.op == "call_function" and memory.get(node) not in changed:
+        elif node.op != "call_function" or memory.get(node) in changed:
+            continue
+        elif all(operand in weights or operand in fixed for operand in operands):
             is_detached = node.target is torch.ops.aten.detach.default
             is_weight = not is_detached and not weights.isdisjoint(operands)
-            if (weights | fixed).issuperset(operands):
-                (weights if is_weight else fixed).add(node)
+        else:
+            continue
+        (weights if is_weight else fixed).add(node)
     return weights
 
 

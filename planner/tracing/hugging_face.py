@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from difflib import get_close_matches
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from planner.errors import PipeplanError, shorten
+from planner.errors import PipeplanError, near, shorten
 from planner.records.document import read_json
 from planner.tracing.expert_operations import (
     combine_experts,
@@ -52,22 +51,6 @@ _TAKEN_OUT = {
 }
 
 
-class _Model(NamedTuple):
-    """A class of transformers under the name that the user gave.
-
-    Attributes:
-        name: with the prefix.
-        model_class: the class.
-        kind: what it is for.
-        recorded: fields of a configuration file.
-    """
-
-    name: str
-    model_class: Any
-    kind: str
-    recorded: Mapping[str, Any]
-
-
 def factory_of(name: str) -> Callable[..., nn.Module]:
     """Return the factory of ``hf:ClassName`` or ``hf:CONFIG.json``.
 
@@ -90,26 +73,7 @@ def factory_of(name: str) -> Callable[..., nn.Module]:
             f"model {name!r} is a folder; name its configuration: {name.rstrip('/')}/config.json"
         )
     recorded = _read(name, Path(wanted)) if is_configuration_file(name) else {}
-    class_name = recorded["architectures"][0] if recorded else wanted
-    library = _transformers(name)
-    kind = _kind_of(name, class_name, library)
-    model_class = getattr(library, class_name)
-    expected = model_class.config_class.model_type
-    if recorded.get("model_type", expected) != expected:
-        raise _refused(
-            name,
-            f"model_type is {shorten(recorded['model_type'])}, but {class_name} in architectures "
-            f"is of {expected!r}; correct one of the two",
-        )
-    model = _Model(name, model_class, kind, recorded)
-
-    def factory(**arguments: Any) -> nn.Module:
-        return _build(model, arguments)
-
-    # Errors name a factory as module:name.
-    factory.__module__, factory.__qualname__ = PREFIX.removesuffix(":"), wanted
-    factory.__name__ = class_name
-    return factory
+    return _Factory(name, recorded["architectures"][0] if recorded else wanted, recorded)
 
 
 def is_configuration_file(name: str) -> bool:
@@ -119,18 +83,6 @@ def is_configuration_file(name: str) -> bool:
 
 def _refused(name: str, words: str) -> PipeplanError:
     return PipeplanError(f"model {name!r}: {words}")
-
-
-def _transformers(name: str) -> Any:
-    try:
-        return importlib.import_module("transformers")
-    except ModuleNotFoundError as error:
-        if error.name != "transformers":
-            raise
-        raise PipeplanError(
-            f"model {name!r} needs the library transformers, which is not installed; "
-            'pip install "pipeplan[hf]"'
-        ) from None
 
 
 def _read(name: str, path: Path) -> dict[str, Any]:
@@ -157,80 +109,140 @@ def _read(name: str, path: Path) -> dict[str, Any]:
             )
 
 
-def _kind_of(name: str, class_name: str, library: Any) -> str:
-    """Return the task of a class.
+class _Factory:
+    """Builds a class of transformers, named by the user, from the fields of a configuration."""
 
-    Raises:
-        PipeplanError: if transformers has no such class, or it is of no supported kind.
-    """
-    auto = importlib.import_module("transformers.models.auto.modeling_auto")
-    kinds: dict[str, str] = {}
-    for kind, (table, _) in _KINDS.items():
-        for entry in getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES").values():
-            names = (entry,) if isinstance(entry, str) else entry
-            kinds = dict.fromkeys(names, kind) | kinds
-    if class_name in kinds:
-        return kinds[class_name]
-    if class_name in dir(library):
-        raise _refused(
-            name,
-            f"{class_name} is none of the kinds whose batches and losses Pipeplan knows "
-            f"({', '.join(_KINDS)}); write a module:factory that wraps it",
-        )
-    hint = _meant(class_name, kinds, 4) or ", for example GPT2LMHeadModel"
-    raise _refused(name, f"transformers has no class {class_name!r}{hint}")
+    def __init__(self, name: str, class_name: str, recorded: Mapping[str, Any]) -> None:
+        self.name, self.recorded = name, recorded
+        # Errors name a factory as module:name.
+        self.__module__, self.__name__ = PREFIX.removesuffix(":"), class_name
+        self.__qualname__ = name.removeprefix(PREFIX)
+        try:
+            library: Any = importlib.import_module("transformers")
+        except ModuleNotFoundError as error:
+            if error.name != "transformers":
+                raise
+            raise PipeplanError(
+                f"model {name!r} needs the library transformers, which is not installed; "
+                'pip install "pipeplan[hf]"'
+            ) from None
+        self.kind = self._kind_of(class_name, library)
+        self.model_class = getattr(library, class_name)
+        self.taken = [*inspect.signature(self.model_class.forward).parameters][1:]
+        expected = self.model_class.config_class.model_type
+        if recorded.get("model_type", expected) != expected:
+            raise _refused(
+                name,
+                f"model_type is {shorten(recorded['model_type'])}, but {class_name} in "
+                f"architectures is of {expected!r}; correct one of the two",
+            )
 
+    def _kind_of(self, class_name: str, library: Any) -> str:
+        """Return what a class is for, by the library's tables."""
+        auto = importlib.import_module("transformers.models.auto.modeling_auto")
+        kinds: dict[str, str] = {}
+        for kind, (table, _) in _KINDS.items():
+            for entry in getattr(auto, f"MODEL_FOR_{table}_MAPPING_NAMES").values():
+                for known in (entry,) if isinstance(entry, str) else entry:
+                    kinds.setdefault(known, kind)
+        if class_name in kinds:
+            return kinds[class_name]
+        if class_name in dir(library):
+            raise _refused(
+                self.name,
+                f"{class_name} is none of the kinds whose batches and losses Pipeplan knows "
+                f"({', '.join(_KINDS)}); write a module:factory that wraps it",
+            )
+        known = near(class_name, sorted(kinds))
+        raise _refused(self.name, f"transformers has no class {class_name!r}; {known}")
 
-def _meant(name: str, known: Iterable[str], most: int) -> str:
-    close = get_close_matches(name, [*known], n=most)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    def __call__(self, **arguments: Any) -> nn.Module:
+        """Build the model with new weights."""
+        config_class = self.model_class.config_class
+        known, sizes = config_class(), {"sequence_length": arguments.pop("sequence_length", None)}
+        if self.kind == _IMAGES and not hasattr(known, "image_size"):
+            sizes["image_size"] = arguments.pop("image_size", None)
+        for problem in self._problems(known, arguments, sizes):
+            raise _refused(self.name, problem)
+        config = config_class.from_dict({**self.recorded, **arguments})
+        config.return_dict = True
+        if hasattr(config, "use_cache"):
+            config.use_cache = False
+        config._attn_implementation = "sdpa" if self.model_class._supports_sdpa else "eager"
+        built: nn.Module = self._one_tensor_class(sizes)(config)
+        _send_tokens_to_experts(built)
+        wanted, positions = sizes["sequence_length"], _positions(built)
+        if wanted is not None and positions is not None and wanted > positions:
+            raise _refused(
+                self.name,
+                f"sequence_length = {wanted} in model_arguments, but its configuration has "
+                f"{positions} positions; choose fewer tokens or set max_position_embeddings",
+            )
+        return built
 
+    def _problems(
+        self, known: Any, fields: Mapping[str, Any], sizes: Mapping[str, Any]
+    ) -> Iterator[str]:
+        """Yield sizes that are no sizes, fields that the configuration lacks, and other inputs."""
+        for name, value in sizes.items():
+            if value is not None and (type(value) is not int or value < 1):
+                yield f"{name} = {shorten(value)} in model_arguments, expected a positive integer"
+        for field in fields:
+            words = f"{field} in model_arguments is "
+            if field.startswith("_") or field in _RESERVED:
+                yield f"{words}chosen by Pipeplan so that the model can be exported; remove it"
+            if not hasattr(known, field):
+                others = near(field, [*known.to_dict(), "sequence_length"])
+                yield f"{words}no field of {type(known).__name__}; {others}"
+        if missing := [entry for entry in _KINDS[self.kind][1] if entry not in self.taken]:
+            yield (
+                f"{self.model_class.__name__}.forward takes no {' and no '.join(missing)}, which "
+                f"Pipeplan gives to a model for {self.kind}; write a module:factory that wraps it"
+            )
 
-def _build(model: _Model, arguments: Mapping[str, Any]) -> nn.Module:
-    fields, config_class = dict(arguments), model.model_class.config_class
-    known = config_class()
-    sizes = {"sequence_length": fields.pop("sequence_length", None)}
-    if model.kind == _IMAGES and not hasattr(known, "image_size"):
-        sizes["image_size"] = fields.pop("image_size", None)
-    for problem in _problems(model, known, fields, sizes):
-        raise _refused(model.name, problem)
-    config = config_class.from_dict({**model.recorded, **fields})
-    config.return_dict = True
-    if hasattr(config, "use_cache"):
-        config.use_cache = False
-    config._attn_implementation = "sdpa" if model.model_class._supports_sdpa else "eager"
-    built: nn.Module = _one_tensor_class(model, sizes)(config)
-    _send_tokens_to_experts(built)
-    wanted, positions = sizes["sequence_length"], _positions(built)
-    if wanted is not None and positions is not None and wanted > positions:
-        raise _refused(
-            model.name,
-            f"sequence_length = {wanted} in model_arguments, but its configuration has {positions} "
-            "positions; choose fewer tokens or set max_position_embeddings",
-        )
-    return built
+    def _one_tensor_class(self, sizes: Mapping[str, int | None]) -> Any:
+        """Return a subclass with the same name; a wrapper would put a prefix before parameters."""
 
+        def forward(model: Any, target: Tensor | None = None, **inputs: Tensor) -> Tensor:
+            """Return the logits, or the model's own loss if it is given the target."""
+            if unknown := [entry for entry in inputs if entry not in self.taken]:
+                raise _refused(
+                    self.name,
+                    f"its forward takes no {', '.join(unknown)}; correct the names in [inputs], it "
+                    f"takes {', '.join(self.taken)}",
+                )
+            labels = {} if target is None else {"labels": target}
+            if labels and self.kind == "causal language model":
+                labels["shift_labels"] = target  # type: ignore[assignment]  # The next token.
+            output = self.model_class.forward(model, **inputs, **labels)
+            found: Tensor = output.logits if target is None else output.loss
+            return found
 
-def _problems(
-    model: _Model, known: Any, fields: Mapping[str, Any], sizes: Mapping[str, Any]
-) -> Iterator[str]:
-    """Yield sizes that are no sizes, fields that the configuration lacks, and other inputs."""
-    for name, value in sizes.items():
-        if value is not None and (type(value) is not int or value < 1):
-            yield f"{name} = {shorten(value)} in model_arguments, expected a positive integer"
-    for field in fields:
-        words = f"{field} in model_arguments is "
-        if field.startswith("_") or field in _RESERVED:
-            yield f"{words}chosen by Pipeplan so that the model can be exported; remove it"
-        if not hasattr(known, field):
-            hint = _meant(field, [*known.to_dict(), "sequence_length"], 3) or "; remove it"
-            yield f"{words}no field of {type(known).__name__}{hint}"
-    taken = inspect.signature(model.model_class.forward).parameters
-    if missing := [entry for entry in _KINDS[model.kind][1] if entry not in taken]:
-        yield (
-            f"{model.model_class.__name__}.forward takes no {' and no '.join(missing)}, which "
-            f"Pipeplan gives to a model for {model.kind}; write a module:factory that wraps it"
-        )
+        def example_batch(model: Any, samples: int) -> dict[str, Tensor]:
+            """Return random inputs by the names of forward's arguments, and a ``target``."""
+            config = model.config
+            if self.kind == _IMAGES:
+                found = getattr(config, "image_size", None)
+                size = sizes.get("image_size") or found or _DEFAULT_PIXELS
+                pixels = size if isinstance(size, list | tuple) else (size, size)
+                channels = getattr(config, "num_channels", 3)
+                return {
+                    "pixel_values": torch.randn(samples, channels, *pixels),
+                    "target": torch.randint(config.num_labels, (samples,)),
+                }
+            length = sizes["sequence_length"]
+            if length is None:
+                length = min(_positions(model) or _DEFAULT_TOKENS, _MOST_TOKENS)
+            names = (*_KINDS[self.kind][1], "target")
+            return {entry: torch.randint(config.vocab_size, (samples, length)) for entry in names}
+
+        members = {
+            "__module__": self.model_class.__module__,
+            "__doc__": self.model_class.__doc__,
+            "forward": forward,
+            "example_batch": example_batch,
+        }
+        return type(self.model_class.__name__, (self.model_class,), members)
 
 
 def _positions(model: Any) -> int | None:
@@ -245,54 +257,6 @@ def _positions(model: Any) -> int | None:
         if path.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None
     ]
     return int(longest) - max(spare, default=0)
-
-
-def _one_tensor_class(model: _Model, sizes: Mapping[str, int | None]) -> Any:
-    """Return a subclass with the same name; a wrapper would put a prefix before all parameters."""
-    model_class, kind = model.model_class, model.kind
-    taken = [*inspect.signature(model_class.forward).parameters][1:]
-
-    def forward(self: Any, target: Tensor | None = None, **inputs: Tensor) -> Tensor:
-        """Return the logits, or the model's own loss if it is given the target."""
-        if unknown := [entry for entry in inputs if entry not in taken]:
-            raise _refused(
-                model.name,
-                f"its forward takes no {', '.join(unknown)}; correct the names in [inputs], it "
-                f"takes {', '.join(taken)}",
-            )
-        labels = {} if target is None else {"labels": target}
-        if labels and kind == "causal language model":
-            labels["shift_labels"] = target  # type: ignore[assignment]  # It is the next token.
-        output = model_class.forward(self, **inputs, **labels)
-        found: Tensor = output.logits if target is None else output.loss
-        return found
-
-    def example_batch(self: Any, samples: int) -> dict[str, Tensor]:
-        """Return random inputs by the names of forward's arguments, and a ``target``."""
-        if kind == _IMAGES:
-            return _images(self.config, samples, sizes.get("image_size"))
-        length = sizes["sequence_length"]
-        if length is None:
-            length = min(_positions(self) or _DEFAULT_TOKENS, _MOST_TOKENS)
-        names = (*_KINDS[kind][1], "target")
-        return {entry: torch.randint(self.config.vocab_size, (samples, length)) for entry in names}
-
-    members = {
-        "__module__": model_class.__module__,
-        "__doc__": model_class.__doc__,
-        "forward": forward,
-        "example_batch": example_batch,
-    }
-    return type(model_class.__name__, (model_class,), members)
-
-
-def _images(config: Any, samples: int, given: int | None) -> dict[str, Tensor]:
-    size = given or getattr(config, "image_size", None) or _DEFAULT_PIXELS
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return {
-        "pixel_values": torch.randn(samples, getattr(config, "num_channels", 3), height, width),
-        "target": torch.randint(config.num_labels, (samples,)),
-    }
 
 
 # --- experts --------------------------------------------------------------------------------------

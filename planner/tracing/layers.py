@@ -101,9 +101,8 @@ def _call(node: fx.Node, outer: Set[str]) -> tuple[str, str] | None:
 
 def _module_path(node: fx.Node) -> list[str] | None:
     """Return the parts of the module's path in the model; None outside it, in the loss."""
-    stack = node.meta.get("nn_module_stack") or {}
-    path = list(stack.values())[-1][0] if stack else ""
-    parts = [part.split("@")[0] for part in path.split(".") if part]
+    paths = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+    parts = [part.split("@")[0] for part in (paths or [""])[-1].split(".") if part]
     return parts[1:] if parts else None  # The first is the wrapper's name for the model.
 
 

@@ -70,12 +70,17 @@ def lookups(exported: ExportedStep) -> tuple[Lookup, ...]:
     Values computed by the model before a lookup (a remainder, say) are not followed, so every
     lookup returned is a real limit.
     """
-    return tuple(
-        found
-        for node in exported.graph.find_nodes(op="placeholder")
-        for user, argument in _users(node)
-        for found in _lookup(exported, str(node.target), user, argument)
-    )
+    found: list[Lookup] = []
+    for entry in exported.graph.find_nodes(op="placeholder"):
+        same = [entry]  # The entry, and it in other shapes.
+        for value in same:
+            for user in value.users:
+                found += _lookup(exported, str(entry.target), user, value)
+                name = operator_name(user)
+                is_same = name in _SAME_VALUES and user.args[:1] == (value,)
+                if (is_same or "getitem" in name) and user not in same:
+                    same.append(user)
+    return tuple(found)
 
 
 def too_small_for_text(found: tuple[Lookup, ...]) -> str | None:
@@ -97,20 +102,6 @@ def text_problem_of_step(exported: ExportedStep, job: Job) -> str | None:
         if isinstance(value := node.meta["val"], Tensor)
     }
     return text_problem(forms, job) or too_small_for_text(lookups(exported))
-
-
-def _users(entry: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Yield users of an entry, and of it in other shapes, each with the value it uses."""
-    pending, seen = [entry], {entry}
-    while pending:
-        node = pending.pop()
-        for user in node.users:
-            yield user, node
-            name = operator_name(user)
-            kept = name in _SAME_VALUES and user.args[:1] == (node,)
-            if (kept or "getitem" in name) and user not in seen:
-                seen.add(user)
-                pending.append(user)
 
 
 def _lookup(exported: ExportedStep, entry: str, node: fx.Node, index: fx.Node) -> Iterator[Lookup]:

@@ -32,12 +32,12 @@ from planner.tracing.torch_private import (
 from planner.tracing.user_code import one_line
 
 ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
-MATRIX_PRODUCTS = frozenset(
-    "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
-    "conv_transpose2d _grouped_mm grouped_mm_fallback grouped_product".split()
-)
 _GROUPED = frozenset(("_grouped_mm", "grouped_mm_fallback", "grouped_product"))
 """Products of rows sorted by group with the matrix of their group; torch has no formula."""
+MATRIX_PRODUCTS = _GROUPED | frozenset(
+    "linear matmul mm bmm addmm baddbmm einsum dot mv conv1d conv2d conv3d convolution "
+    "conv_transpose2d".split()
+)
 # Operators that do arithmetic torch's FLOP counter has no formula for, but so little of it per
 # byte that their time is their traffic: normalisations, reductions, lookups, pooling.
 _TRAFFIC_BOUND = frozenset(
@@ -76,6 +76,10 @@ class Saved(NamedTuple):
     nodes: list[fx.Node]
 
 
+Held = tuple[fx.Node, int | None, int]
+"""An operation, a storage that is kept for its backward (None: the gradient of its value), bytes"""
+
+
 @dataclass
 class Measurement:
     """The counts of a run on the meta device.
@@ -86,8 +90,7 @@ class Measurement:
         again: storages that are not kept, since the backward makes them again.
         storage: storage of each operation's value.
         requires_grad: operations whose value takes a gradient.
-        weight_stash: what is kept for the weight gradients of split backwards: operation, storage
-            (None: its gradient) and bytes.
+        weight_stash: what is kept for the weight gradients of split backwards.
         counted, uncounted: runs of operators with a known cost; and without one, by name.
     """
 
@@ -96,7 +99,7 @@ class Measurement:
     again: dict[int, Saved] = field(default_factory=dict)
     storage: dict[fx.Node, int] = field(default_factory=dict)
     requires_grad: set[fx.Node] = field(default_factory=set)
-    weight_stash: tuple[tuple[fx.Node, int | None, int], ...] = ()
+    weight_stash: tuple[Held, ...] = ()
     counted: int = 0
     uncounted: Counter[str] = field(default_factory=Counter)
 
@@ -105,6 +108,14 @@ class Measurement:
         """Fraction of the arithmetic operators whose cost is known."""
         missed = self.uncounted.total()
         return 1.0 if not missed else self.counted / (self.counted + missed)
+
+    def held(self) -> dict[str, Iterable[Held]]:
+        """Return what is kept for the backward, by the names of a layer's fields."""
+        kept, again = (
+            [(row.nodes[0], key, row.bytes) for key, row in rows.items()]
+            for rows in (self.saved, self.again)
+        )
+        return {"stash_bytes": kept, "weight_stash_bytes": self.weight_stash, "again_bytes": again}
 
 
 def measure(
@@ -121,7 +132,11 @@ def measure(
         try:
             runner.run(*arguments)
         except Exception as error:
-            raise PipeplanError(runner.refusal(error)) from error
+            layer = layers.layer_of.get(runner.running)
+            raise PipeplanError(
+                f"operator {runner.running.target}{f' of layer {layer!r}' if layer else ''} cannot "
+                f"be measured without data: {one_line(error)}"
+            ) from error
     runner.result.weight_stash = tuple(runner.weight_stash())
     return runner.result
 
@@ -181,12 +196,6 @@ class _Runner(fx.Interpreter):
         held = [*exported.module.parameters(), *exported.module.buffers()]
         self.held = {storage_key(value) for value in held}
         self.kept_alive: list[Tensor] = []  # A freed storage's address could be used again.
-
-    def refusal(self, error: Exception) -> str:
-        """Describe in one line why the graph could not be run."""
-        node = self.running
-        where = f" of layer {layer!r}" if (layer := self.layers.layer_of.get(node)) else ""
-        return f"operator {node.target}{where} cannot be measured without data: {one_line(error)}"
 
     def pack(self, tensor: Tensor) -> Tensor:
         """Note what the running operation saves for its backward."""
@@ -256,7 +265,7 @@ class _Runner(fx.Interpreter):
             ("input_gradient", 1, trains * flops * 5 // 2, trains * 2 * traffic),
         )
 
-    def weight_stash(self) -> Iterator[tuple[fx.Node, int | None, int]]:
+    def weight_stash(self) -> Iterator[Held]:
         """Yield what deferred weight gradients keep: saved tensors, each once, and gradients."""
         waiting = {n for n in self.layers.layer_of if is_deferrable(n, self.weights)}
         for key, saved in self.result.saved.items():

@@ -63,6 +63,11 @@ def operator_name(node: fx.Node) -> str:
     return str(node.target)
 
 
+def is_check(node: fx.Node) -> bool:
+    """Return whether an operation checks a value and makes none."""
+    return operator_name(node) == "_assert_tensor_metadata"
+
+
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """Return the arguments of an operation by their names in its schema, defaults included."""
     assert isinstance(node.target, OpOverload)

@@ -29,7 +29,7 @@ from planner.tracing.factory import (
 )
 from planner.tracing.gradients import nodes_with_gradient
 from planner.tracing.layers import LayerAssignment, assign_layers
-from planner.tracing.measure import Measurement, measure, products_of
+from planner.tracing.measure import Held, Measurement, measure, products_of
 from planner.tracing.sharing import buffers_written, bytes_of, require_no_writes, shape_of
 from planner.tracing.torch_private import require_supported
 
@@ -88,17 +88,9 @@ def trace(
 
 
 def trace_step(model: str | Factory, job: Job, name: str | None = None) -> TracedStep:
-    """Build a model on the meta device, export its training step and count its layers' costs.
+    """Do as :func:`trace`, and return the exported step and its costs as well.
 
     What the step leaves out without a change of gradients is logged as a warning.
-
-    Args:
-        model: see :func:`trace`.
-        job: microbatch size, precision, loss and model arguments.
-        name: name of the graph; default: the factory's name.
-
-    Raises:
-        PipeplanError: if the model cannot be found, built or exported.
     """
     require_supported()
     factory = import_factory(model) if isinstance(model, str) else model
@@ -164,7 +156,17 @@ def graph_record(
     )
 
 
+# --- layers ---------------------------------------------------------------------------------------
+
 _SIZES = ("operations", "flops", "traffic_bytes")
+
+
+def figures_of(rows: Iterable[Work]) -> dict[str, Any]:
+    """Return the sums of FLOPs and traffic of each phase, by the names of a layer's fields."""
+    work, found = tuple(rows), dict[str, Any]()
+    for phase in PHASES:
+        found[f"{phase}_flops"], found[f"{phase}_traffic_bytes"] = totals(work, phase)
+    return found
 
 
 def work_of(rows: Iterable[Work]) -> tuple[Work, ...]:
@@ -187,25 +189,49 @@ def work_of(rows: Iterable[Work]) -> tuple[Work, ...]:
     return tuple(sorted(merged, key=lambda row: PHASES.index(row.phase)))
 
 
-def gradient_sum(bytes_: int) -> Work:
-    """Return the work of adding a microbatch's gradient to earlier ones: two reads and a write.
+def work_rows(
+    nodes: Iterable[fx.Node], own: Set[str], measured: Measurement, parameters: Iterable[Parameter]
+) -> Iterator[tuple[fx.Node | str, Work]]:
+    """Yield the work of a layer by operation, and by parameter that of adding gradients up.
 
-    The first microbatch of an iteration has nothing to add to; it is not treated differently.
+    To add a microbatch's gradient to earlier ones takes two reads and a write. The first microbatch
+    of an iteration has nothing to add to; it is not treated differently.
+
+    Args:
+        nodes: operations of the layer.
+        own: names of the layer's parameters, among those of the model.
+        measured: what operations cost.
+        parameters: all those of the model.
     """
-    return Work(
-        phase="weight_gradient",
-        operation_class="memory",
-        operations=1,
-        flops=0,
-        traffic_bytes=3 * bytes_,
-    )
+    for node in nodes:
+        yield from ((node, row) for row in measured.work[node])
+    for parameter in parameters:
+        if parameter.trainable and parameter.bytes and parameter.name in own:
+            yield (
+                parameter.name,
+                Work(
+                    phase="weight_gradient",
+                    operation_class="memory",
+                    operations=1,
+                    flops=0,
+                    traffic_bytes=3 * parameter.bytes,
+                ),
+            )
 
 
-def figures_of(work: Iterable[Work]) -> dict[str, Any]:
-    """Return the sums of FLOPs and traffic of each phase, by the names of a layer's fields."""
-    rows, found = tuple(work), dict[str, Any]()
-    for phase in PHASES:
-        found[f"{phase}_flops"], found[f"{phase}_traffic_bytes"] = totals(rows, phase)
+def held_by(
+    layers: LayerAssignment, measured: Measurement, of: Callable[[Held], int]
+) -> dict[str, dict[str, Any]]:
+    """Return what each layer keeps for its backward, by the names of its fields.
+
+    ``of`` returns the bytes that count of a row.
+    """
+    found: dict[str, dict[str, Any]] = {
+        name: dict.fromkeys(measured.held(), 0) for name in layers.names
+    }
+    for kind, rows in measured.held().items():
+        for row in rows:
+            found[layers.layer_of[row[0]]][kind] += of(row)
     return found
 
 
@@ -215,50 +241,26 @@ def _layers(
     measured: Measurement,
     parameters: Iterable[Parameter],
 ) -> Iterator[Layer]:
-    late = [(node, bytes_) for node, _, bytes_ in measured.weight_stash]
-    kept, again = (
-        [(row.nodes[0], row.bytes) for row in rows.values()]
-        for rows in (measured.saved, measured.again)
-    )
-    held = (kept, late, again, _read(layers))
-    stash, weight_stash, again_bytes, batch = (bytes_by_layer(layers, rows) for rows in held)
-    used = _parameter_names(exported, layers)
+    held, used = held_by(layers, measured, lambda row: row[2]), _parameter_names(exported, layers)
     written: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for node, buffer in buffers_written(layers.layer_of):
         written[layers.layer_of[node]][exported.name_of(buffer)] = None
-    size = {row.name: row.bytes for row in parameters if row.trainable}
+    batch: Counter[str] = Counter()
+    for node in layers.inputs:
+        for name in {layers.layer_of[user] for user in node.users if user in layers.layer_of}:
+            batch[name] += bytes_of(node)
     for name, nodes in layers.nodes_of.items():
-        rows = [row for node in nodes for row in measured.work[node]]
-        work = work_of([*rows, *(gradient_sum(size[own]) for own in used[name] if size.get(own))])
+        work = [row for _, row in work_rows(nodes, used[name].keys(), measured, parameters)]
         yield Layer(
             name=name,
             **figures_of(work),
-            stash_bytes=stash[name],
-            weight_stash_bytes=weight_stash[name],
-            again_bytes=again_bytes[name],
+            **held[name],
             parameters=tuple(used[name]),
             writes=tuple(written[name]),
             batch_bytes=batch[name],
-            work=work,
+            work=work_of(work),
             products=tuple(product for _, product in products_of(nodes)),
         )
-
-
-def bytes_by_layer(
-    layers: LayerAssignment, rows: Iterable[tuple[fx.Node, int]]
-) -> defaultdict[str, int]:
-    """Return the sum of the bytes of operations, by layer."""
-    found: defaultdict[str, int] = defaultdict(int)
-    for node, bytes_ in rows:
-        found[layers.layer_of[node]] += bytes_
-    return found
-
-
-def _read(layers: LayerAssignment) -> Iterator[tuple[fx.Node, int]]:
-    """Yield each entry of the batch for one operation of every layer that reads it."""
-    for node in layers.inputs:
-        users = {layers.layer_of[user]: user for user in node.users if user in layers.layer_of}
-        yield from ((user, bytes_of(node)) for user in users.values())
 
 
 def _boundaries(
@@ -281,9 +283,13 @@ def _boundaries(
         )
 
 
+# --- parameters -----------------------------------------------------------------------------------
+
+
 def _parameter_names(
     exported: ExportedStep, layers: LayerAssignment
 ) -> defaultdict[str, dict[str, None]]:
+    """Return the names of the parameters and buffers that each layer uses."""
     used: defaultdict[str, dict[str, None]] = defaultdict(dict)
     for node in exported.graph.find_nodes(op="get_attr"):
         for user in node.users:

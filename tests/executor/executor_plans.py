@@ -20,8 +20,7 @@ from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.schedules.best import best_schedule
-from planner.tracing.sharding.record import record_of
-from planner.tracing.sharding.routing import routing_of
+from planner.tracing.sharding.record import record_of, routing_of
 from planner.tracing.trace import trace, trace_step
 
 TINY = tuple(name for name in ZOO if name.endswith("_tiny"))

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from planner.tracing.sharding.local import join, share
-from planner.tracing.sharding.notation import Axis, Dimension, added_after, axes_of, results_of
+from planner.tracing.sharding.rules import Axis, Dimension, added_after, axes_of, results_of
 from planner.tracing.sharing import operator_name, shape_of
 
 VIEWS = ("view", "reshape", "flatten", "squeeze", "unflatten")

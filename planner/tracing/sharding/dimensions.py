@@ -1,7 +1,7 @@
 """Dimensions of a step's values that can only be split together, with what keeps them whole.
 
 Every operation says which dimensions of its operands and results correspond
-(:mod:`~planner.tracing.sharding.notation`); the closure over the graph are classes, as the named
+(:mod:`~planner.tracing.sharding.rules`); the closure over the graph are classes, as the named
 dimensions of Alabed et al., 2025, "TOAST". A split class communicates only where an operation sums
 over it.
 """
@@ -21,8 +21,8 @@ from torch import fx, nn
 
 from planner.model.split_record import RegionKind
 from planner.tracing.export import ExportedStep
-from planner.tracing.sharding.notation import OFFSETS, ROUTING, Axis, Dimension, axes_of, results_of
-from planner.tracing.sharing import operator_name, shape_of
+from planner.tracing.sharding.rules import OFFSETS, ROUTING, Axis, Dimension, axes_of, results_of
+from planner.tracing.sharing import is_check, operator_name, shape_of
 
 Parts = tuple[Fraction, ...]
 """Fractions of a dimension that are split one by one: thirds of a fused query, key and value."""
@@ -102,17 +102,23 @@ class Dimensions:
 
     def __init__(self, exported: ExportedStep, walls: frozenset[fx.Node] = frozenset()) -> None:
         self.tied: dict[str, list[fx.Node]] = defaultdict(list)
-        for node in exported.graph.find_nodes(op="get_attr"):
-            self.tied[exported.name_of(node)].append(node)
-        self.data = dict.fromkeys(_data_values(exported))
+        self.data: dict[fx.Node, None] = {}
+        for node in exported.graph.nodes:
+            if node.op == "get_attr":
+                self.tied[exported.name_of(node)].append(node)
+                is_data = isinstance(exported.attribute(node), nn.Parameter)  # Trained or frozen.
+            else:
+                is_data = not self.data.keys().isdisjoint(node.all_input_nodes)
+            if is_data and node.op != "output":
+                self.data[node] = None
         self.axes: dict[fx.Node, Sequence[Axis]] = {}
         self._together = UnionFind()  # Dimensions of one class …
         self._alike = UnionFind()  # … and those among them with equal parts.
         self._obstacles: dict[Dimension, list[str]] = defaultdict(list)
         for node in self.data:
-            checks = operator_name(node) == "_assert_tensor_metadata"
             # The operation that made a tuple speaks of its parts.
-            if node.op == "call_function" and node.target is not operator.getitem and not checks:
+            is_silent = node.target is operator.getitem or is_check(node)
+            if node.op == "call_function" and not is_silent:
                 self._add(node, node in walls)
         for nodes in self.tied.values():
             for own in range(len(shape_of(nodes[0]))) if nodes[0] in self.data else ():
@@ -181,16 +187,3 @@ class Dimensions:
             found.add(joined if sum(joined) == 1 and len(joined) <= _MOST_PARTS else ())
         known[group] = (found or {WHOLE}).pop() if len(found) <= 1 else ()
         return known[group]
-
-
-def _data_values(exported: ExportedStep) -> Iterator[fx.Node]:
-    """Yield parameters and all values computed from any, trained or frozen."""
-    data = set[fx.Node]()
-    for node in exported.graph.nodes:
-        if node.op == "get_attr":
-            is_data = isinstance(exported.attribute(node), nn.Parameter)
-        else:
-            is_data = node.op == "call_function" and not data.isdisjoint(node.all_input_nodes)
-        if is_data:
-            data.add(node)
-            yield node

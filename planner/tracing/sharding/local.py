@@ -17,10 +17,14 @@ shares, so that one graph runs on every rank. Methods of the group are different
 
 Rank r of t has the experts from r E / t on, E / t of them (Lepikhin et al., 2021, "GShard", section
 3.2); two all-to-alls in each direction are Megatron-LM's ``alltoall`` dispatcher.
+
+Of random numbers every rank draws those of the whole value and takes a share: a group drops what a
+single process drops, and the ranks' generators stay equal.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -32,8 +36,7 @@ from torch import Tensor, fx
 from planner.errors import PipeplanError
 from planner.tracing.export import ExportedStep
 from planner.tracing.measure import MATRIX_PRODUCTS
-from planner.tracing.sharding.drawn import drawn_share
-from planner.tracing.sharding.notation import (
+from planner.tracing.sharding.rules import (
     COMBINE,
     DISPATCH,
     OFFSETS,
@@ -42,9 +45,9 @@ from planner.tracing.sharding.notation import (
     axes_of,
     operands_of,
 )
-from planner.tracing.sharding.placements import Share
-from planner.tracing.sharding.split import Split
-from planner.tracing.sharing import arguments_of, is_random, operator_name, shape_of
+from planner.tracing.sharding.split import RESHAPES, Share, Split
+from planner.tracing.sharing import arguments_of, is_check, is_random, operator_name, shape_of
+from planner.tracing.torch_private import MATH_ATTENTION
 
 _aten = torch.ops.aten
 
@@ -99,7 +102,7 @@ class LocalStep:
         self._local: dict[fx.Node, fx.Node] = {}  # Values in the form in which they are made …
         self._once: dict[Any, fx.Node] = {}  # … and in others.
         for node in exported.graph.nodes:
-            if operator_name(node) != "_assert_tensor_metadata":
+            if not is_check(node):
                 self._local[node] = self._note(self._copied(node), node)
         self._tell_what_is_fresh()
 
@@ -122,19 +125,21 @@ class LocalStep:
 
     # --- additions to the graph ---
 
-    def function(self, node: fx.Node, target: Any, *arguments: Any, **settings: Any) -> fx.Node:
+    def _function(self, node: fx.Node, target: Any, *arguments: Any, **settings: Any) -> fx.Node:
         """Add a call of a function for an operation of the step."""
         return self._note(self.graph.call_function(target, arguments, settings), node)
 
-    def take(self, node: fx.Node, whole: fx.Node, share: Share) -> fx.Node:
-        """Add this rank's share of a whole value, where the step has ``node``."""
-        return self._note(self._call("take", whole, *share.place(node)), node)
+    def _take(
+        self, whole: fx.Node, value: fx.Node, share: Share, layer: str | None = None
+    ) -> fx.Node:
+        """Add this rank's share of a whole value, which has the shape of one of the step."""
+        return self._note(self._call("take", whole, *share.place(value)), value, layer)
 
     def _note(self, made: fx.Node, value: fx.Node, layer: str | None = None) -> fx.Node:
-        self.made[made] = value, self.layer(value) if layer is None else layer
+        self.made[made] = value, self._layer(value) if layer is None else layer
         return made
 
-    def layer(self, node: fx.Node) -> str:
+    def _layer(self, node: fx.Node) -> str:
         """Return the layer of an operation; outside layers, an empty name."""
         return self.split.layer_of.get(node, "")
 
@@ -154,7 +159,7 @@ class LocalStep:
         form, held = self.split.read(reader, value), self.split.held(value)
         if form == "sum" or value in self.split.shares:
             return self._local[value]
-        ready, key = self._held(value), (value, form, self.layer(reader))
+        ready, key = self._held(value), (value, form, self._layer(reader))
         if key not in self._once and isinstance(held, Share) and form != held:
             method = "gather" if form == "whole" else "gather_partial"
             self._once[key] = self._communicate(method, value, key[2], ready, *held.place(value))
@@ -171,7 +176,7 @@ class LocalStep:
         if value not in self._once:
             place = form.place(value) if isinstance(form, Share) else ()
             method = "reduce_scatter" if place else "all_reduce"
-            method, layer = method if made == "sum" else "scatter", self.layer(value)
+            method, layer = method if made == "sum" else "scatter", self._layer(value)
             self._once[value] = self._communicate(method, value, layer, self._local[value], *place)
             if made == "sum":
                 self._add_bias(value)
@@ -182,13 +187,13 @@ class LocalStep:
         product = products[0] if products else value
         for bias in added_after(product) if product in self.split.region_of else ():
             terms = self._once[value], self._read(product, bias)
-            self._once[value] = self.function(value, _aten.add.Tensor, *terms)
+            self._once[value] = self._function(value, _aten.add.Tensor, *terms)
 
     # --- shares of operations ---
 
     def _share_of(self, node: fx.Node) -> fx.Node:
         """Add a rank's share of an operation."""
-        region, layer = self.split.region_of.get(node), self.layer(node)
+        region, layer = self.split.region_of.get(node), self._layer(node)
         has_experts = region is not None and region.kind == "experts"
         if region is not None and has_experts and operator_name(node) in ROUTING:
             return self._routed(node, layer, region.sizes[0])
@@ -203,11 +208,10 @@ class LocalStep:
         def operand(value: fx.Node) -> fx.Node:
             if value not in taken:
                 return self._read(node, value)
-            made = self._call("take", self._local[value], *taken[value].place(value))
-            return self._note(made, value, layer)
+            return self._take(self._local[value], value, taken[value], layer)
 
         if is_random(node):
-            return drawn_share(self, node, operand)
+            return self._drawn(node, operand)
         return self._sum(node, operand) or self._resized(node, operand, has_experts)
 
     def _taken(self, node: fx.Node) -> dict[fx.Node, Share]:
@@ -226,7 +230,7 @@ class LocalStep:
         name, given, bias = operator_name(node), arguments_of(node), added_after(node)
         values = [value for value in operands_of(node) if value not in bias]
         if name == "cross_entropy_loss":
-            self.communicated.append((name, values[0], self.layer(node)))
+            self.communicated.append((name, values[0], self._layer(node)))
             settings = given["reduction"], given["ignore_index"]
             return self._call("cross_entropy", *map(operand, values), *settings)
         if node not in self.split.sums or not (bias or name == "embedding"):
@@ -261,7 +265,7 @@ class LocalStep:
             # How many rows the experts of a rank have, only the step will say.
             size = shape[share.dimension] // self.split.degree
             shape[share.dimension] = -1 if has_experts else size
-        if name in ("view", "reshape", "_unsafe_view", "expand", "unflatten"):
+        if name in RESHAPES | {"expand", "unflatten"}:
             made.target = _aten.view.default if name == "unflatten" else node.target
             made.args = made.args[0], shape
         elif name in ("split", "split_with_sizes"):
@@ -272,6 +276,65 @@ class LocalStep:
             made.target, made.kwargs = _aten.split_with_sizes.default, {}
             made.args = made.args[0], sizes, own
         return made
+
+    # --- random numbers ---
+
+    def _drawn(self, node: fx.Node, operand: Callable[[Any], fx.Node]) -> fx.Node:
+        """Add a rank's share of an operation that draws random numbers."""
+        name, given, share = (
+            operator_name(node),
+            arguments_of(node),
+            self.split.share_in(node, node),
+        )
+        if share is not None and name == "dropout":
+            kept = self._take(self._kept(node, given["input"].meta["val"], given["p"]), node, share)
+            return self._function(node, _aten.mul.Tensor, operand(given["input"]), kept)
+        if share is not None and name == "scaled_dot_product_attention":
+            return self._attention(node, share, operand)
+        raise PipeplanError(
+            f"layer {self._layer(node)!r}: {node.target} draws random numbers, and a "
+            "tensor-parallel group would compute it in shares, whose numbers would not be those of "
+            "a single process; use dropout there, or plan without tensor parallelism (without "
+            "sequence parallelism, if it lies between the attention and the MLP)"
+        )
+
+    def _attention(self, node: fx.Node, share: Share, operand: Callable[[Any], fx.Node]) -> fx.Node:
+        """Add attention whose weights are torch's own, as it computes them where it drops some."""
+        given, sides, add = (
+            arguments_of(node),
+            ("query", "key", "value"),
+            partial(self._function, node),
+        )
+        query, key, value = (operand(given[side]) for side in sides)
+        mask = given["attn_mask"]
+        if mask is not None:
+            is_boolean, mask = mask.meta["val"].dtype == torch.bool, operand(mask)
+            mask = add(_aten.where.Scalar, mask, 0.0, -math.inf) if is_boolean else mask
+        none_of_value = add(_aten.slice.Tensor, value, -1, 0, 0)
+        settings = {name: given[name] for name in ("scale", "enable_gqa")}
+        arguments = (query, key, none_of_value, mask, 0.0, given["is_causal"])
+        weights = add(operator.getitem, add(MATH_ATTENTION, *arguments, **settings), 1)
+        shape = (*shape_of(node)[:-1], shape_of(given["key"])[-2])
+        like = torch.empty(shape, dtype=node.meta["val"].dtype, device="meta")
+        kept = self._take(self._kept(node, like, given["dropout_p"]), node, share)
+        weights = add(_aten.mul.Tensor, weights, kept)
+        if given["enable_gqa"]:
+            heads = shape_of(given["query"])[-3] // shape_of(given["value"])[-3]
+            value = add(_aten.repeat_interleave.self_int, value, heads, -3)
+        return add(_aten.matmul.default, weights, value)
+
+    def _kept(self, node: fx.Node, value: Tensor, rate: float) -> fx.Node:
+        """Add the factors, 0 or 1 / (1 - rate), that dropout draws for a tensor like this one."""
+        like = torch.empty_strided(value.shape, value.stride(), device="meta")
+        strides = torch.empty_like(like).stride()
+        order = sorted(range(value.dim()), key=lambda dimension: -strides[dimension])
+        shape = [value.shape[dimension] for dimension in order]
+        settings = {"dtype": value.dtype, "device": torch.device("cpu")}
+        made = self._function(node, _aten.ones.default, shape, **settings)
+        if order != sorted(order):  # Dropout draws in the order of memory.
+            back = [order.index(dimension) for dimension in range(len(order))]
+            made = self._function(node, _aten.permute.default, made, back)
+        return self._function(node, _aten.dropout.default, made, rate, True)
 
 
 def _is_product(node: fx.Node) -> bool:

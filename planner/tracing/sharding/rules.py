@@ -1,4 +1,4 @@
-"""How the dimensions of an operation's operands and results correspond, in einsum notation.
+"""Which dimensions of an operation's operands and results correspond: one table, as einsum terms.
 
 ``linear`` is ``...k,nk,n->...n``. A split of ``n`` splits the weight's rows and the result's
 columns; a split of ``k`` splits both factors, and the result is a partial sum. ``_`` is a dimension
@@ -9,13 +9,13 @@ with the last dimensions, and the last term holds for all further values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from itertools import chain, repeat
 from math import prod
 from string import ascii_lowercase, ascii_uppercase
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -59,7 +59,10 @@ def axes_of(node: fx.Node, among: Container[fx.Node] | None = None) -> tuple[Axi
     rule = RULES.get(operator_name(node))
     if rule is None and torch.Tag.pointwise not in node.target.tags:
         return None
-    return tuple(_axes(node, rule(node) if callable(rule) else rule or "...", among))
+    if callable(rule):
+        rank = len(shape_of(operands_of(node)[0]))
+        rule = rule(node, ascii_lowercase[:rank], arguments_of(node))
+    return tuple(_axes(node, rule or "...", among))
 
 
 def operands_of(node: fx.Node) -> list[fx.Node]:
@@ -99,9 +102,14 @@ def _axes(node: fx.Node, notation: str, among: Container[fx.Node] | None) -> Ite
     # Of an operand that is read twice, a dimension may be needed whole in one place.
     whole = {own for label, own, _ in rows if label == "_" and own}
     needed = {label for label, own, _ in rows if own in whole}
+
+    def split(rows: _Labelled) -> tuple[Dimension, ...]:
+        found = dict.fromkeys(own for _, own, size in rows if own and size > 1)
+        return tuple(own for own in found if among is None or own[0] in among)
+
     for label in dict.fromkeys(label for label, _, _ in rows if label not in needed | {"_"}):
         read, made = ([row for row in rows if row[0] == label] for rows in (inputs, outputs))
-        axis = Axis(_split(read, among), _split(made, among))
+        axis = Axis(split(read), split(made))
         if label == "+":
             ((_, joined, total),), parts = (read, made) if len(results) > 1 else (made, read)
             pieces = tuple((piece, Fraction(size, total)) for _, piece, size in parts)
@@ -109,168 +117,151 @@ def _axes(node: fx.Node, notation: str, among: Container[fx.Node] | None) -> Ite
         yield axis
 
 
-def _split(rows: _Labelled, among: Container[fx.Node] | None) -> tuple[Dimension, ...]:
-    found = dict.fromkeys(found for _, found, size in rows if found and size > 1)
-    return tuple(member for member in found if among is None or member[0] in among)
-
-
 def _labelled(values: Iterable[tuple[fx.Node | None, Sequence[int]]], notation: str) -> _Labelled:
-    terms = notation.split(",")
-    return [
-        (label, (value, own) if value else None, size)
-        for (value, shape), term in zip(values, chain(terms, repeat(terms[-1])), strict=False)
-        for own, (label, size) in enumerate(zip(_expanded(term, len(shape)), shape, strict=True))
-    ]
-
-
-def _expanded(term: str, rank: int) -> str:
-    """Return a term with as many labels as dimensions, aligned with the last of them."""
-    before, dots, after = term.partition("...")
-    count = max(0, rank - len(before) - len(after)) if dots else 0
-    labels = "_" * rank + before + ascii_uppercase[26 - count :] + after
-    return labels[len(labels) - rank :]
+    terms, found = notation.split(","), _Labelled()
+    for (value, shape), term in zip(values, chain(terms, repeat(terms[-1])), strict=False):
+        before, dots, after = term.partition("...")
+        count = max(0, len(shape) - len(before) - len(after)) if dots else 0
+        labels = "_" * len(shape) + before + ascii_uppercase[26 - count :] + after
+        own = enumerate(zip(labels[len(labels) - len(shape) :], shape, strict=True))
+        found += [(label, (value, i) if value else None, size) for i, (label, size) in own]
+    return found
 
 
 # --- rules that depend on ranks, shapes or settings -----------------------------------------------
+# Each takes the operation, a letter for each dimension of its first operand, and its arguments.
+
+_Given = dict[str, Any]
 
 
-def _letters(node: fx.Node) -> list[str]:
-    """Return a letter for each dimension of an operation's first operand."""
-    return list(ascii_lowercase[: len(shape_of(operands_of(node)[0]))])
+def _marked(letters: str, given: _Given, mark: str) -> str:
+    """Replace the letter of the argument ``dim``."""
+    own = given["dim"] % len(letters) if letters else 0
+    return letters[:own] + mark + letters[own + 1 :] if letters else ""
 
 
-def _marked(node: fx.Node, mark: str) -> str:
-    """Mark the argument ``dim``, of softmax, sort, chunk or cat."""
-    letters = _letters(node)
-    if letters:
-        letters[arguments_of(node)["dim"]] = mark
-    return "".join(letters)
-
-
-def _reordered(node: fx.Node) -> str:
-    letters, given = _letters(node), arguments_of(node)
-    order = [letters[d] for d in given.get("dims", ())] or letters.copy()
+def _reordered(_: fx.Node, letters: str, given: _Given) -> str:
+    order = [letters[own] for own in given.get("dims", ())] or [*letters]
     if "dims" not in given and len(order) > 1:
         first, second = given.get("dim0", 0), given.get("dim1", 1)
         order[first], order[second] = order[second], order[first]
-    return f"{''.join(letters)}->{''.join(order)}"
+    return f"{letters}->{''.join(order)}"
 
 
-def _viewed(node: fx.Node) -> str:
-    """Label the outermost dimensions of runs of equal size: features are split by whole heads."""
-    before, after = shape_of(operands_of(node)[0]), shape_of(node)
-    left, right = ["_"] * len(before), ["_"] * len(after)
-    for letter, runs in zip(ascii_lowercase, _equal_runs(before, after), strict=False):
-        for labels, run, shape in zip((left, right), runs, (before, after), strict=True):
-            labels[next((d for d in run if shape[d] > 1), run[0])] = letter
-    return f"{''.join(left)}->{''.join(right)}"
+def _viewed(node: fx.Node, _: str, __: _Given) -> str:
+    """Label the outermost dimensions of the shortest runs that have equally many elements.
+
+    So features are split by whole heads.
+    """
+    shapes = shape_of(operands_of(node)[0]), shape_of(node)
+    labels, starts = [["_"] * len(shape) for shape in shapes], [0, 0]
+    for letter in ascii_lowercase:
+        if any(start >= len(shape) for start, shape in zip(starts, shapes, strict=True)):
+            break
+        ends = [start + 1 for start in starts]
+        while (
+            sizes := [prod(x[a:b]) for x, a, b in zip(shapes, starts, ends, strict=True)]
+        ) and sizes[0] != sizes[1]:
+            ends[sizes[0] > sizes[1]] += 1
+        for own, shape, start, end in zip(labels, shapes, starts, ends, strict=True):
+            own[next((i for i in range(start, end) if shape[i] > 1), start)] = letter
+        starts = ends
+    return "->".join("".join(own) for own in labels)
 
 
-def _equal_runs(before: Sequence[int], after: Sequence[int]) -> Iterator[tuple[range, range]]:
-    """Yield the shortest runs of dimensions of two shapes with equal numbers of elements."""
-    left = right = 0
-    while left < len(before) and right < len(after):
-        ends = [left + 1, right + 1]
-        while (own := prod(before[left : ends[0]])) != (other := prod(after[right : ends[1]])):
-            ends[own > other] += 1
-        yield range(left, ends[0]), range(right, ends[1])
-        left, right = ends
-
-
-def _normalised(node: fx.Node) -> str:
-    count = len(arguments_of(node)["normalized_shape"])
-    whole = "".join(_letters(node)[:-count]) + "_" * count
+def _normalised(_: fx.Node, letters: str, given: _Given) -> str:
+    count = len(given["normalized_shape"])
+    whole = letters[:-count] + "_" * count
     return f"{whole},_->{whole}"
 
 
-def _inserted(node: fx.Node) -> str:
-    letters, new = _letters(node), arguments_of(node)["dim"] % len(shape_of(node))
-    return f"{''.join(letters)}->{''.join((*letters[:new], '_', *letters[new:]))}"
+def _inserted(node: fx.Node, letters: str, given: _Given) -> str:
+    new = given["dim"] % len(shape_of(node))
+    return f"{letters}->{letters[:new]}_{letters[new:]}"
 
 
-def _reduced(node: fx.Node, is_sum: bool) -> str:
+def _selected(_: fx.Node, letters: str, given: _Given) -> str:
+    marked = _marked(letters, given, "_")
+    return f"{marked}->{marked.replace('_', '')}"
+
+
+def _where_equal(node: fx.Node, letters: str) -> str:
+    """Keep the letters of dimensions in which all values have the same size."""
+    sizes = zip(letters, *map(shape_of, (*operands_of(node), node)), strict=True)
+    return "".join("_" if len({*found}) > 1 else letter for letter, *found in sizes)
+
+
+def _summed(_: fx.Node, letters: str, given: _Given, is_sum: bool = True) -> str:
     """Label a reduction; a sum over a split dimension is a partial one."""
-    given, letters = arguments_of(node), _letters(node)
-    over = {letters[d] for d in given.get("dim") or range(len(letters))}
+    over = {letters[own] for own in given.get("dim") or range(len(letters))}
     gone = "_" if given.get("keepdim") else ""
     kept = "".join(gone if letter in over else letter for letter in letters)
     read = ("_" if letter in over and not is_sum else letter for letter in letters)
     return f"{''.join(read)}->{kept}"
 
 
-def _selected(node: fx.Node) -> str:
-    marked = _marked(node, "_")
-    return f"{marked}->{marked.replace('_', '')}"
-
-
-def _where_equal(node: fx.Node, letters: Callable[[fx.Node], Iterable[str]]) -> str:
-    """Label the dimensions in which all values have the same size."""
-    shapes = [shape_of(value) for value in (*operands_of(node), node)]
-    sizes = zip(letters(node), *shapes, strict=True)
-    return "".join("_" if len({*found}) > 1 else letter for letter, *found in sizes)
-
-
-def _indexed(node: fx.Node) -> str:
+def _indexed(_: fx.Node, letters: str, given: _Given) -> str:
     """Label a selection of rows by one index in the first dimension."""
-    indices = arguments_of(node)["indices"]
+    indices = given["indices"]
     if len(indices) != 1 or not isinstance(indices[0], fx.Node):
         return "_"
-    kept, added = "".join(_letters(node)[1:]), ascii_uppercase[: len(shape_of(indices[0]))]
-    return f"_{kept},{added}->{added}{kept}"
+    added = ascii_uppercase[: len(shape_of(indices[0]))]
+    return f"_{letters[1:]},{added}->{added}{letters[1:]}"
 
 
-def _product(node: fx.Node, notation: str) -> str:
-    factors = [value for value in operands_of(node) if value not in added_after(node)]
-    if min(len(shape_of(value)) for value in factors) < 2:
+def _product(node: fx.Node, _: str, given: _Given) -> str:
+    bias = added_after(node)
+    if min(len(shape_of(value)) for value in operands_of(node) if value not in bias) < 2:
         return "_"
+    notation = "...mk,...kn->...mn"
     # A factor on the sum would not be on what is added after it.
-    return notation.replace("k", "_") if node.kwargs else notation
+    notation = notation.replace("k", "_") if node.kwargs else notation
+    return f"...mn,{notation}" if "self" in given and "beta" in given else notation
 
 
-def _grouped(node: fx.Node) -> str:
+def _grouped(node: fx.Node, _: str, __: _Given) -> str:
     """Label rows sorted by group, each multiplied by the matrix of its group."""
     ranks = [len(shape_of(value)) for value in operands_of(node)[:2]]
     return "_k,_kn,_->_n" if ranks == [2, 3] else "_"
 
 
-def _attention(node: fx.Node) -> str:
+def _attention(_: fx.Node, __: str, given: _Given) -> str:
     """Label samples and heads; and positions of queries, which a causal mask would count."""
-    query = "_" if arguments_of(node)["is_causal"] else "q"
+    query = "_" if given["is_causal"] else "q"
     return f"...{query}_,...__,...__,...{query}_->...{query}_"
 
 
-def _embedding(node: fx.Node) -> str:
-    given = arguments_of(node)
+def _embedding(_: fx.Node, __: str, given: _Given) -> str:
     return "_d,...->...d" if given["sparse"] or given["scale_grad_by_freq"] else "vd,...->...d"
 
 
-def _cross_entropy(node: fx.Node) -> str:
+def _cross_entropy(_: fx.Node, __: str, given: _Given) -> str:
     """Label classes: three sums over the group join the ranks' shares of them."""
-    given = arguments_of(node)
     ranks = [len(shape_of(given[name])) for name in ("self", "target")]
     is_plain = given["weight"] is None and given["label_smoothing"] == 0.0
     return "_c,_->_" if ranks == [2, 1] and is_plain else "_"
 
 
-Rule = str | Callable[[fx.Node], str]
-_BY_NAMES: Mapping[str, Rule] = {
+Rule = str | Callable[[fx.Node, str, _Given], str]
+_BY_NAMES: dict[str, Rule] = {
     "where expand alias clone contiguous detach dropout to _to_copy type_as zeros_like "
     "lift_fresh_copy ones_like empty_like full_like": "...",
     "view reshape _unsafe_view flatten unflatten squeeze": _viewed,
-    "softmax _softmax log_softmax _log_softmax topk sort cumsum": partial(_marked, mark="_"),
-    "chunk split split_with_sizes cat": partial(_marked, mark="+"),
+    "softmax _softmax log_softmax _log_softmax topk sort cumsum": lambda _, x, a: _marked(
+        x, a, "_"
+    ),
+    "chunk split split_with_sizes cat": lambda _, x, a: _marked(x, a, "+"),
     "layer_norm rms_norm": _normalised,
     "transpose t permute": _reordered,
     "stack unsqueeze": _inserted,
     "select": _selected,
-    "slice": partial(_where_equal, letters=_letters),
-    "scatter gather": partial(_where_equal, letters=partial(_marked, mark="_")),
+    "slice": lambda node, x, _: _where_equal(node, x),
+    "scatter gather": lambda node, x, a: _where_equal(node, _marked(x, a, "_")),
     "index": _indexed,
-    "sum": partial(_reduced, is_sum=True),
-    "mean": partial(_reduced, is_sum=False),
+    "sum": _summed,
+    "mean": lambda node, x, a: _summed(node, x, a, is_sum=False),
     "linear": "...k,nk,n->...n",
-    "matmul mm bmm": partial(_product, notation="...mk,...kn->...mn"),
-    "addmm baddbmm": partial(_product, notation="...mn,...mk,...kn->...mn"),
+    "matmul mm bmm addmm baddbmm": _product,
     "_grouped_mm grouped_mm_fallback": _grouped,
     "grouped_product": "ek,ekn,e->en",
     DISPATCH: "_->e_",
