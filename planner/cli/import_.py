@@ -165,8 +165,8 @@ def _import_cluster(
 ) -> None:
     """Read measured or listed links and write the cluster file."""
     from planner.cluster.merge import renamed
-    from planner.interop.importing.formats import import_cluster
-    from planner.interop.importing.imported import ImportOptions
+    from planner.interop.imported import import_cluster
+    from planner.interop.machines import ImportOptions
 
     kind, imported = import_cluster(file, format_name, ImportOptions(device_type, _given(given)))
     if prefix:

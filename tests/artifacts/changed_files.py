@@ -26,8 +26,8 @@ from executor.launch.config import TrainingConfig
 from planner import load_plan
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import import_cluster
-from planner.interop.importing.imported import ImportOptions
+from planner.interop.imported import import_cluster
+from planner.interop.machines import ImportOptions
 from planner.job import Job
 from planner.measured.sync_trace import SyncTrace
 from planner.measured.timeline import MeasuredTimeline

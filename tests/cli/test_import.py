@@ -8,7 +8,7 @@ from commands import pipeplan
 from link_files import topology
 
 from planner import Cluster
-from planner.interop.importing import formats
+from planner.interop import imported as formats
 
 
 def test_help_names_every_format() -> None:

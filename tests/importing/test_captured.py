@@ -11,8 +11,8 @@ from link_files import nccl_log, rocm_topology, topology
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import import_cluster
-from planner.interop.importing.imported import ImportOptions
+from planner.interop.imported import import_cluster
+from planner.interop.machines import ImportOptions
 
 A100 = "NVIDIA A100-SXM4-80GB"
 TABLE = topology(

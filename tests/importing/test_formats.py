@@ -7,9 +7,9 @@ import pytest
 from link_files import topology
 
 from planner.errors import PipeplanError
-from planner.interop.importing import formats
-from planner.interop.importing.formats import import_cluster
-from planner.interop.importing.imported import ImportOptions
+from planner.interop import imported as formats
+from planner.interop.imported import import_cluster
+from planner.interop.machines import ImportOptions
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from link_files import nccl_log
 
 from planner.costs.collectives import all_reduce_s
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import import_cluster
-from planner.interop.importing.imported import ImportedCluster, ImportOptions
-from planner.interop.importing.nccl_log import NcclRow, Test, line_of, read_nccl_cluster
+from planner.interop.imported import import_cluster
+from planner.interop.machines import ImportedCluster, ImportOptions
+from planner.interop.nccl_tests import NcclRow, Test, line_of
 
 A100 = "NVIDIA A100-SXM4-80GB"
 SIZES = [8 * 4**n for n in range(14)]
@@ -29,7 +29,8 @@ def read(
 ) -> ImportedCluster:
     path = tmp_path / "log.txt"
     path.write_text(text)
-    return read_nccl_cluster(path, ImportOptions(kind), test)
+    name = "nccl-tests" if test is None else f"nccl-{test.replace('_', '-')}"
+    return import_cluster(path, name, ImportOptions(kind))[1]
 
 
 def ring_s(count: int, latency_s: float, gb_per_s: float):

@@ -8,8 +8,8 @@ import pytest
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import import_cluster
-from planner.interop.importing.imported import ImportOptions
+from planner.interop.imported import import_cluster
+from planner.interop.machines import ImportOptions
 
 TO_SWITCH = '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'
 C2C = '<c2c bw="44712" count="5"/>'

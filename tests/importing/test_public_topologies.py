@@ -16,8 +16,8 @@ import pytest
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import import_cluster
-from planner.interop.importing.imported import ImportOptions
+from planner.interop.imported import import_cluster
+from planner.interop.machines import ImportOptions
 
 FOLDER = Path(__file__).with_name("public")
 ISSUE = "https://github.com/{}/issues/{}"

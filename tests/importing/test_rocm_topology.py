@@ -9,8 +9,8 @@ from link_files import own_type, rocm_topology
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.formats import import_cluster
-from planner.interop.importing.imported import ImportOptions
+from planner.interop.imported import import_cluster
+from planner.interop.machines import ImportOptions
 
 ALL_JOINED = rocm_topology(
     ["0 XGMI XGMI XGMI", "XGMI 0 XGMI XGMI", "XGMI XGMI 0 XGMI", "XGMI XGMI XGMI 0"],

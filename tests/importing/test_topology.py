@@ -10,8 +10,8 @@ from link_files import own_type, topology
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.importing.imported import ImportOptions
-from planner.interop.importing.nvidia import read_topology_cluster
+from planner.interop.imported import import_cluster
+from planner.interop.machines import ImportOptions
 
 A100 = "A100-80GB"
 PCIE3, PCIE4, PCIE5 = 15.75, 31.5, 63.0
@@ -22,7 +22,7 @@ def read(
 ) -> tuple[Cluster, tuple[str, ...]]:
     path = tmp_path / "topo.txt"
     path.write_text(text)
-    found = read_topology_cluster(path, ImportOptions(kind, given=given))
+    found = import_cluster(path, "nvidia-smi", ImportOptions(kind, given=given))[1]
     assert {link.source for link in found.cluster.links} == {"assumed"}
     return found.cluster, found.notes
 

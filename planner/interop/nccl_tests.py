@@ -15,16 +15,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
 
 from planner.cluster.device_types import KnownType, named_type
 from planner.cluster.hardware import LinkType
 from planner.costs.collectives import fewest_steps
-from planner.errors import PipeplanError, shorten
-from planner.interop.importing.captured import captured_lines
-from planner.interop.importing.imported import ImportedCluster, ImportOptions, Wire, cluster_of
+from planner.errors import shorten
+from planner.interop.machines import Capture, ImportedCluster, ImportOptions, Wire, imported
 from planner.topology.candidates import NETWORK
 from planner.units import MEASURED_DIGITS, significant
 
@@ -56,7 +54,7 @@ _INNER = (
 )
 
 
-class Rank(NamedTuple):
+class _Rank(NamedTuple):
     """A process of the test: its host, device number there, and what the device is called."""
 
     host: str
@@ -73,13 +71,13 @@ class NcclRow(NamedTuple):
     busbw_gb_per_s: float
 
 
-def looks_like_nccl_tests(head: str) -> bool:
+def is_nccl_tests(head: str) -> bool:
     """Return whether a file begins as such a log."""
     return _HEADER.search(head) is not None
 
 
-def read_nccl_cluster(
-    path: Path, options: ImportOptions, test: Test | None = None
+def read_nccl_tests(
+    found: Capture, options: ImportOptions, test: Test | None = None
 ) -> ImportedCluster:
     """Read a log into a cluster of the hosts and GPUs that it names.
 
@@ -93,7 +91,7 @@ def read_nccl_cluster(
     much at least; that they carry no more is assumed.
 
     Args:
-        path: of the log.
+        found: the log.
         options: the type of all GPUs, if it is not the one that the log names.
         test: which test it is; None if the log tells.
 
@@ -101,77 +99,72 @@ def read_nccl_cluster(
         PipeplanError: if it has no ranks or no table, is cut off, is of another test, of processes
             without a common job, or does not tell which test it is.
     """
-    lines, notes = captured_lines(path), list[str]()
-    header = _header(path, lines)
-    ranks = _ranks(path, lines)
-    rows = _table(path, lines, header, notes)
-    told = _named_test(path, lines) or _test_by_ratio(path, rows, len(ranks))
+    notes: list[str] = []
+    header = next((match[0] for line in found.lines if (match := _HEADER.search(line))), None)
+    if header is None:
+        raise found.wrong(
+            "has no table of nccl-tests, whose columns are size, count, type, …, time, algbw, busbw"
+        )
+    ranks = _ranks(found)
+    rows = _table(found, header.split(), notes)
+    told = _named_test(found) or _test_by_ratio(found, rows, len(ranks))
     if test is not None and told not in (None, test):
-        raise PipeplanError(f"{path}: is of {told}_perf, not of {test}_perf")
+        raise found.wrong(f"is of {told}_perf, not of {test}_perf")
     if (kind := test or told) is None:
-        raise PipeplanError(
-            f"{path}: does not show whether it is of all_reduce_perf or sendrecv_perf; say --from "
+        raise found.wrong(
+            "does not show whether it is of all_reduce_perf or sendrecv_perf; say --from "
             "nccl-all-reduce or --from nccl-sendrecv"
         )
     link = _link(rows, len(ranks), kind, notes)
-    devices = _devices(path, ranks, options.known_type)
+    devices: dict[str, KnownType] = {}
     hosts: dict[str, list[str]] = {}
-    for name, rank in zip(devices, ranks, strict=True):
+    for number, rank in enumerate(ranks):
+        name = f"{rank.host}/gpu{rank.device}"
+        if name in devices:
+            raise found.wrong(
+                f"two ranks share device {rank.device} of {rank.host}; run one rank per device"
+            )
+        where = f"{found.path}: rank {number}"
+        devices[name] = options.known_type or named_type(rank.called, where)
         hosts.setdefault(rank.host, []).append(name)
     wires, assumed = _wires(hosts, link)
     of_types = dict.fromkeys(known.note for known in devices.values() if known.note)
-    return ImportedCluster(cluster_of(path.stem, devices, wires), (*notes, *assumed, *of_types))
+    return imported(found.path.stem, devices, wires, (*notes, *assumed, *of_types))
 
 
 # --- the log --------------------------------------------------------------------------------------
 
 
-def _ranks(path: Path, lines: Sequence[str]) -> list[Rank]:
-    found = [match for line in lines if (match := _RANK.search(line)) is not None]
-    numbers = Counter(int(match[1]) for match in found)
-    twice = [number for number, count in numbers.items() if count > 1]
-    if twice:
-        raise PipeplanError(
-            f"{path}: rank {twice[0]} appears {numbers[twice[0]]} times: several logs in one file, "
-            "or processes without a common job (build nccl-tests with MPI=1); give the "
-            "log of one test"
+def _ranks(found: Capture) -> list[_Rank]:
+    matches = [match for line in found.lines if (match := _RANK.search(line)) is not None]
+    numbers = Counter(int(match[1]) for match in matches)
+    if twice := [number for number, count in numbers.items() if count > 1]:
+        raise found.wrong(
+            f"rank {twice[0]} appears {numbers[twice[0]]} times: several logs in one file, or "
+            "processes without a common job (build nccl-tests with MPI=1); give the log of one "
+            "test"
         )
-    if len(found) < 2 or sorted(numbers) != list(range(len(numbers))):
-        raise PipeplanError(
-            f"{path}: names {len(found)} ranks (lines such as `# Rank 0 Group 0 Pid 1 on HOST "
-            "device 0 [0x00] NAME`); a link joins two or more, numbered from 0: give the log of "
-            "such a run from its first line"
+    if len(matches) < 2 or sorted(numbers) != list(range(len(numbers))):
+        raise found.wrong(
+            f"names {len(matches)} ranks (lines such as `# Rank 0 Group 0 Pid 1 on HOST device 0 "
+            "[0x00] NAME`); a link joins two or more, numbered from 0: give the log of such a run "
+            "from its first line"
         )
-    ordered = sorted(found, key=lambda match: int(match[1]))
-    return [Rank(match[2], int(match[3]), match[4]) for match in ordered]
+    ordered = sorted(matches, key=lambda match: int(match[1]))
+    return [_Rank(match[2], int(match[3]), match[4]) for match in ordered]
 
 
-def _header(path: Path, lines: Sequence[str]) -> list[str]:
-    """Return the names of the table's columns."""
-    for line in lines:
-        if (found := _HEADER.search(line)) is not None:
-            return found[0].split()
-    raise PipeplanError(
-        f"{path}: has no table of nccl-tests, whose columns are size, count, type, …, time, algbw, "
-        "busbw"
-    )
-
-
-def _table(
-    path: Path, lines: Sequence[str], header: Sequence[str], notes: list[str]
-) -> list[NcclRow]:
+def _table(found: Capture, header: Sequence[str], notes: list[str]) -> list[NcclRow]:
     """Return the rows of all sizes above 0, the smallest first; the median of equal sizes."""
     by_size: dict[int, list[NcclRow]] = {}
-    for row in _rows(path, lines, header, notes):
+    for row in _rows(found, header, notes):
         by_size.setdefault(row.bytes_, []).append(row)
     if not by_size:
-        raise PipeplanError(
-            f"{path}: the table has no row with bytes, time and bandwidths; it may be cut off"
-        )
-    if not any(_END.search(line) for line in lines):
-        raise PipeplanError(
-            f"{path}: no line such as `# Avg bus bandwidth` follows the table, so it is cut off; "
-            "its largest sizes, which show the bandwidth, may be missing; give the whole log"
+        raise found.wrong("the table has no row with bytes, time and bandwidths; it may be cut off")
+    if not any(_END.search(line) for line in found.lines):
+        raise found.wrong(
+            "no line such as `# Avg bus bandwidth` follows the table, so it is cut off; its "
+            "largest sizes, which show the bandwidth, may be missing; give the whole log"
         )
     return [
         NcclRow(size, *(median(column) for column in list(zip(*rows, strict=True))[1:]))
@@ -179,14 +172,12 @@ def _table(
     ]
 
 
-def _rows(
-    path: Path, lines: Sequence[str], header: Sequence[str], notes: list[str]
-) -> Iterator[NcclRow]:
+def _rows(found: Capture, header: Sequence[str], notes: list[str]) -> Iterator[NcclRow]:
     places = [header.index(name) for name in ("time", "algbw", "busbw")]
-    for number, line in enumerate(lines, 1):
-        if (found := _ROW.search(line)) is None:
+    for number, line in enumerate(found.lines, 1):
+        if (match := _ROW.search(line)) is None:
             continue
-        words = found[0].split()
+        words = match[0].split()
         try:
             time_us, algbw, busbw = (float(words[place]) for place in places)
         except (ValueError, IndexError):
@@ -195,9 +186,8 @@ def _rows(
         # Newer versions count wrong values, older ones tell the largest error.
         wrong = words[places[-1] + 1] if len(words) > places[-1] + 1 else ""
         if wrong.isdecimal() and int(wrong) > 0:
-            raise PipeplanError(
-                f"{path}: line {number}: the test found wrong values (#wrong is {wrong}); its "
-                "times are not valid"
+            raise found.wrong(
+                f"the test found wrong values (#wrong is {wrong}); its times are not valid", number
             )
         if int(words[0]) and not 0 < time_us < inf:
             notes.append(f"line {number} has no time above 0: {shorten(line.strip())}")
@@ -205,26 +195,24 @@ def _rows(
             yield NcclRow(int(words[0]), time_us * 1e-6, algbw, busbw)
 
 
-def _named_test(path: Path, lines: Sequence[str]) -> Test | None:
+def _named_test(found: Capture) -> Test | None:
     """Return the test that the log or the file's name shows."""
-    named = dict.fromkeys(
-        match[1] for line in (*lines, path.name) for match in _PERF.finditer(line)
-    )
+    lines = (*found.lines, found.path.name)
+    named = dict.fromkeys(match[1] for line in lines for match in _PERF.finditer(line))
     known = [test for test in _READ if test in named]
     if len(known) > 1:
-        raise PipeplanError(
-            f"{path}: names both {' and '.join(f'{test}_perf' for test in known)}; give the log of "
-            "one test"
+        raise found.wrong(
+            f"names both {' and '.join(f'{test}_perf' for test in known)}; give the log of one test"
         )
     if named and not known:
-        raise PipeplanError(
-            f"{path}: is of {next(iter(named))}_perf; those that can be read are "
+        raise found.wrong(
+            f"is of {next(iter(named))}_perf; those that can be read are "
             f"{' and '.join(f'{test}_perf' for test in _READ)}"
         )
     return known[0] if known else None
 
 
-def _test_by_ratio(path: Path, rows: Sequence[NcclRow], count: int) -> Test | None:
+def _test_by_ratio(found: Capture, rows: Sequence[NcclRow], count: int) -> Test | None:
     """Tell the test by the bandwidth ratio bus / algorithm: 2(n-1)/n in an all-reduce, else 1.
 
     Two ranks do not tell the two tests apart.
@@ -239,10 +227,9 @@ def _test_by_ratio(path: Path, rows: Sequence[NcclRow], count: int) -> Test | No
     factors: dict[Test, float] = {"all_reduce": 2 * (count - 1) / count, "sendrecv": 1.0}
     near = [test for test, factor in factors.items() if abs(ratio / factor - 1) < _NEAR]
     if not near and row.algbw_gb_per_s > _PRECISE_GB_PER_S:
-        raise PipeplanError(
-            f"{path}: bus bandwidth is {ratio:.3g} of the algorithm's, in all_reduce_perf of "
-            f"{count} ranks {factors['all_reduce']:.3g} and in sendrecv_perf 1; give a log of one "
-            "of these"
+        raise found.wrong(
+            f"bus bandwidth is {ratio:.3g} of the algorithm's, in all_reduce_perf of {count} ranks "
+            f"{factors['all_reduce']:.3g} and in sendrecv_perf 1; give a log of one of these"
         )
     return near[0] if near else None
 
@@ -288,19 +275,6 @@ def _link(rows: Sequence[NcclRow], count: int, test: Test, notes: list[str]) -> 
         latency_us=significant((short_s or 0.0) / steps * 1e6, MEASURED_DIGITS),
         source="measured",
     )
-
-
-def _devices(path: Path, ranks: Sequence[Rank], given: KnownType | None) -> dict[str, KnownType]:
-    devices: dict[str, KnownType] = {}
-    for number, rank in enumerate(ranks):
-        name = f"{rank.host}/gpu{rank.device}"
-        if name in devices:
-            raise PipeplanError(
-                f"{path}: two ranks share device {rank.device} of {rank.host}; run one rank per "
-                "device"
-            )
-        devices[name] = given or named_type(rank.called, f"{path}: rank {number}")
-    return devices
 
 
 def _wires(hosts: Mapping[str, list[str]], link: LinkType) -> tuple[list[Wire], list[str]]:

@@ -1,4 +1,4 @@
-"""The files that can be imported as clusters, by name, and the detection of a file's format."""
+"""Files of other tools as clusters: the formats by name, and the detection of a file's format."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from planner.errors import PipeplanError, shorten
-from planner.interop.importing.captured import plain_text
-from planner.interop.importing.imported import GIVEN_PORTS, ImportedCluster, ImportOptions
-from planner.interop.importing.nccl_log import looks_like_nccl_tests, read_nccl_cluster
-from planner.interop.importing.nccl_topology import (
-    looks_like_nccl_topology,
-    read_nccl_topology,
+from planner.interop.machines import (
+    GIVEN_PORTS,
+    Capture,
+    ImportedCluster,
+    ImportOptions,
+    plain_text,
 )
-from planner.interop.importing.nvidia import read_topology_cluster
-from planner.interop.importing.nvidia_table import looks_like_topology
-from planner.interop.importing.rocm import looks_like_rocm_topology, read_rocm_cluster
+from planner.interop.nccl_tests import is_nccl_tests, read_nccl_tests
+from planner.interop.nccl_topology import is_nccl_topology, read_nccl_topology
+from planner.interop.nvidia_smi import is_nvidia_smi, read_nvidia_smi
+from planner.interop.rocm_smi import is_rocm_smi, read_rocm_smi
 
 AUTO = "auto"
 MOST_BYTES = 2**28
@@ -31,50 +32,37 @@ class Format:
 
     Attributes:
         title: what it is, for messages.
-        recognises: whether a file with this beginning is one.
         read: the reader; raises PipeplanError.
+        recognises: whether a file with this beginning is one; None: it is never recognised.
         given: names of what the user may have to say beside the file.
     """
 
     title: str
-    recognises: Callable[[str], bool]
-    read: Callable[[Path, ImportOptions], ImportedCluster]
+    read: Callable[[Capture, ImportOptions], ImportedCluster]
+    recognises: Callable[[str], bool] | None = None
     given: tuple[str, ...] = ()
 
 
 FORMATS: dict[str, Format] = {
     "rocm-smi": Format(
-        "the tables of `rocm-smi --showtopo`",
-        looks_like_rocm_topology,
-        read_rocm_cluster,
-        GIVEN_PORTS,
+        "the tables of `rocm-smi --showtopo`", read_rocm_smi, is_rocm_smi, GIVEN_PORTS
     ),
     "nvidia-smi": Format(
-        "the table of `nvidia-smi topo -m`",
-        looks_like_topology,
-        read_topology_cluster,
-        GIVEN_PORTS,
+        "the table of `nvidia-smi topo -m`", read_nvidia_smi, is_nvidia_smi, GIVEN_PORTS
     ),
     "nccl-topology": Format(
-        "the XML of NCCL_TOPO_DUMP_FILE",
-        looks_like_nccl_topology,
-        read_nccl_topology,
-        GIVEN_PORTS,
+        "the XML of NCCL_TOPO_DUMP_FILE", read_nccl_topology, is_nccl_topology, GIVEN_PORTS
     ),
     "nccl-tests": Format(
-        "a log of nccl-tests' all_reduce_perf or sendrecv_perf",
-        looks_like_nccl_tests,
-        read_nccl_cluster,
+        "a log of nccl-tests' all_reduce_perf or sendrecv_perf", read_nccl_tests, is_nccl_tests
     ),
     "nccl-all-reduce": Format(
         "a log of all_reduce_perf that does not name its test",
-        lambda head: False,
-        lambda path, options: read_nccl_cluster(path, options, "all_reduce"),
+        lambda found, options: read_nccl_tests(found, options, "all_reduce"),
     ),
     "nccl-sendrecv": Format(
         "a log of sendrecv_perf that does not name its test",
-        lambda head: False,
-        lambda path, options: read_nccl_cluster(path, options, "sendrecv"),
+        lambda found, options: read_nccl_tests(found, options, "sendrecv"),
     ),
 }
 """Formats by name. A file is of the first one that recognises it."""
@@ -114,7 +102,7 @@ def import_cluster(
             f"{path}: line {line}: a number of {len(found[0])} digits; the file is damaged, or not "
             "what its other lines say"
         )
-    return name, kind.read(path, options)
+    return name, kind.read(Capture.read(path, data), options)
 
 
 def _contents(path: Path) -> bytes:
@@ -138,7 +126,7 @@ def _detected(path: Path, data: bytes) -> str:
     if not head.strip():
         raise PipeplanError(f"{path}: is empty; give a file of the kinds {', '.join(FORMATS)}")
     for name, kind in FORMATS.items():
-        if kind.recognises(head):
+        if kind.recognises is not None and kind.recognises(head):
             return name
     titles = "; ".join(f"{name} ({kind.title})" for name, kind in FORMATS.items())
     raise PipeplanError(
