@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from planner.errors import InfeasibleError as InfeasibleError
     from planner.errors import PipeplanError as PipeplanError
     from planner.interop.adopted import adopt as adopt
-    from planner.interop.calibrate.calibrate import calibrate as calibrate
+    from planner.interop.calibration import calibrate as calibrate
     from planner.interop.exported import export_plan as export_plan
     from planner.job import Job as Job
     from planner.measured.timeline import MeasuredTimeline as MeasuredTimeline
@@ -62,7 +62,7 @@ _HOME = {
     "Result": ("planner.search.result", "Result"),
     "adopt": ("planner.interop.adopted", "adopt"),
     "apply_move": ("planner.analysis.moves", "apply_move"),
-    "calibrate": ("planner.interop.calibrate.calibrate", "calibrate"),
+    "calibrate": ("planner.interop.calibration", "calibrate"),
     "choose_sync": ("planner.sync.choice", "choose"),
     "compare": ("planner.analysis.comparison", "compare"),
     "compare_syncs": ("planner.sync.simulation.comparison", "compare_syncs"),

@@ -13,7 +13,7 @@ from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
-from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
+from planner.interop.measured_costs import read_costs, with_costs, with_optimizer_costs
 from planner.job import Job
 from planner.plan.plan import Plan
 from planner.plan.problem import ModelSource, Problem

@@ -15,7 +15,7 @@ from planner.baselines.layers import Layers
 from planner.costs.placed_pipeline import PlacedPipeline, StageSpec
 from planner.costs.placement import place
 from planner.costs.stage_table import StageTable
-from planner.interop.calibrate.costs import read_costs, with_costs, with_optimizer_costs
+from planner.interop.measured_costs import read_costs, with_costs, with_optimizer_costs
 from planner.model.graph_record import graph_digest
 from planner.model.layer_graph import LayerGraph
 from planner.prediction import refresh

@@ -177,7 +177,7 @@ def _calibrate(
 ) -> None:
     """Derive costs of layers and links from a measured run."""
     with user_errors(as_json):
-        from planner.interop.calibrate.calibrate import calibrate
+        from planner.interop.calibration import calibrate
         from planner.measured.timeline import MeasuredTimeline
         from planner.prediction import load_plan
         from planner.report.deviation import calibration_data, calibration_view

@@ -90,7 +90,7 @@ class ProblemFiles:
         """
         from planner.cluster.cluster import Cluster
         from planner.cluster.memory_margin import with_memory_margin
-        from planner.interop.calibrate.costs import (
+        from planner.interop.measured_costs import (
             read_costs,
             warn_of_types_without_costs,
             with_costs,

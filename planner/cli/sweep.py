@@ -191,7 +191,7 @@ def _with_costs(
     graphs: Sequence[LayerGraph], clusters: Mapping[str, Cluster], job: Job, paths: Sequence[Path]
 ) -> tuple[list[LayerGraph], dict[str, Cluster]]:
     """Return graphs with the measured times of all clusters' types, and clusters with theirs."""
-    from planner.interop.calibrate.costs import (
+    from planner.interop.measured_costs import (
         read_costs,
         warn_of_types_without_costs,
         with_costs,

@@ -30,6 +30,7 @@ SYMBOLS = {
 }
 MOST_SYMBOLS = 100_000
 """Most symbols of a layout with all repetitions written out; more is a typing error."""
+_TOO_MANY = f"more than {MOST_SYMBOLS:,} layers and bars; correct a number"
 _NO_SYMBOL = {
     ")": "no '(' opens this parenthesis; remove it or add '('",
     "*": "there is nothing before '*' to repeat; write x*n, such as t*3",
@@ -98,12 +99,15 @@ def parse_layout(text: str, source: str = "layout") -> tuple[str, ...]:
                 if plain[at : at + 1] == "*":
                     wrong(at, "a repetition is not repeated again; write one number")
                 # Seven digits are more than the most.
-                one *= min(int(digits[0].lstrip("0")[:7] or 0), MOST_SYMBOLS // len(one) + 1)
+                times = int(digits[0].lstrip("0")[:7] or 0)
+                if len(one) * times > MOST_SYMBOLS:
+                    wrong(at - 1, _TOO_MANY)
+                one *= times
             elif plain[opened] == "(":
                 wrong(at, "expected *n after ')', such as (tt|)*4; add it")
             found += one
             if len(found) > MOST_SYMBOLS:
-                wrong(at - 1, f"more than {MOST_SYMBOLS:,} layers and bars; correct a number")
+                wrong(at - 1, _TOO_MANY)
         return found
 
     def group(opened: int) -> tuple[str, int]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from planner.analysis.deviation import Comparison, Deviation
-from planner.interop.calibrate.calibrate import Calibration
+from planner.interop.calibration import Calibration
 from planner.plan.operations import KIND_LABELS, Kind, compress_devices, stages_label
 from planner.report.tables import Table, View
 from planner.units import format_seconds, plural

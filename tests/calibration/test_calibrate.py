@@ -8,7 +8,7 @@ from strategies import Scheduled, scheduled
 
 from planner.assembly import plan_by_hand
 from planner.costs.roofline import computed_times
-from planner.interop.calibrate.calibrate import calibrate
+from planner.interop.calibration import calibrate
 from planner.model.figures import MeasuredTimes
 from planner.plan.plan import Plan
 from planner.simulation.simulator import simulate_plan

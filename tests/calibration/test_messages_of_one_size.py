@@ -9,8 +9,8 @@ from builders import boundary, cluster, graph, layer, link, orders, parameter, p
 from measured_runs import run_of
 
 from planner.assembly import plan_by_hand
-from planner.interop.calibrate.calibrate import Calibration, calibrate
-from planner.interop.calibrate.fits import SHORT_S
+from planner.interop.calibrated_links import SHORT_S
+from planner.interop.calibration import Calibration, calibrate
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan
 

@@ -13,7 +13,7 @@ from builders import boundary, cluster, device_type, graph, layer
 from planner.cluster.cluster import Cluster
 from planner.costs.roofline import layer_times
 from planner.errors import PipeplanError
-from planner.interop.calibrate.costs import (
+from planner.interop.measured_costs import (
     read_costs,
     warn_of_types_without_costs,
     with_costs,

@@ -8,7 +8,7 @@ from measured_runs import run_of
 from planner import PipeplanError, Plan, Problem, adopt
 from planner.analysis.deviation import compare_with_measured
 from planner.costs.group_collectives import inside_times
-from planner.interop.calibrate.calibrate import calibrate
+from planner.interop.calibration import calibrate
 from planner.measured.timeline import MeasuredTimeline
 from planner.prediction import replay
 

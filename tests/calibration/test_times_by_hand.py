@@ -25,9 +25,9 @@ from planner.analysis.deviation import compare_with_measured, require_timeline_o
 from planner.assembly import plan_by_hand
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.interop.calibrate.calibrate import Calibration, calibrate
-from planner.interop.calibrate.costs import with_measured_times
-from planner.interop.calibrate.fits import fit_pair
+from planner.interop.calibrated_links import fit_pair
+from planner.interop.calibration import Calibration, calibrate
+from planner.interop.measured_costs import with_measured_times
 from planner.measured.clocks import clock_conflict
 from planner.measured.timeline import MeasuredTimeline
 from planner.plan.plan import Plan

@@ -5,7 +5,7 @@ from measured_runs import run_of
 from rich.console import Console
 
 from planner.assembly import plan_by_hand
-from planner.interop.calibrate.calibrate import calibrate
+from planner.interop.calibration import calibrate
 from planner.report.deviation import calibration_data, calibration_view
 
 
