@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -191,42 +191,65 @@ class Word(NamedTuple):
     is_literal: bool = True
 
 
-_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1([^\n]*\n).*?(?:\n\s*\2(?=\n|$)|$)", re.DOTALL)
 _PARENTHESES = r"\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
-_PIECE = re.compile(
-    rf"""(?P<single>'[^']*')|(?P<escape>\\.)|(?P<computed>\${_PARENTHESES}|`[^`]*`)
-    |(?P<double>"(?:\\.|\${_PARENTHESES}|[^"\\])*")|(?P<comment>(?<!\S)\#[^\n]*)
-    |(?P<bar>(?<=[^\s|])\|(?=[^\s|]))""",
+_EXPANSION = rf"\${_PARENTHESES}|`[^`]*`|\$\{{[^}}]*\}}|\$(?:\w+|[@*#?!$-])"
+_TOKEN = re.compile(
+    rf"""(?P<space>[ \t\r]+|\\\n|(?<!\S)\#[^\n]*)
+    |(?P<single>'[^']*')
+    |(?P<double>"(?:\\.|{_EXPANSION}|[^"\\])*")
+    |(?P<expansion>{_EXPANSION})
+    |(?P<escape>\\.)
+    |(?P<operator>&&|\|\||;;|&>>?|[0-9]*[<>]+[&|]?[0-9-]*|[;&()\n]|\|)
+    |(?P<plain>[^\s'"\\;&|()<>`$]+(?:\|[^\s'"\\;&|()<>`$]+)*|.)""",
     re.VERBOSE | re.DOTALL,
 )
-_OPERATORS = ";&|()<>\n"
-_HIDDEN = str.maketrans("$()|", "\0\1\2\3")
-"""Characters that are no operators where they are."""
-_HIDDEN_PARENTHESES = str.maketrans("()", "\1\2")
-_SHOWN = dict(enumerate("$()|"))
-_COMPUTED = "$" + "(…)".translate(_HIDDEN_PARENTHESES)
-_Item = str | tuple[str, list[str]]
-"""A word, or an assignment with the words of an array."""
-_VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)(?:\[[@*0]\])?(?::?[-=]([^}$`]*))?\}")
-_ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
+_IN_QUOTES = re.compile(rf'(?P<expansion>{_EXPANSION})|\\([$`"\\])|\\\n', re.DOTALL)
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1([^\n]*\n).*?(?:\n\s*\2(?=\n|$)|$)", re.DOTALL)
 _OPEN = frozenset("if for while until case select {".split())
 _CLOSE = frozenset("fi done esac }".split())
 _SKIPPED = frozenset("then else elif do ! time export declare local readonly typeset".split())
+_ASSIGNMENT = re.compile(r"(\w+)(\+?)=(.*)", re.DOTALL)
+_PARAMETER = re.compile(r"\$\{?(\w+|[@*])(?:\[[@*0]\])?(?::?[-=](.*?))?\}?", re.DOTALL)
+
+
+class _Piece(NamedTuple):
+    """A part of a word: literal text, or an expansion, in double quotes or outside."""
+
+    text: str
+    is_expansion: bool = False
+    is_quoted: bool = False
+
+
+@dataclass
+class _Word:
+    """A word before expansion; of ``NAME=( … )`` the words in parentheses as ``array``."""
+
+    pieces: list[_Piece] = field(default_factory=list)
+    array: list[_Word] | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+    @property
+    def assigned(self) -> re.Match[str] | None:
+        """The name, a plus and the first piece's rest of an assignment."""
+        is_plain = self.pieces and not (self.pieces[0].is_quoted or self.pieces[0].is_expansion)
+        return _ASSIGNMENT.fullmatch(self.pieces[0].text) if is_plain else None
 
 
 @dataclass
 class Script:
-    """The words of a script's commands, by its literal assignments; read statement by statement.
+    """What a script says, statement by statement.
 
     Attributes:
         commands: words of all commands that have options, in order.
-        values: of each variable, one string or the words of an array. What was not understood
-            stands for itself, such as ``$NAME``.
+        values: of each variable, a word for a string and several for an array.
         notes: what depends on more than the file.
     """
 
     commands: list[Word] = field(default_factory=list)
-    values: dict[str, list[str]] = field(default_factory=dict)
+    values: dict[str, list[Word]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     _depth: int = 0
 
@@ -238,27 +261,8 @@ class Script:
             ValueError: if a quotation or parenthesis is not closed.
         """
         script = cls()
-        plain = _HEREDOC.sub(r"\3", text.replace("\r\n", "\n")).replace("\\\n", " ")
-        text = _PIECE.sub(_without_meaning, plain)
-        lexer = shlex.shlex(text, posix=True, punctuation_chars=_OPERATORS)
-        lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
-        before, statement = "\n", list[_Item]()
-        array: list[str] | None = None
-        for token in [*lexer, "\n"]:
-            if token.strip(_OPERATORS):
-                (statement if array is None else array).append(token)
-                continue
-            for operator in re.findall(r"&&|\|\||.|\n", token):
-                if array is not None and operator == ")":
-                    statement[-1] = (str(statement[-1]), array)
-                    array = None
-                elif operator == "(" and statement and str(statement[-1]).endswith("="):
-                    array = []
-                elif array is None:
-                    script._take(statement, is_conditional=before in ("&&", "||"))
-                    before, statement = operator, []
-        if array is not None:
-            raise ValueError("No closing )")
+        for before, words in _statements(_HEREDOC.sub(r"\3", text.replace("\r\n", "\n"))):
+            script._take(words, is_conditional=before in ("&&", "||"))
         return script
 
     @property
@@ -266,85 +270,112 @@ class Script:
         """Words of the commands, and of all variables where no command has an option."""
         if any(word.text.startswith("--") for word in self.commands):
             return self.commands
-        rows = [word for row in self.values.values() for word in _split(row)]
-        return [*self.commands, *map(_word, rows)]
+        return [*self.commands, *(word for row in self.values.values() for word in _split(row))]
 
-    def _take(self, words: Sequence[_Item], *, is_conditional: bool) -> None:
-        while words and (name := str(words[0])) in _OPEN | _CLOSE | _SKIPPED:
+    def _take(self, words: list[_Word], *, is_conditional: bool) -> None:
+        while words and (name := words[0].text) in _OPEN | _CLOSE | _SKIPPED:
             self._depth += (name in _OPEN) - (name in _CLOSE and self._depth > 0)
             if name in ("for", "select") and len(words) > 1:
-                self.values[str(words[1])] = [f"${words[1]}"]
+                self.values[words[1].text] = [Word(f"${words[1].text}", False)]
                 return
             words = words[1:]
-        given = list(takewhile(_assigned, words))
-        if len(given) == len(words):
-            for item in given:
-                self._assign(item, is_sure=self._depth == 0 and not is_conditional)
-        expanded = self._expanded(str(word) for word in words[len(given) :])
-        if any("--" in word or "=" in word for word in expanded):
-            rows = map(_word, expanded)
-            self.commands += [Word(text, ok and self._depth == 0) for text, ok in rows]
+        assignments = list(takewhile(lambda word: word.assigned, words))
+        if len(assignments) == len(words):
+            for word in assignments:
+                self._assign(word, is_sure=self._depth == 0 and not is_conditional)
+        rest = self._expanded(words[len(assignments) :])
+        expanded = [Word(text, is_literal and self._depth == 0) for text, is_literal in rest]
+        if any("--" in word.text or "=" in word.text for word in expanded):
+            self.commands += expanded
 
-    def _assign(self, item: _Item, *, is_sure: bool) -> None:
-        found = _assigned(item)
+    def _assign(self, word: _Word, *, is_sure: bool) -> None:
+        found = word.assigned
         assert found is not None
-        name, is_more, text = found.groups()
-        new = self._expanded(item[1]) if isinstance(item, tuple) else [self._joined(text)]
-        new = new if is_sure else [f"${name}"]
+        name, is_more, first = found.groups()
+        value = _Word([word.pieces[0]._replace(text=first), *word.pieces[1:]])
+        new = [self._joined(value)] if word.array is None else list(self._expanded(word.array))
+        new = [Word(text, is_literal and is_sure) for text, is_literal in new]
         self.values[name] = [*self.values.get(name, ()), *new] if is_more else new
 
-    def _expanded(self, words: Iterable[str]) -> list[str]:
-        rows = []
+    def _expanded(self, words: Sequence[_Word]) -> Iterator[Word]:
         for word in words:
-            whole = _VARIABLE.fullmatch(word)
-            rows += self._value(whole) if whole else [self._joined(word)]
-        return _split(rows)
+            piece = word.pieces[0] if len(word.pieces) == 1 else _Piece("")
+            found = self._value(piece) if piece.is_expansion else [self._joined(word)]
+            is_one = piece.is_expansion and piece.is_quoted and len(found) == 1
+            yield from found if is_one else _split(found)
 
-    def _joined(self, text: str) -> str:
+    def _joined(self, word: _Word) -> Word:
         """Return a word as one string, in which an array is its words with spaces between."""
-        return _VARIABLE.sub(lambda found: " ".join(self._value(found)), text)
+        rows = [self._value(piece) for piece in word.pieces]
+        text = "".join(" ".join(part.text for part in row) for row in rows)
+        return Word(text, all(part.is_literal for row in rows for part in row))
 
-    def _value(self, found: re.Match[str]) -> list[str]:
-        name, default = found[1] or found[2], found[3]
+    def _value(self, piece: _Piece) -> list[Word]:
+        found = _PARAMETER.fullmatch(piece.text) if piece.is_expansion else None
+        if found is None:
+            return [Word(piece.text, not piece.is_expansion)]
+        name, default = found.groups()
         if name in self.values:
             return self.values[name]
-        if default is None:
-            return [found[0]]
+        if default is None or "$" in default or "`" in default:
+            return [Word(piece.text, False)]
         self.notes.append(f"{name} is {default or 'empty'} unless the environment sets it")
-        return [default]
+        return [Word(default.strip("'\""))]
 
 
-def _without_meaning(found: re.Match[str]) -> str:
-    """Return a piece of a script with characters hidden that bash would not read as operators."""
-    kind, text = found.lastgroup, found[0]
-    if kind == "comment":
-        return ""
-    if kind == "computed":
-        return _COMPUTED
-    if kind == "double":
-        text = re.sub(rf"\${_PARENTHESES}|`[^`]*`", _COMPUTED, text)
-        return text.replace("\\$", "\0").translate(_HIDDEN_PARENTHESES)
-    return text.translate(_HIDDEN)
-
-
-def _assigned(item: _Item) -> re.Match[str] | None:
-    """Return the name, a plus and the text of an assignment."""
-    return _ASSIGNMENT.fullmatch(item[0] if isinstance(item, tuple) else item)
-
-
-def _word(text: str) -> Word:
-    return Word(text.translate(_SHOWN), "$" not in text)
-
-
-def _split(rows: Iterable[str]) -> list[str]:
+def _split(value: Sequence[Word]) -> list[Word]:
     """Return the words of strings that hold options, as ``eval`` or an unquoted variable does."""
-    found: list[str] = []
-    for text in map(str.strip, rows):
-        if not re.search(r"\s", text) or "--" not in text:
-            found += [text] if text else []
+    found: list[Word] = []
+    for text, is_literal in value:
+        if not re.search(r"\s", text.strip()) or "--" not in text:
+            found += [Word(text.strip(), is_literal)] if text.strip() else []
             continue
         try:
-            found += shlex.split(text)
+            parts = shlex.split(text, comments=False)
         except ValueError:
-            found += text.split()
+            parts = text.split()
+        found += [Word(part, is_literal and "$" not in part) for part in parts]
     return found
+
+
+def _statements(text: str) -> Iterator[tuple[str, list[_Word]]]:
+    """Yield each statement, with the operator before it."""
+    before, words, array, word = "\n", list[_Word](), None, _Word()
+    for found in _TOKEN.finditer(text + "\n"):
+        kind, token = found.lastgroup, found[0]
+        if token == "(" and word.text.endswith("=") and array is None:
+            array = word.array = []
+            words.append(word)
+            word = _Word()
+        elif kind in ("space", "operator"):
+            if word.pieces:
+                (words if array is None else array).append(word)
+                word = _Word()
+            if array is not None:
+                array = None if token == ")" else array
+            elif kind == "operator" and (token not in "()" or words):
+                yield before, words
+                before, words = token, []
+        elif kind == "plain" and token in ("'", '"', "`"):
+            raise ValueError("No closing quotation")
+        else:
+            word.pieces += _pieces(kind or "", token)
+    if array is not None:
+        raise ValueError("No closing )")
+
+
+def _pieces(kind: str, token: str) -> list[_Piece]:
+    if kind == "single":
+        return [_Piece(token[1:-1], is_quoted=True)]
+    if kind == "escape":
+        return [_Piece(token[1:])]
+    if kind != "double":
+        return [_Piece(token, is_expansion=kind == "expansion")]
+    pieces, end = list[_Piece](), 1
+    for found in _IN_QUOTES.finditer(token, 1, len(token) - 1):
+        pieces.append(_Piece(token[end : found.start()], is_quoted=True))
+        inside = found[1] or found[2] or " "
+        pieces.append(_Piece(inside, is_expansion=bool(found[1]), is_quoted=True))
+        end = found.end()
+    pieces.append(_Piece(token[end:-1], is_quoted=True))
+    return [piece for piece in pieces if piece.text] or pieces[:1]

@@ -367,7 +367,10 @@ def test_attention_runs_again_in_selective_recomputation(read: Any) -> None:
         ("", "has no argument of Megatron-LM that lays out a model"),
         ("python pretrain_gpt.py --lr 1e-4", "has no argument of Megatron-LM that lays out"),
         ("TP=1; [ $# = 0 ] && TP=2; run --tensor-model-parallel-size $TP", "paste the arguments"),
-        ("if true; then A=(--num-layers 4); fi; run ${A[@]}", "paste the arguments"),
+        (
+            "if true; then A=(--num-layers 4); fi; run --bf16 ${A[@]}",
+            "--num-layers: '4': the script computes it, or has it in a branch",
+        ),
         ("run --micro-batch-size $((4 / 2))", "paste the arguments"),
         ("run --bf16 $(cat arguments)", "paste the arguments"),
         ("--checkpoint-activations --checkpoint-num-layers 2", "set it to 1"),
