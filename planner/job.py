@@ -33,6 +33,7 @@ MAX_MICROBATCHES = 65536
 JsonValue = str | int | float | bool | None | list[str | int | float | bool | None]
 LOSSES = ("cross_entropy", "mse", "output")
 """Built-in losses; any other name is the user's own ``module:function``."""
+Samples = Annotated[int, Field(ge=1, le=2**20)]
 ExpertLoad = Annotated[
     tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1, max_length=MOST_ENTRIES)
 ]
@@ -76,6 +77,8 @@ class Job(Space):
         samples_per_microbatch: Number of samples in a microbatch.
         microbatches: Microbatches per iteration; their gradients are summed before the optimizer
             step.
+        microbatch_sizes: Numbers of samples of which a search chooses that of a microbatch, for as
+            many samples an iteration; empty: samples_per_microbatch is the only one.
         precision: Data type of the weights; low precisions have float32 masters in the optimizer.
         gradient_precision: Data type in which gradients of 16-bit weights are summed, over
             microbatches and replicas: ``float32``, or ``weights``, that of the weights; null:
@@ -113,8 +116,9 @@ class Job(Space):
     format: Literal["pipeplan-job/1"] = "pipeplan-job/1"
     name: str = "job"
     runtime: Runtime | None = None
-    samples_per_microbatch: Annotated[int, Field(ge=1, le=2**20)] = 1
+    samples_per_microbatch: Samples = 1
     microbatches: Annotated[int, Field(ge=1, le=MAX_MICROBATCHES)] = 8
+    microbatch_sizes: Annotated[tuple[Samples, ...], Field(max_length=16)] = left_out(())
     precision: Precision = "float32"
     gradient_precision: GradientPrecision | None = left_out(None)
     optimizer: Optimizer = "adamw"
@@ -136,16 +140,24 @@ class Job(Space):
     rules: Rules = left_out(Rules())
 
     @model_validator(mode="after")
-    def _rules_name_nodes_of_groups(self) -> Job:
+    def _sizes_divide_the_samples(self) -> Job:
+        samples = self.samples_per_microbatch * self.microbatches
+        for size in self.microbatch_sizes:
+            if samples % size or samples // size > MAX_MICROBATCHES or self.lengths is not None:
+                raise ValueError(
+                    f"microbatch_sizes: {size} does not divide the {samples} samples of an "
+                    f"iteration into at most {MAX_MICROBATCHES} microbatches, or they have several "
+                    "lengths; choose other sizes, or none"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_are_as_asked(self) -> Job:
         if self.rules.apart and self.tensor_parallel != 1:
             raise ValueError(
                 "rules.apart names single devices, but tensor-parallel groups of devices hold the "
                 "stages; set tensor_parallel = 1, or leave apart out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _experts_have_groups(self) -> Job:
         if self.expert_parallel and self.tensor_parallel == 1:
             raise ValueError(
                 "expert_parallel = true gives experts to the devices of a tensor-parallel group; "
@@ -283,12 +295,7 @@ def token_input(forms: Forms) -> str | None:
 
 
 def text_problem(forms: Forms, job: Job) -> str | None:
-    """Return the reason why text cannot fill such a batch, without a remedy; None if it can.
-
-    Args:
-        forms: entries of the batch.
-        job: the job, whose ``inputs`` may limit the tokens.
-    """
+    """Return the reason why text cannot fill such a batch for a job; None if it can."""
     tokens = token_input(forms)
     if tokens is None:
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, (_, shape) in forms.items())
@@ -303,12 +310,3 @@ def text_problem(forms: Forms, job: Job) -> str | None:
                 f"{KINDS_OF_BYTES} kinds of bytes"
             )
     return None
-
-
-def text_problem_of_inputs(job: Job) -> str | None:
-    """Return the same reason for the inputs that a job lists; None if it lists none."""
-    if not job.inputs:
-        return None
-    samples = job.samples_per_microbatch
-    forms = {name: (spec.dtype, (samples, *spec.shape)) for name, spec in job.inputs.items()}
-    return text_problem(forms, job)

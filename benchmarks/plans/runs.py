@@ -172,7 +172,8 @@ class Run:
                 if judge is not None:
                     check = _ask(judge, folder, {**task, "action": "check"}, limit_s)
                     row |= {f"judge_{word}": value for word, value in check.items()}
-                self._keep(plan)
+                self.kept.parent.mkdir(parents=True, exist_ok=True)
+                self.kept.write_bytes(gzip.compress(plan.read_bytes(), 6, mtime=0))
         return row
 
     def _task(self, folder: Path) -> Row:
@@ -194,13 +195,12 @@ class Run:
             task = replace(self, seconds=1.0)._task(Path(name))
             _ask(self.series.build, Path(name), task, MOST_MORE_S)
 
-    def _keep(self, plan: Path) -> None:
-        """Keep the plan beside the rows."""
-        folder = self.settings.output / "plans" / self.series.digest
-        folder.mkdir(parents=True, exist_ok=True)
+    @property
+    def kept(self) -> Path:
+        """The file of its plan, compressed, beside the rows."""
         words = [self.part, self.case.name, self.series.name, f"{self.seconds:g}", str(self.seed)]
         name = " ".join(words).replace("/", "-").replace(" ", "_")
-        (folder / f"{name}.json.gz").write_bytes(gzip.compress(plan.read_bytes(), 6, mtime=0))
+        return self.settings.output / "plans" / self.series.digest / f"{name}.json.gz"
 
 
 def _ask(build: Build, folder: Path, task: Row, limit_s: float) -> Row:

@@ -79,7 +79,8 @@ def _known_job(job: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in later - {*Job.model_fields}}
 
 
-def _problem(data: dict[str, Any]) -> Any:
+def problem_of(data: dict[str, Any]) -> Any:
+    """Return the problem of graph, cluster, job and perhaps runtime, as data of their files."""
     from planner import Cluster, Job, LayerGraph, Problem
 
     rules = {"rules": data["rules"]} if data.get("rules") else {}
@@ -98,7 +99,7 @@ def _solved(task: dict[str, Any]) -> dict[str, Any]:
     """Return the plan's figures and the incumbents, each with the CPU seconds it took."""
     from planner import PipeplanError, solve
 
-    problem, curve = _problem(task["problem"]), []
+    problem, curve = problem_of(task["problem"]), []
 
     def progress(row: Any) -> None:
         curve.append([time.process_time() - begin, row.iteration_time_s, row.lower_bound_s])
@@ -167,7 +168,7 @@ def _scheduled(task: dict[str, Any]) -> dict[str, Any]:
     """Return the best schedule of given stages."""
     from planner import search_schedule
 
-    problem = _problem(task["problem"])
+    problem = problem_of(task["problem"])
     names = ("layers", "devices", "recompute", "offload")
     rows = [(*row, (), ()) for row in task["problem"]["stages"]]
     stages = [SimpleNamespace(**dict(zip(names, map(tuple, row), strict=True))) for row in rows]

@@ -25,15 +25,25 @@ from benchmarks.harness import Claim, Result, Row, counted
 from benchmarks.plans.cases import Case
 from benchmarks.plans.drawn import Data
 from benchmarks.plans.runs import Run, Series, Settings, run_all, this_build
-from planner import Cluster, Job, LayerGraph, PipeplanError, Plan, Problem, adopt
-from planner.plan.runtime_rules import RuntimeRules
+from benchmarks.plans.worker import problem_of
+from planner import PipeplanError, Plan, adopt
 from planner.verification import require_valid
 
 FIGURES = ROOT / "benchmarks" / "results" / "sailor.json"
 """What Sailor's own simulator says of plans, by their stages, and the CPU seconds of planners."""
+BATCH = 1024
+"""Samples an iteration."""
 SETTINGS = (("32_96", 2), ("80_240", 1), ("128_384", 1))
 """Clusters, with the samples a microbatch of Sailor's plans."""
-MESSAGES = {"overlapped": "any", "blocking": "any", "blocking, equal pipelines": "eq"}
+ROUNDED_UP = "blocking, equal pipelines, rounded up"
+"""An iteration has as many microbatches as Sailor's plan runs, whose equal pipelines each take
+their share, rounded up."""
+MESSAGES = {
+    "overlapped": "any",
+    "blocking": "any",
+    "blocking, equal pipelines": "eq",
+    ROUNDED_UP: "eq",
+}
 """Rules for messages, with the pipelines of the job."""
 
 
@@ -68,7 +78,14 @@ class Setting:
             what: tomllib.loads((self.folder / f"{name}.toml").read_text())
             for what, name in tables.items()
         }
+        if self.messages == ROUNDED_UP:
+            read["job"]["microbatches"] += self.more_microbatches
         return {"graph": json.loads((self.folder / f"g_{self.samples}.json").read_text()), **read}
+
+    @property
+    def more_microbatches(self) -> int:
+        """How many more microbatches Sailor's equal pipelines run, each its share rounded up."""
+        return -BATCH // self.samples % len(self._their_stages()[0]["devices"])
 
     def theirs(self) -> Plan:
         """Return the plan of Sailor's planner, with as many microbatches as ours.
@@ -77,14 +94,7 @@ class Setting:
             PipeplanError: if the plan is not valid.
         """
         data, stages = self.data(), self._their_stages()
-        problem = Problem(
-            LayerGraph.parse(data["graph"]),
-            Cluster.from_data(data["cluster"]),
-            Job.parse({**data["job"], "equal_pipelines": False}, "job"),
-        )
-        if "runtime" in data:
-            rules = RuntimeRules.parse(data["runtime"], "runtime")
-            problem = Problem(problem.graph, problem.cluster, problem.job, runtime=rules)
+        problem = problem_of({**data, "job": {**data["job"], "equal_pipelines": False}})
         plan = adopt(
             problem,
             [stage["layers"] for stage in stages],
@@ -109,7 +119,8 @@ def settings_of(published: Path) -> list[Setting]:
     folder = published / "sailor"
     if not (folder / "sailor_rt.toml").is_file():
         raise PipeplanError(f"--published {published}: has no sailor/sailor_rt.toml; see --help")
-    return [Setting(folder, *row, messages) for row in SETTINGS for messages in MESSAGES]
+    rows = [Setting(folder, *row, messages) for row in SETTINGS for messages in MESSAGES]
+    return [row for row in rows if row.messages != ROUNDED_UP or row.more_microbatches]
 
 
 def shape_of(samples: int, stages: Sequence[dict[str, Any]], layers: Sequence[str]) -> str:
@@ -131,28 +142,23 @@ def section(options: argparse.Namespace) -> Result:
     """Sailor's figure 8b, both judges."""
     settings, figures = settings_of(options.published), json.loads(FIGURES.read_text())
     with tempfile.TemporaryDirectory() as name:
-        output = options.keep or Path(name)
-        found = list(_planned(settings, options.seconds, output))
+        runs = _runs(settings, options.seconds, options.keep or Path(name))
+        found = {row["problem"]: row for row in run_all(runs, (), 1)}
         rows = [
-            _row(setting, row, options.seconds, output, figures)
-            for setting, row in zip(settings, found, strict=True)
+            _row(setting, found[setting.name], run, figures)
+            for setting, run in zip(settings, runs, strict=True)
         ]
     return Result(rows, list(_claims(rows)))
 
 
-def _planned(settings: Sequence[Setting], seconds: float, output: Path) -> Iterator[Row]:
-    """Yield what our search comes to in each setting, in their order."""
+def _runs(settings: Sequence[Setting], seconds: float, output: Path) -> list[Run]:
     build = this_build()
     series, shared = Series(build, build.digest()), Settings(output)
-    runs = [
-        Run("sailor", Case(s.name, s.messages, s.data), series, seconds, 0, shared)
-        for s in settings
-    ]
-    rows = {row["problem"]: row for row in run_all(runs, (), 1)}
-    yield from (rows[setting.name] for setting in settings)
+    cases = [Case(row.name, row.messages, row.data) for row in settings]
+    return [Run("sailor", case, series, seconds, 0, shared) for case in cases]
 
 
-def _row(setting: Setting, found: Row, seconds: float, output: Path, figures: Data) -> Row:
+def _row(setting: Setting, found: Row, run: Run, figures: Data) -> Row:
     """Return a row of the table.
 
     Raises:
@@ -162,9 +168,7 @@ def _row(setting: Setting, found: Row, seconds: float, output: Path, figures: Da
         raise PipeplanError(f"{setting.name}: {found.get('error')}")
     their_s = (theirs := setting.theirs()).predicted.iteration_time_s
     layers = [layer["name"] for layer in setting.data()["graph"]["layers"]]
-    name = f"sailor {setting.name} this build {seconds:g} 0".replace(" ", "_")
-    kept = output / "plans" / found["build"] / f"{name}.json.gz"
-    stages = json.loads(gzip.decompress(kept.read_bytes()))["stages"]
+    stages = json.loads(gzip.decompress(run.kept.read_bytes()))["stages"]
     shapes = [
         shape_of(setting.samples, each, layers)
         for each in (stages, [{"layers": s.layers, "devices": s.devices} for s in theirs.stages])

@@ -1,9 +1,8 @@
-"""How near the best are microbatch orders and whole plans, and how much faster than published ones?
+"""How near the best are orders of microbatches, and how much faster than published ones?
 
 Sections: ``zero_bubble`` has the public instances of --data; ``uneven``, ``loose``, ``chunks`` and
 ``many`` have uneven stages with communication; ``classics`` compares with published schedules at
-equal memory; ``joint`` plans traced models on the sample clusters; ``several`` does so with several
-stages a device. Times of a schedule are in microseconds, those of a plan in milliseconds.
+equal memory. Times are in microseconds.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from itertools import product
 
 from benchmarks.harness import Claim, Result, Section, counted, run
 from benchmarks.schedule.instances import chunks, uneven, zero_bubble, zero_bubble_rows
-from benchmarks.schedule.plans import joint, several
 from benchmarks.schedule.solving import Solved, solve
 
 HEURISTIC = "Zero Bubble (ICLR 2024): the authors' search"
@@ -135,8 +133,6 @@ SECTIONS: dict[str, Section] = {
     "chunks": chunks_section,
     "many": many_section,
     "classics": classics_section,
-    "joint": joint,
-    "several": several,
 }
 
 

@@ -258,13 +258,16 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
         "shortcoming": result.shortcoming(),
         "plan": str(output),
         **result.plan.predicted.model_dump(mode="json"),
+        "lower_bound_s": result.lower_bound_s,
+        "gap": result.gap,
         "throughput": throughput_data(result.plan),
         "runtime": result.plan.job.runtime and result.plan.runtime.name,
         "bound_covers": result.plan.provenance.bound_covers.model_dump(mode="json"),
         "unjoined_devices": list(unjoined_devices(result.plan)),
-        "robustness": None if result.robustness is None else asdict(result.robustness),
-        "simplicity": None if result.simplicity is None else asdict(result.simplicity),
-        "length_choice": None if result.lengths is None else asdict(result.lengths),
+        "microbatch_sizes": list(result.sizes),
+        "robustness": result.robustness and asdict(result.robustness),
+        "simplicity": result.simplicity and asdict(result.simplicity),
+        "length_choice": result.lengths and asdict(result.lengths),
         "history": [row._asdict() for row in result.history],
         "steps": [row._asdict() for row in result.steps],
     }
@@ -284,15 +287,12 @@ def _print_unjoined(plan: Plan) -> None:
 
 def _about_gap(result: Result) -> Iterator[str]:
     """Yield a sentence on what the gap includes, if there is something to say."""
-    if result.robustness is not None and not result.robustness.is_fastest:
-        yield "the gap refers to this plan's time; a faster but less robust plan is known"
-    elif result.simplicity is not None and not result.simplicity.is_fastest:
-        yield "the gap refers to this plan's time; a faster but less simple plan is known"
+    chosen = result.robustness or result.simplicity
+    if chosen and result.iteration_time_s > result.history[-1].iteration_time_s:
+        word = "robust" if result.robustness is not None else "simple"
+        yield f"the gap refers to this plan's time; a faster but less {word} plan is known"
     elif needs_pipelines(result.plan.sync.strategy):
-        yield (
-            "the time assumes synchronous pipelines, and the bound covers plans of any form: the "
-            "gap includes the cost of restricting the plan to data-parallel pipelines"
-        )
+        yield ("time and bound assume synchronous pipelines, the bound of a single one included")
     elif result.status != "optimal" and result.gap is not None:
         yield "a better plan may exist within the gap; none is known"
 

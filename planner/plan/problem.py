@@ -51,6 +51,7 @@ class Problem:
             the job's runtime.
         copies: equal pipelines of which this is one, whose replicas share what the job has them
             share; for a search of one of them alone.
+        least_pipelines: the least number of pipelines, where the job asks for equal ones.
 
     Raises:
         PipeplanError: if the three do not fit together.
@@ -62,6 +63,7 @@ class Problem:
     source: ModelSource = field(default_factory=ModelSource)
     runtime: RuntimeRules = PIPEPLAN
     copies: int = 1
+    least_pipelines: int = 1
 
     def __post_init__(self) -> None:
         require_kind(self.graph, LayerGraph, "Problem: graph", "LayerGraph.load reads a file")

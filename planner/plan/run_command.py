@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 
 from planner.cluster.cluster import node_name, node_of
-from planner.job import LOSSES, text_problem_of_inputs
+from planner.job import LOSSES, Job, text_problem
 from planner.plan.plan import Plan
 
 _ZOO = "models."
@@ -66,7 +66,7 @@ def run_commands(plan: Plan, path: Path, text_problem: str | None = None) -> Run
         text_problem: why text cannot train the model, by its trace; the plan shows this only if its
             job lists the inputs. The commands then ask for random batches.
     """
-    needs_random = text_problem or text_problem_of_inputs(plan.job)
+    needs_random = text_problem or _text_problem_of_inputs(plan.job)
     return _commands(plan, path, ["--data", "random"] if needs_random else [])
 
 
@@ -123,7 +123,7 @@ def resume_commands(plan: Plan, path: Path) -> RunCommands | None:
     The data is left to fill in as well if it cannot have been text, since training has to continue
     with the same data.
     """
-    needs_data = text_problem_of_inputs(plan.job)
+    needs_data = _text_problem_of_inputs(plan.job)
     data = ["--data", "DATA"] if needs_data else []
     return _commands(plan, path, [*data, "--resume", "CHECKPOINTS"])
 
@@ -137,3 +137,12 @@ def leave_words(plan: Plan) -> list[str]:
     if loss not in LOSSES:
         words += ["--loss", loss]
     return words
+
+
+def _text_problem_of_inputs(job: Job) -> str | None:
+    """Return the reason why text cannot fill the inputs that a job lists; None if it lists none."""
+    if not job.inputs:
+        return None
+    samples = job.samples_per_microbatch
+    forms = {name: (spec.dtype, (samples, *spec.shape)) for name, spec in job.inputs.items()}
+    return text_problem(forms, job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Mapping
 from typing import Literal, get_args
 
 from planner.errors import PipeplanError
@@ -20,6 +20,16 @@ Feature = Literal[
 ]
 FEATURES: tuple[Feature, ...] = get_args(Feature)
 """Fields of a job without which a plan is one that everything takes."""
+_SUPPORTED: Mapping[Feature, str] = {
+    "tensor_parallel": "single devices",
+    "shard_optimizer": "optimizer state that is whole on every replica",
+    "shard_parameters": "weights and gradients that are whole on every replica",
+    "offload": "stashes that stay on their devices",
+    "recompute_attention": "attention that keeps what its backward needs, or layers recomputed "
+    "whole,",
+    "expert_parallel": "experts of which every device of a group has a share",
+}
+"""What takes a job without the field."""
 
 
 def require_without(
@@ -43,57 +53,29 @@ def require_without(
     Raises:
         PipeplanError: naming each field, its value and the remedy.
     """
-    problems = list(_problems(job, what, features, degree, instead))
+    values = {name: getattr(job, name) for name in FEATURES if name in features}
+    if degree is not None and "tensor_parallel" in features:
+        values["tensor_parallel"] = degree
+    problems = []
+    for name, value in values.items():
+        usual = 1 if name == "tensor_parallel" else False
+        if name == "lengths" and value is not None:
+            problems.append(
+                f"lengths: microbatches of {len(value.tokens)} lengths, but {what} supports one "
+                "length only so far; use a plan, or a job, without lengths"
+            )
+        elif name != "lengths" and value != usual:
+            other = f"{instead}, or " if instead and name == "tensor_parallel" else ""
+            problems.append(
+                f"{name} = {json.dumps(value)}: {what} supports {_SUPPORTED[name]} only so far; "
+                f"{other}use a plan, or a job, with {name} = {json.dumps(usual)}"
+            )
     if problems:
         raise PipeplanError(problems)
 
 
-def _problems(
-    job: Job, what: str, features: Collection[Feature], degree: int | None, instead: str
-) -> Iterator[str]:
-    groups = job.tensor_parallel if degree is None else degree
-    if "tensor_parallel" in features and groups != 1:
-        yield (
-            f"tensor_parallel = {groups}: {what} supports single devices only so far; "
-            f"{f'{instead}, or ' if instead else ''}use a plan, or a job, with tensor_parallel = 1"
-        )
-    if "shard_optimizer" in features and job.shard_optimizer:
-        yield (
-            f"shard_optimizer = {json.dumps(job.shard_optimizer)}: {what} supports optimizer state "
-            "that is whole on every replica only so far; use a plan, or a job, with "
-            "shard_optimizer = false"
-        )
-    if "shard_parameters" in features and job.shard_parameters:
-        yield (
-            f"shard_parameters = {json.dumps(job.shard_parameters)}: {what} supports weights and "
-            "gradients that are whole on every replica only so far; use a plan, or a job, with "
-            "shard_parameters = false"
-        )
-    if "offload" in features and job.offload:
-        yield (
-            f"offload = {json.dumps(job.offload)}: {what} supports stashes that stay on their "
-            "devices only so far; use a plan, or a job, with offload = false"
-        )
-    if "recompute_attention" in features and job.recompute_attention:
-        yield (
-            f"recompute_attention = true: {what} supports attention that keeps what its backward "
-            "needs, or layers recomputed whole, only so far; use a plan, or a job, with "
-            "recompute_attention = false"
-        )
-    if "expert_parallel" in features and job.expert_parallel:
-        yield (
-            f"expert_parallel = true: {what} supports experts of which every device of a group has "
-            "a share only so far; use a plan, or a job, with expert_parallel = false"
-        )
-    if "lengths" in features and job.lengths is not None:
-        yield (
-            f"lengths: microbatches of {len(job.lengths.tokens)} lengths, but {what} supports one "
-            "length only so far; use a plan, or a job, without lengths"
-        )
-
-
 def require_decided(job: Job, what: str) -> None:
-    """Refuse to leave it open whether replicas share what they hold, or stashes offload.
+    """Refuse to leave open whether replicas share what they hold, stashes offload, or a size.
 
     Args:
         job: of a problem.
@@ -107,3 +89,8 @@ def require_decided(job: Job, what: str) -> None:
             raise PipeplanError(
                 f'{name} = "if_needed": {what} does not decide that; set it to true or false'
             )
+    if job.microbatch_sizes:
+        raise PipeplanError(
+            f"microbatch_sizes = {list(job.microbatch_sizes)}: {what} does not choose one; set "
+            "samples_per_microbatch and microbatches, and leave microbatch_sizes out"
+        )

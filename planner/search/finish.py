@@ -70,7 +70,7 @@ def bounded_over(plan: Plan, problem: Problem, bound_s: float, variants: Sequenc
 
     Args:
         plan: the best of all sizes.
-        problem: of single devices.
+        problem: of single devices, with microbatches of the plan's size.
         bound_s: the least bound of all sizes.
         variants: the sizes.
     """

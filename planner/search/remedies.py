@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 from planner.cluster.hardware import GIB
 from planner.plan.problem import Problem
 from planner.plan.runtimes import narrowed_by
+from planner.search.microbatches import resized
 from planner.search.needs import Needs
 from planner.space import WITH_SHARDED_PARAMETERS, Space
 from planner.units import format_seconds, plural
-from planner.variants.microbatches import resized
 from planner.variants.problems import with_job, with_memory
 
 OPTIMIZERS = ("adamw", "sgd_momentum", "sgd")

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from planner.lengths import LengthOrder
 from planner.plan.plan import Plan, gap
 from planner.simulation.noise import Noise, NoisyTimes
-from planner.units import format_seconds, plural
+from planner.units import format_seconds, listed, plural
 
 FEW_LAYOUTS, SMALL_GAP, BUSY = 1000, 0.01, 0.7
 """Fewer layouts, larger gaps and smaller shares of a core tell of a search that was short."""
@@ -68,11 +68,6 @@ class Robustness:
     def provenance(self) -> str:
         """The words of a plan's provenance."""
         return f"chosen for robustness under noise ({self.noise})"
-
-    @property
-    def is_fastest(self) -> bool:
-        """Whether no plan is known that is faster without noise."""
-        return self.times.predicted_s <= self.fastest.predicted_s
 
     def summary(self) -> str:
         """Return a few lines that sum it up."""
@@ -196,11 +191,6 @@ class Simplicity:
         """The words of a plan's provenance."""
         return f"chosen as the simplest within {self.within:.2%} of the fastest"
 
-    @property
-    def is_fastest(self) -> bool:
-        """Whether no plan is known that is faster."""
-        return self.iteration_time_s <= self.fastest_s
-
     def summary(self) -> str:
         """Return a line that sums it up."""
         compared = plural(self.compared, "schedule")
@@ -249,6 +239,8 @@ class Result:
         steps: what each step took and brought, in order.
         lengths: of a plan for microbatches of several lengths; status, gap and bound are about its
             mean iteration.
+        sizes: of microbatches, where the job leaves them open: bound, gap and status are for all of
+            them then, those of the plan's file for its own size alone.
     """
 
     status: Status
@@ -264,6 +256,7 @@ class Result:
     lengths: LengthChoice | None = None
     processor_share: float | None = None
     steps: tuple[StepRow, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @property
     def iteration_time_s(self) -> float:
@@ -318,4 +311,16 @@ class Result:
             f"{self.tried:,} layouts judged; "
             f"ended after {self.search_s:.1f} {seconds}: {self.ended}"
             + "".join(f"\n{reason.summary()}" for reason in reasons)
+            + self._of_sizes()
+        )
+
+    def _of_sizes(self) -> str:
+        """Return a line on the size of microbatches, if the job leaves it open."""
+        if not self.sizes:
+            return ""
+        samples = plural(self.plan.job.samples_per_microbatch, "sample")
+        own = format_seconds(self.plan.predicted.lower_bound_s)
+        return (
+            f"\nmicrobatches of {samples}, the best of {listed(self.sizes)}; the bound is for all "
+            f"these sizes, for this one it is {own}"
         )

@@ -81,9 +81,11 @@ def solve(
     """Find the fastest plan for a problem and bound how far it can be from the best.
 
     Args:
-        problem: the model, cluster and job. Where the job shares the optimizer's state, divides
-            parameters or offloads stashes ``if_needed``, a search without comes first, and one with
-            only if no plan was found; the plan's job says which.
+        problem: the model, cluster and job. Where the job has ``microbatch_sizes``, the search
+            tries all of them in the order of their bounds and goes on with the two best. Where it
+            shares the optimizer's state, divides parameters or offloads stashes ``if_needed``, a
+            search without comes first, and one with only if no plan was found; the plan's job says
+            which.
         time_limit_s: of each search; in deterministic mode in seconds of counted work.
         gap_limit: stop once iteration time / lower bound - 1 is at most this.
         seed: of random numbers.
@@ -234,7 +236,8 @@ class _Search:
     @property
     def _is_tiny(self) -> bool:
         """Whether CP-SAT can decide the partitions one by one."""
-        is_tiny = len(self.variants) == 1 and may_decide(self.problem)
+        is_one = len(self.variants) == 1 and self.problem.least_pipelines == 1
+        is_tiny = is_one and may_decide(self.problem)
         return is_tiny and self.settings.constrain is None and self.problem.job.rules.is_empty
 
     def steps_of(self, variant: Variant) -> Steps:
@@ -293,21 +296,27 @@ class _Search:
     # --- the result -------------------------------------------------------------------------------
 
     def _result(self) -> Result:
-        best = min(self.rows, key=lambda row: row.found.best_s)
+        place = min(range(len(self.rows)), key=lambda n: self.rows[n].found.best_s)
+        best, variant = self.rows[place], self.variants[place]
         if not math.isfinite(best.found.best_s):
             if self.clock.is_stopped:
                 raise KeyboardInterrupt("before any plan was found")
             raise why_nothing_fits(self.variants, self.settings.constrain, quickly)
         taken, reason = best.chosen(self.choice)
-        time_s = min(row.found.best_s for row in self.rows)
-        possible = [row for row in self.rows if row.found.best is not None or not row.is_impossible]
-        bound_s = min(time_s, *(row.found.bound_s for row in possible))
+        time_s = best.found.best_s
+        bounds = [
+            (other.samples, row.found.bound_s)
+            for row, other in zip(self.rows, self.variants, strict=True)
+            if row.found.best is not None or not row.is_impossible
+        ]
+        bound_s = min(time_s, *(bound for _, bound in bounds))
+        own_s = min(time_s, *(bound for samples, bound in bounds if samples == variant.samples))
         status, ended = self._end(taken.timeline.iteration_time_s, time_s, bound_s)
-        variant = self.variants[self.rows.index(best)]
         why = next(iter(reason.values()), None)
         plan = finished_plan(taken, why, best.found, self.settings, variant)
-        if len(self.variants) > 1:
-            plan = bounded_over(plan, self.problem, bound_s, self.variants)
+        groups = [row for row in self.variants if row.samples == variant.samples]
+        if len(groups) > 1:
+            plan = bounded_over(plan, variant.whole, own_s, groups)
         if not self.problem.has_groups:  # Such a plan is checked once it names their devices.
             require_valid(plan)
         return Result(
@@ -321,6 +330,7 @@ class _Search:
             deterministic=self.settings.deterministic,
             processor_share=self.clock.processor_share,
             steps=tuple(self.steps),
+            sizes=self.problem.job.microbatch_sizes,
             **reason,
         )
 

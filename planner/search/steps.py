@@ -113,7 +113,8 @@ class Steps:
     def offer_known(self, plan: Plan) -> None:
         """Take a plan of this very problem as it is; the stages of others are starts alone."""
         same = plan.on_groups
-        if same.problem.digest != self.problem.digest:
+        too_few = len(same.stages[0].devices) < self.problem.least_pipelines
+        if too_few or same.problem.digest != self.problem.digest:
             return
         timeline = simulate_plan(same)
         if not timeline.overflow_bytes:

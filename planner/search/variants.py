@@ -1,4 +1,4 @@
-"""The problem with each size of tensor-parallel groups that its job allows."""
+"""The problem with each size of microbatches and of tensor-parallel groups that its job allows."""
 
 from __future__ import annotations
 
@@ -12,44 +12,60 @@ from planner.job import WITHOUT_GROUPS
 from planner.model.group_graph import split_of
 from planner.plan.problem import Problem
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
+from planner.search.microbatches import of_each_size
 from planner.search.mixed_groups import mixed_packings
 from planner.units import plural
 
 
 @dataclass(frozen=True)
 class Variant:
-    """The problem with groups of one size, or of one size for each kind of node.
+    """The problem with microbatches and groups of one size, or groups of one for each kind of node.
 
     Attributes:
         problem: whose devices are the groups.
         whole: the problem of single devices.
         parallel: the groups; None: single devices.
+        samples: of a microbatch, where the job leaves them open; None: it does not.
     """
 
     problem: Problem
     whole: Problem
     parallel: TensorParallel | None
+    samples: int | None = None
 
     @property
     def words(self) -> str:
-        """What its devices are."""
+        """What its devices are, and the size of its microbatches where that was open."""
+        size = "" if self.samples is None else f"{plural(self.samples, 'sample')} a microbatch, "
         if self.parallel is None:
-            return "single devices"
+            return f"{size}single devices"
         if len(self.parallel.degrees) == 1:
-            return f"groups of {self.parallel.degrees[0]}"
+            return f"{size}groups of {self.parallel.degrees[0]}"
         counts = Counter(len(group.devices) for group in self.parallel.groups)
-        return " and ".join(f"{plural(counts[size], 'group')} of {size}" for size in sorted(counts))
+        return size + " and ".join(
+            f"{plural(counts[size], 'group')} of {size}" for size in sorted(counts)
+        )
 
 
 def variants_of(problem: Problem) -> list[Variant]:
-    """Return the problem with each size of groups; single devices first where they are allowed.
+    """Return the problem with each size of microbatches and groups, single devices first.
 
     Args:
         problem: of single devices, or of groups that are devices already.
 
     Raises:
-        PipeplanError: if the job's size is not possible.
+        PipeplanError: if the job's size of groups is not possible.
     """
+    if not problem.job.microbatch_sizes:
+        return _of_groups(problem)
+    return [
+        replace(variant, samples=row.job.samples_per_microbatch)
+        for row in of_each_size(problem)
+        for variant in _of_groups(row)
+    ]
+
+
+def _of_groups(problem: Problem) -> list[Variant]:
     degree = problem.job.tensor_parallel
     if degree == 1 or problem.has_groups:
         return [Variant(problem, problem, None)]

@@ -7,15 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
 from builders import ROOT
 
-from benchmarks.gpu.__main__ import Run, _last_error
-from benchmarks.gpu.cases import Case, all_cases
+from benchmarks.gpu.cases import all_cases
 from planner.verification import verify
 
 GPU = ROOT / "benchmarks" / "gpu"
@@ -110,79 +107,6 @@ def test_all_imports_but_torch_work_with_the_wheels_of_python_312(tmp_path: Path
     words = [programs / "python", "-c", code]
     done = subprocess.run(words, env={"PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_case_that_hangs_loses_itself_alone_and_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    run = Run(all_cases(short=True)[:1], tmp_path / "out", short=True, seconds=600)
-    slow = next(case for case in all_cases(short=True) if case.ranks == 2)
-    # Too short for imports to end: the ranks of torchrun are running.
-    assert run.figures(slow, limit_s=4.0) == {"error": "hung: nothing was said"}
-    time.sleep(0.2)  # Killed processes leave the table a moment later.
-    assert [p for p in Path("/proc").glob("[0-9]*/cmdline") if has(p, str(tmp_path))] == []
-
-
-def has(path: Path, word: str) -> bool:
-    try:
-        return word.encode() in path.read_bytes()
-    except OSError:
-        return False
-
-
-def test_the_journal_keeps_each_case_and_the_same_command_tries_what_failed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shape = all_cases(short=True)[0].shape
-    bar = {"error_of_loss": 0.1}
-    cases = [Case(f"models: {name}", "model", shape, bar) for name in ("good", "off", "crashed")]
-    answers = {
-        "models: good": {"error_of_loss": 0.01},
-        "models: off": {"error_of_loss": float("nan")},
-        "models: crashed": {"error": "status 1: ValueError: no | such"},
-    }
-    tried: list[str] = []
-
-    def figures(self: Run, case: Case, limit_s: float) -> dict[str, object]:
-        tried.append(case.key)
-        return answers[case.key]
-
-    monkeypatch.setattr(Run, "figures", figures)
-    first = Run(cases, tmp_path, short=True, seconds=60)
-    first.all()
-    assert sorted(tried) == sorted(answers)
-    assert [case.key for case in first.left()] == ["models: off", "models: crashed"]
-    page = first.page.read_text()
-    assert "| models: good | ok | took_s" in page
-    assert "| models: off | error_of_loss nan is above 0.1 |" in page
-    assert r"| models: crashed | status 1: ValueError: no \| such |" in page
-    with first.journal.open("a") as file:
-        file.write('{"case": "models: off", "kin')  # What a kill may leave.
-    tried.clear()
-    answers["models: off"] = answers["models: good"]
-    Run(cases, tmp_path, short=True, seconds=60).all()
-    assert sorted(tried) == ["models: crashed", "models: off"]
-    assert "FAILED" in capsys.readouterr().out
-    tried.clear()
-    Run(cases, tmp_path, short=True, seconds=0).all()
-    assert tried == []
-
-
-def test_the_error_told_is_that_of_the_rank_that_failed_first() -> None:
-    text = "[rank1]: ValueError: no such thing\n[rank0]: [rank0]: x.FollowedError: rank 1 failed\n"
-    assert _last_error(text) == "ValueError: no such thing"
-
-
-@pytest.mark.parametrize("short", [True, False])
-def test_every_case_has_a_name_of_its_own_and_at_most_four_ranks(short: bool) -> None:
-    cases = all_cases(short=short)
-    assert len({case.key for case in cases}) == len(cases)
-    assert {case.ranks for case in cases} <= {1, 2, 4}
-    order = [case.key.split(":")[0] for case in cases]
-    assert list(dict.fromkeys(order)) == [
-        *("models", "parity", "strategies", "prediction", "overhead"),
-    ]
 
 
 @pytest.mark.extensive

@@ -217,7 +217,7 @@ def test_plan_makes_pipelines_for_a_strategy_between_them(tmp_path: Path) -> Non
     asked = ("plan", "models.gpt:gpt_tiny", "--cluster", CLUSTERS / "irregular.toml", "--job", job)
     made = pipeplan(*asked, "--sync", "ad_psgd", "--time-limit", 0.3, "-o", path)
     assert made.exit_code == 0, made.output
-    assert "the bound covers plans of any form" in made.output
+    assert "time and bound assume synchronous pipelines" in made.output
     assert Plan.load(path).sync.strategy == "ad_psgd"
     assert len(pipeline_replicas_of(Plan.load(path))) > 1
     assert pipeplan("verify", path).exit_code == 0

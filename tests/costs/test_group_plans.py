@@ -33,7 +33,7 @@ from planner.plan.operations import Operation
 from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import refresh
-from planner.variants.microbatches import in_proportion
+from planner.search.microbatches import in_proportion
 
 PAIRS = TensorParallel(
     degree=2,
@@ -161,8 +161,13 @@ def test_collectives_are_in_proportion_to_the_samples_of_a_microbatch() -> None:
     found = in_proportion(grouped_problem(single, PAIRS).graph, 3)
     rows = [row for layer_ in found.record.layers for row in layer_.collectives]
     assert [row.bytes for row in rows] == [3 * GIGA, 6 * GIGA]
-    # Shares of layers were counted at the other size.
-    assert in_proportion(single.graph, 3).record.splits == ()
+    # So are the shares of layers of which the groups are made.
+    scaled = replace(
+        single,
+        graph=in_proportion(single.graph, 3),
+        job=single.job.model_copy(update={"samples_per_microbatch": 3}),
+    )
+    assert grouped_problem(scaled, PAIRS).graph.digest == found.digest
 
 
 def test_ranks_of_members_follow_each_other() -> None:

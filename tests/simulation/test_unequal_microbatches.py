@@ -25,11 +25,11 @@ from planner.model.length_graph import record_at
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan
 from planner.report.summary import length_lines
+from planner.search.microbatches import in_proportion
 from planner.simulation.lengths import estimated_times, placed_by_length, predicted_by_length
 from planner.simulation.simulator import simulate, simulate_plan
 from planner.tracing.trace import trace
 from planner.units import format_seconds
-from planner.variants.microbatches import in_proportion
 
 TRACED = {"tokens": (8, 24, 64), "shares": (0.5, 0.3, 0.2)}
 

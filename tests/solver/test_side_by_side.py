@@ -57,24 +57,21 @@ def test_devices_of_several_kinds_make_pipelines() -> None:
     assert verify(result.plan) == []
 
 
-def test_the_bound_is_one_of_all_plans() -> None:
-    asked = problem(4, 4)
-    result = solve_data_parallel(asked, time_limit_s=1, deterministic=True)
+def test_the_bound_is_one_of_equal_pipelines() -> None:
+    asked = problem(4, 4, equal_pipelines=True)
+    result = solve_data_parallel(problem(4, 4), time_limit_s=1, deterministic=True)
     fastest = solve(asked, time_limit_s=0.5, deterministic=True)
     assert 0 < result.lower_bound_s <= fastest.iteration_time_s * (1 + 1e-9)
     assert fastest.lower_bound_s <= result.iteration_time_s * (1 + 1e-9)
     assert result.plan.provenance.problem_digest == asked.digest
 
 
-def test_progress_tells_of_plans_with_pipelines_only() -> None:
-    rows: list[str] = []
-    solve_data_parallel(
-        problem(4, 4),
-        time_limit_s=0.5,
-        deterministic=True,
-        progress=lambda row: rows.append(row.event),
-    )
-    assert all("pipelines" in row or row.startswith("bound") for row in rows)
+def test_a_warm_start_of_one_pipeline_is_not_taken() -> None:
+    asked = problem(4, 4, equal_pipelines=True)
+    one = solve(replace(asked, job=asked.job.model_copy(update={"replication": False}))).plan
+    one = one.model_copy(update={"job": asked.job})
+    result = solve_data_parallel(asked, warm_starts=[one], time_limit_s=0.5, deterministic=True)
+    assert len(pipeline_replicas_of(result.plan)) > 1
 
 
 IMPOSSIBLE = {

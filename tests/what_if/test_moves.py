@@ -17,8 +17,8 @@ from planner.analysis.moves import LEAST_GAIN, candidate_moves
 from planner.cluster.cluster import Cluster
 from planner.costs.placement import specs_of
 from planner.plan.problem import Problem
+from planner.search.microbatches import in_proportion
 from planner.search.solve import solve
-from planner.variants.microbatches import in_proportion
 
 TEXTS = (
     "begin stage 1 at h.3",

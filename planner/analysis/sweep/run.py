@@ -118,9 +118,8 @@ def sweep(
     kept = _Kept(Path(folder), _inputs(sized, named, job, source, rules, limits))
     rows = {task.point: row for task in tasks if (row := kept.row(task)) is not None}
     missing = {task.point: task for task in tasks if task.point not in rows}
-    before = len(rows)
     with suppress(KeyboardInterrupt):
-        progress(before, len(tasks), None)
+        progress(len(rows), len(tasks), None)
         asked = [*missing.values()]
         with closing(in_turn(asked) if ray is None else on_ray(asked, ray)) as outcomes:
             for point, found in outcomes:
@@ -132,7 +131,7 @@ def sweep(
         rows=with_front([rows[task.point] for task in tasks if task.point in rows]),
         currency=currency,
         open=tuple(task.point for task in tasks if task.point not in rows),
-        solved=len(rows) - before,
+        solved=sum(point in rows for point in missing),
     )
 
 
@@ -159,8 +158,9 @@ def _problem(
     Raises:
         PipeplanError: if model, cluster and job do not fit together.
     """
-    samples, microbatches = point.samples_per_microbatch, point.microbatches
-    job = job.model_copy(update={"samples_per_microbatch": samples, "microbatches": microbatches})
+    samples = point.samples_per_microbatch
+    batch = {"samples_per_microbatch": samples, "microbatches": point.microbatches}
+    job = job.model_copy(update={**batch, "microbatch_sizes": ()})
     try:
         return Problem(graphs[samples], clusters[point.cluster], job, source, rules)
     except PipeplanError as error:

@@ -32,7 +32,7 @@ from planner.search.walk.memory import (
 class Freedoms(NamedTuple):
     """The stages that plans may have; fields are named as in :mod:`planner.search.walk.memory`.
 
-    N layers, D devices.
+    N layers, D devices; ``least_equal`` is the least number of equal pipelines, 0: of any replicas.
     """
 
     may_cut: NDArray[np.bool_]
@@ -47,7 +47,7 @@ class Freedoms(NamedTuple):
     max_stages: int
     most_on_device: int
     replicates: bool
-    equal: bool
+    least_equal: int
     placement: int
     microbatches: int
     most_nodes: int
@@ -92,7 +92,7 @@ def freedoms_of(problem: Problem) -> Freedoms:
         max_stages=min(job.max_stages or pieces, pieces, count * job.max_stages_per_device),
         most_on_device=job.max_stages_per_device,
         replicates=job.replication,
-        equal=job.has_pipelines,
+        least_equal=problem.least_pipelines if job.has_pipelines else 0,
         placement={"any": ANY, "loop_or_v": LOOP_OR_V, "loop": LOOP}[job.placement],
         microbatches=job.microbatches,
         most_nodes=rules.most_nodes or count,
@@ -148,7 +148,7 @@ def is_allowed(x: Any, w: Any) -> bool:
     for s in range(x[0]):
         if not _is_stage_allowed(x, s, w):
             return False
-    if h.equal and not _are_equal(x, h.microbatches, h.most_on_device):
+    if h.least_equal and not _are_equal(x, h):
         return False
     if h.placement != ANY and not _is_placed(x, h.placement):
         return False
@@ -187,15 +187,15 @@ def _is_stage_allowed(x: Any, s: int, w: Any) -> bool:
 
 
 @compiled
-def _are_equal(x: Any, microbatches: int, most_on_device: int) -> bool:
+def _are_equal(x: Any, h: Any) -> bool:
     """Return whether stages have as many replicas each, on equal or on disjoint sets of devices."""
     count = replicas_in(x, 0)
-    if microbatches % count != 0:
+    if count < h.least_equal or h.microbatches % count != 0:
         return False
     for s in range(1, x[0]):
         if replicas_in(x, s) != count:
             return False
-        for other in range(s if most_on_device > 1 else 0):
+        for other in range(s if h.most_on_device > 1 else 0):
             if not _are_same(x, s, other) and not _are_disjoint(x, s, other):
                 return False
     return True

@@ -75,7 +75,7 @@ def judge_layout(w: Any) -> float:
         w: pointer to the memory of the walk.
     """
     h, x = header(w, WALK), items(w, TRIED)
-    has_pipelines = h.equal and replicas_in(x, 0) > 1
+    has_pipelines = h.least_equal and replicas_in(x, 0) > 1
     if not (_prepared_pipeline(x, w) if has_pipelines else _prepared(x, w)):
         return np.inf
     if h.most_s == AS_TOLD:

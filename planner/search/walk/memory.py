@@ -40,7 +40,7 @@ _BYTE, _INT, _LONG, _REAL = (np.dtype(kind) for kind in (np.int8, np.int32, np.i
     PIPELINE, HERE, TRIED, BEST, KEYS, KNOWN_S, RANDOM,
 ) = block(
     # freedoms
-    "layers types devices min_stages max_stages most_on_device replicates equal placement"
+    "layers types devices min_stages max_stages most_on_device replicates least_equal placement"
     " microbatches most_nodes has_apart has_unlinked has_rules has_sizes places"
     # schedules
     " may_split may_stay_whole is_1f1b blocks may_rerun may_offload in_blocks"

@@ -82,7 +82,7 @@ def change(x: Any, w: Any) -> Any:
         is_changed = _come_back(x, w)
     if not is_changed:
         return False
-    if not h.equal:
+    if not h.least_equal:
         tidy(x)
     return is_allowed(x, w)
 

@@ -81,7 +81,7 @@ def starts(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator[
 
 
 def _all_starts(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
-    goes_along = freedoms.replicates and not freedoms.equal and freedoms.placement != LOOP
+    goes_along = freedoms.replicates and not freedoms.least_equal and freedoms.placement != LOOP
     for order in _orders(network, freedoms, needs):
         if goes_along:
             yield from _along(order, freedoms, needs)
@@ -190,7 +190,7 @@ def _grids(order: Order, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
         most = min(len(order) // width, freedoms.max_stages)
         if width > 1 and not freedoms.replicates:
             return
-        if freedoms.equal and freedoms.microbatches % width:
+        if width < freedoms.least_equal or (freedoms.least_equal and freedoms.microbatches % width):
             continue
         for depth in _depths(len(order), width, most):
             for rows in _arranged(order, depth, width):
@@ -233,5 +233,5 @@ def _cut(groups: Sequence[Order], freedoms: Freedoms, needs: Needs) -> Iterator[
         np.zeros(len(groups), np.int64),
     )
     if cut_groups(needs.seconds, freedoms.may_cut, counts, best, cut, ends) < np.inf:
-        tidied = groups if freedoms.equal else [tuple(sorted(group)) for group in groups]
+        tidied = groups if freedoms.least_equal else [tuple(sorted(group)) for group in groups]
         yield Start(tuple(ends.tolist()), tuple(tidied))

@@ -90,7 +90,7 @@ class Walker:
         parts = (self._rows, self._schedule, wires, program, room)
         self.orders = OrderMemory(*parts, replay_schedule)
         self.orders.numbers["blocks"] = problem.runtime.blocks
-        self.orders.numbers["equal"] = freedoms.equal
+        self.orders.numbers["equal"] = freedoms.least_equal > 0
         self._blocks = {
             "table": table.block,
             "rows": self._rows,
