@@ -17,10 +17,10 @@ from planner.plan.operations import Operation, parse_order
 from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import PIPEPLAN, RuntimeRules
-from planner.verification.claims import claimed_times
+from planner.verification.claims import Claims
 from planner.verification.costs import PlanCosts
-from planner.verification.lowering import PlanTasks
 from planner.verification.memory import held_bytes
+from planner.verification.tasks import PlanTasks
 from planner.verification.times import CheckedTimes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -158,16 +158,11 @@ def pipeline(
     return place(problem, [StageSpec(*map(tuple, stage)) for stage in stages])
 
 
-def checked(plan: Plan, seen: Plan | None = None) -> CheckedTimes:
-    """The simulation's times of a plan, which the verifier finds right.
-
-    Args:
-        plan: what is simulated.
-        seen: the same as the verifier sees it, with groups as devices; None: without groups.
-    """
-    seen = seen or plan
+def checked(plan: Plan) -> CheckedTimes:
+    """The simulation's times of a plan, which the verifier finds right."""
+    seen = plan.on_groups
     tasks = PlanTasks(seen, seen.parsed_orders(), PlanCosts(seen))
-    found = CheckedTimes(tasks, claimed_times(plan))
+    found = CheckedTimes(tasks, Claims(plan).times)
     assert list(found.problems()) == []
     return found
 
@@ -175,7 +170,7 @@ def checked(plan: Plan, seen: Plan | None = None) -> CheckedTimes:
 def peaks(found: CheckedTimes) -> dict[str, int]:
     """The most bytes that each device holds at those times."""
     held = held_bytes(found.plan_tasks, found.times)
-    return {device: max(bytes_ for _, bytes_ in rows) for device, rows in held.items()}
+    return {device: row.peak for device, row in held.items()}
 
 
 def orders(**texts: str) -> dict[str, tuple[Operation, ...]]:

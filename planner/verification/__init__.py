@@ -2,16 +2,16 @@
 
 ``verify(plan)`` returns what is wrong with a plan, a line each; ``require_valid`` raises that, and
 ``save_valid`` writes the plan if nothing is. It shares no formula with what makes plans: it reads
-the records of a plan and imports neither the costs nor any search. Its parts, in order of use:
+the records of a plan and imports neither the costs nor any search. Tensor-parallel groups are
+devices of the problem that the plan states (:attr:`planner.plan.plan.Plan.on_groups`). Its parts,
+in order of use:
 
-- ``form``, ``tensor_groups``, ``group_layers``: stages, devices, groups and orders are some that
-  the job allows; a plan of groups becomes one on a cluster whose devices they are.
-- ``routes``, ``layer_costs``, ``costs``, ``stage_bytes``, ``reductions``: seconds and bytes.
-- ``script``, ``tasks``, ``lowering``: what there is to do, and what each task waits for; here
-  orders that deadlock are found.
-- ``claims``: when each task starts and ends, as a simulation claims. Nothing of it is trusted.
+- ``form``: stages, devices, groups and orders are some that the job allows.
+- ``routes``, ``layer_costs``, ``costs``, ``reductions``: seconds and bytes.
+- ``tasks``: what there is to do, and what each task waits for; here orders that deadlock are found.
+- ``claims``: what a simulation says of the plan. No time of it is trusted.
 - ``times``, ``speeds``: each claimed time is checked without a replay.
-- ``memory``, ``time_shares``, ``predicted``: what follows from these times.
+- ``memory``, ``predicted``: what follows from these times.
 - ``proof``: whether a plan's certificate proves its bound (docs/proofs.md).
 - ``issue_order``: whether ranks can issue what a runtime has lowered a plan to.
 """

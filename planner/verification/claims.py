@@ -1,44 +1,54 @@
-"""The times that a simulation claims for a plan; the only place that asks one.
+"""What a simulation claims of a plan; the only place that asks one.
 
-Nothing here is trusted: :mod:`planner.verification.times` checks each time. Another simulation
-takes the place of this one by returning the same.
+No time is trusted: :mod:`planner.verification.times` checks each. Another simulation takes the
+place of this one by returning the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from planner.plan.plan import Plan
+from planner.plan.plan import Plan, TimeProvenance
 from planner.simulation.lengths import simulated_by_length
 from planner.simulation.simulator import simulate_plan
+from planner.simulation.time_provenance import time_provenance
 from planner.simulation.timeline import Timeline
 from planner.verification.speeds import Span, Times
 from planner.verification.tasks import Key
 
 
-def claimed_times(plan: Plan) -> Times:
-    """Return when each task of an iteration starts and ends.
+class Claims:
+    """What a simulation says of an iteration.
 
     Args:
         plan: with its tensor-parallel groups, if it has any.
 
+    Attributes:
+        times: when each task starts and ends.
+
     Raises:
         PipeplanError: if the plan cannot be simulated.
     """
-    return spans_of(simulate_plan(plan))
+
+    def __init__(self, plan: Plan) -> None:
+        self._timeline = simulate_plan(plan)
+        self.times = _times(self._timeline)
+
+    @property
+    def time_provenance(self) -> TimeProvenance | None:
+        """The shares of the critical path by the source of their figures; None if it is empty."""
+        return time_provenance(self._timeline)
+
+    def by_length(self, iterations: Iterable[Sequence[int]]) -> Iterator[Times]:
+        """Yield the times of iterations whose microbatches have several lengths.
+
+        Args:
+            iterations: of each the number of each microbatch's length among them.
+        """
+        return map(_times, simulated_by_length(self._timeline, iterations))
 
 
-def claimed_by_length(plan: Plan, iterations: Iterable[Sequence[int]]) -> Iterator[Times]:
-    """Return the same of iterations whose microbatches have several lengths.
-
-    Args:
-        plan: whose job has lengths.
-        iterations: of each the number of each microbatch's length among them.
-    """
-    return map(spans_of, simulated_by_length(simulate_plan(plan), iterations))
-
-
-def spans_of(timeline: Timeline) -> Times:
+def _times(timeline: Timeline) -> Times:
     """Return the times of a simulation by the names of the checker's tasks."""
     found: dict[Key, Span] = {}
     for event in timeline.operations:
@@ -52,7 +62,6 @@ def spans_of(timeline: Timeline) -> Times:
         found[Key("gather", gather.number)] = Span(gather.start_s, gather.end_s)
     for copy in timeline.copies:
         found[Key("copy", copy.operation)] = Span(copy.start_s, copy.end_s)
-    for device, end_s in timeline.end_s.items():
-        start_s = max(0.0, end_s - timeline.optimizer_s[device])
-        found[Key("step", device)] = Span(start_s, end_s)
+    for step in timeline.steps:
+        found[Key("step", step.device)] = Span(step.start_s, step.end_s)
     return found

@@ -1,12 +1,13 @@
-"""What can be seen of a plan without a simulation; the verifier's first half."""
+"""What can be seen of a plan without its times: stages, devices, groups, orders, buffers."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 
 from planner.errors import PipeplanError, near
 from planner.model.graph_record import Layer, graph_digest
+from planner.model.split_record import SplitRecord
 from planner.plan.membership import outside
 from planner.plan.operations import Operation, Orders
 from planner.plan.plan import Plan
@@ -23,7 +24,12 @@ _OPEN = {
 
 
 def form_problems(plan: Plan, orders: Orders) -> Iterator[str]:
-    """Every problem that shows without a simulation; groups are devices of the plan."""
+    """Yield every problem that shows without times.
+
+    Args:
+        plan: with its tensor-parallel groups as devices.
+        orders: its orders, parsed.
+    """
     foremost = list(stage_problems(plan))
     yield from foremost
     beyond = outside(plan.job.space, plan.stages, orders, plan.layers, overlaps=plan.overlaps)
@@ -51,16 +57,114 @@ def model_problems(plan: Plan) -> Iterator[str]:
     for field, what in _OPEN.items():
         if getattr(plan.job, field) == "if_needed":
             yield f'job.{field}: "if_needed", but in a plan {what} or not; set it to true or false'
-    field = plan.job.sharing_field
     if plan.job.shards_state and plan.sync.strategy != "all_reduce":
         yield (
             f"sync.strategy: {plan.sync.strategy!r} keeps the optimizer's state whole on every "
-            f'replica, but job.{field} is true; use "all_reduce" or set it to false'
+            f'replica, but job.{plan.job.sharing_field} is true; use "all_reduce" or set it to '
+            "false"
         )
     try:
         require_fit(plan.sync, pipeline_count(plan))
     except PipeplanError as error:
         yield from error.problems
+
+
+# --- tensor-parallel groups -----------------------------------------------------------------------
+
+
+def group_problems(plan: Plan) -> Iterator[str]:
+    """Yield why a plan's groups are none that its job, its runtime and its splits allow."""
+    parallel, allowed, degrees = plan.tensor_parallel, plan.job.tensor_parallel, plan.degrees
+    sizes, name_them = listed(degrees), "name the groups in tensor_parallel"
+    for name, kind in plan.cluster.device_types.items():
+        if kind.group is not None:
+            yield (
+                f"cluster.device_types.{name}.group: a plan has the cluster's single devices; "
+                f"{name_them}"
+            )
+    if plan.model.graph.on_types:
+        yield f"model.graph.on_types: a plan has the figures of single devices; {name_them}"
+    if allowed != "any" and degrees != (allowed,):
+        remedy = sizes if len(degrees) == 1 else '"any"'
+        yield (
+            f"tensor_parallel: a replica of a stage is {sizes} devices, but job.tensor_parallel is "
+            f"{allowed}; plan again, or set the job's to {remedy}"
+        )
+    if parallel is None:
+        return
+    if degrees == (1,):
+        yield "tensor_parallel.groups: each has one device; remove tensor_parallel"
+    if parallel.degree is not None and degrees != (parallel.degree,):
+        yield f"tensor_parallel.degree: {parallel.degree}, but groups have {sizes} devices"
+    if len({group.name for group in parallel.groups}) < len(parallel.groups):
+        yield "tensor_parallel.groups: several have the same name; give each its own"
+    if parallel.sequence != plan.job.sequence_parallel:
+        yield (
+            f"tensor_parallel.sequence: {str(parallel.sequence).lower()}, but "
+            f"job.sequence_parallel is {str(plan.job.sequence_parallel).lower()}; make them equal"
+        )
+    if plan.job.runtime not in (None, "pipeplan") and len(degrees) > 1:
+        yield (
+            f"tensor_parallel.groups: they have {sizes} devices, "
+            f"but {plan.job.runtime} has groups of one size; set job.runtime to null"
+        )
+    for split in _splits(plan):
+        yield from _experts(split)
+    try:
+        _ = plan.problem
+    except PipeplanError as error:
+        yield from error.problems
+
+
+def _experts(split: SplitRecord) -> Iterator[str]:
+    """Yield how a split's regions are not those that it says of experts."""
+    regions = [region for region in split.regions if region.kind == "experts"]
+    field, loads = f"model.graph.splits: of degree {split.degree},", split.expert_load
+    if split.experts != bool(regions):
+        said = str(split.experts).lower()
+        yield f"{field} experts is {said}, but {len(regions)} regions are experts; plan again"
+    if len(loads) not in (0, 1, len(regions)):
+        yield (
+            f"{field} {len(loads)} lists of expert_load for {len(regions)} layers with experts; "
+            "plan again"
+        )
+        return
+    for number, region in enumerate(regions):
+        count = region.sizes[0] if len(region.sizes) == 1 else 0
+        known = len(loads[number % len(loads)]) if loads else count
+        if count < 1 or count % (split.degree or 1) or known != count:
+            yield (
+                f"{field} {list(region.sizes)} experts of {', '.join(region.layers)} do not fit "
+                f"{split.degree} devices and {known} loads; plan again"
+            )
+
+
+def _splits(plan: Plan) -> list[SplitRecord]:
+    """Return how the model splits over the plan's groups."""
+    parallel = plan.tensor_parallel
+    return [
+        row
+        for row in (plan.model.graph.splits if parallel else ())
+        if row.degree in plan.degrees and parallel and row.sequence == parallel.sequence
+    ]
+
+
+def divided_regions(plan: Plan) -> Iterator[str]:
+    """Yield cuts at tensors of which every device of a group has a share inside a split part."""
+    stage_of = {name: stage.index for stage in plan.stages for name in stage.layers}
+    rows = (row for split in _splits(plan) for row in split.boundaries)
+    inside = {row.name for row in rows if row.placement == "region"}
+    for tensor in plan.model.graph.boundaries:
+        stages = {stage_of.get(name) for name in (tensor.producer, *tensor.users)}
+        if tensor.name in inside and len(stages) > 1:
+            yield (
+                f"stages: {tensor.name!r} is inside a part of the model that is split over a "
+                f"group, and goes from {tensor.producer!r} to another stage; keep its layers in "
+                "one stage"
+            )
+
+
+# --- stages ---------------------------------------------------------------------------------------
 
 
 def stage_problems(plan: Plan) -> Iterator[str]:
@@ -131,14 +235,13 @@ def _devices(plan: Plan, position: int, bound: Sequence[Layer]) -> Iterator[str]
 def _group_sizes(plan: Plan) -> Iterator[str]:
     """Groups that have the same parameters have them in equally many shares."""
     known = set(plan.cluster.device_names)
-    members = {kind: row.members for kind, row in plan.cluster.device_types.items()}
-    sizes: dict[int, set[int]] = {}
+    sizes: list[set[int]] = []
     for position, stage in enumerate(plan.stages):
         held = known.intersection(stage.devices)
-        sizes[position] = {members[plan.cluster.type_of(device)] for device in held}
-        if len(sizes[position]) > 1:
+        sizes.append({plan.cluster.device_type(device).members for device in held})
+        if len(sizes[-1]) > 1:
             yield (
-                f"stages[{position}].devices: groups of {listed(sorted(sizes[position]))} devices, "
+                f"stages[{position}].devices: groups of {listed(sorted(sizes[-1]))} devices, "
                 "which have different shares of parameters; give a stage groups of one size"
             )
     for name, holders in _users(plan).items():
@@ -151,13 +254,13 @@ def _group_sizes(plan: Plan) -> Iterator[str]:
 
 
 def _users(plan: Plan) -> dict[str, list[int]]:
-    """The stages whose layers use each parameter or buffer."""
+    """Return the stages whose layers use each parameter or buffer."""
     layers = {layer.name: layer for layer in plan.model.graph.layers}
-    users: dict[str, list[int]] = {}
+    users: defaultdict[str, list[int]] = defaultdict(list)
     for position, stage in enumerate(plan.stages):
         used = (layers[name].parameters for name in stage.layers if name in layers)
         for name in dict.fromkeys(name for names in used for name in names):
-            users.setdefault(name, []).append(position)
+            users[name].append(position)
     return users
 
 
@@ -191,22 +294,25 @@ def _ranks(plan: Plan) -> Iterator[str]:
         yield f"ranks: device {device!r} holds a stage and has no rank; add it"
 
 
+# --- orders ---------------------------------------------------------------------------------------
+
+
 def order_problems(plan: Plan, orders: Orders) -> Iterator[str]:
     """Operations of stages and microbatches there are, once each, on one device of the stage."""
     known = set(plan.cluster.device_names)
     holders = [set(stage.devices) for stage in plan.stages]
     seen: Counter[Operation] = Counter()
-    ran_on: dict[tuple[int, int], set[str]] = {}
+    ran_on: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
     for device, order in orders.items():
         field = f"orders[{device!r}]"
         if device not in known:
             yield f"{field}: unknown device; the cluster has no such device"
-        wrong: dict[str, list[Operation]] = {}
+        wrong: defaultdict[str, list[Operation]] = defaultdict(list)
+        seen.update(order)
         for operation in order:
-            seen[operation] += 1
-            ran_on.setdefault((operation.stage, operation.microbatch), set()).add(device)
+            ran_on[operation.stage, operation.microbatch].add(device)
             for reason in _out_of_place(plan, holders, device, operation):
-                wrong.setdefault(reason, []).append(operation)
+                wrong[reason].append(operation)
         for reason, found in wrong.items():
             more = f" and {plural(len(found) - 1, 'operation')} more" if len(found) > 1 else ""
             yield f"{field}: {found[0]}{more}: {reason}"
@@ -222,7 +328,7 @@ def order_problems(plan: Plan, orders: Orders) -> Iterator[str]:
 
 
 def _out_of_place(
-    plan: Plan, holders: list[set[str]], device: str, operation: Operation
+    plan: Plan, holders: Sequence[Iterable[str]], device: str, operation: Operation
 ) -> Iterator[str]:
     if operation.stage >= len(holders):
         yield f"there is no stage {operation.stage}"

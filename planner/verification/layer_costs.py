@@ -1,21 +1,20 @@
-"""Seconds and bytes of single layers by the formulas of docs/cost_model.md, whatever the stages."""
+"""Seconds and bytes of single layers and parameters by the formulas of docs/cost_model.md."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import ceil, floor
-from operator import mul
+
+import numpy as np
 
 from planner.cluster.cluster import Cluster
 from planner.cluster.hardware import DeviceType, TileShape
 from planner.job import Job
 from planner.model.figures import PHASES, CollectiveKind, Work
 from planner.model.graph_record import Boundary, Layer, Parameter
+from planner.model.length_graph import layer_at
 
-_STATE_BYTES = {"adamw": 8, "sgd_momentum": 4, "sgd": 0}
+_MOMENT_BYTES = {"adamw": 8, "sgd_momentum": 4, "sgd": 0}
 """Bytes of the moments of one element in float32."""
-_FIGURES_OF_CLASS = ("efficiency", "bandwidth_efficiency", "ramp_up_us")
-_TOTALS = tuple(f"{phase}_{what}" for phase in PHASES for what in ("flops", "traffic_bytes"))
 Seconds = tuple[float, ...]
 """Seconds of the operations F, I, W and B."""
 
@@ -29,81 +28,86 @@ class ProblemCosts:
     """
 
     def __init__(self, cluster: Cluster, job: Job) -> None:
-        self._cluster, self._job = cluster, job
+        self._types, self._job = cluster.device_types, job
+
+    # --- seconds ----------------------------------------------------------------------------------
 
     def seconds(self, layer: Layer, type_name: str, *, loading: bool = True) -> Seconds:
-        """Return the seconds of one layer that is not recomputed.
+        """Return the seconds of F, I, W and B of one layer that is not recomputed.
 
         Args:
             layer: which.
             type_name: of the device.
-            loading: whether it waits for its batch; it does not where the batch is there.
+            loading: whether its forward waits for the data loader.
         """
         if layer.lengths:
-            rows = [self.seconds(row, type_name, loading=loading) for row in at_lengths(layer)]
-            shares = [row.share for row in layer.lengths]
-            return tuple(sum(map(mul, shares, column)) for column in zip(*rows, strict=True))
-        measured, device = layer.measured.get(type_name), self._cluster.device_types[type_name]
-        if measured is not None:
-            forward, inputs = measured.forward_s, measured.input_gradient_s
-            weights, whole = measured.weight_gradient_s, measured.backward_s
+            rows = [
+                self.seconds(layer_at(layer, row), type_name, loading=loading)
+                for row in layer.lengths
+            ]
+            return tuple(np.dot([row.share for row in layer.lengths], rows).tolist())
+        device, measured = self._types[type_name], layer.measured.get(type_name)
+        if measured is None:
+            forward, inputs, weights = (self._phase_s(layer, phase, device) for phase in PHASES)
+            whole = inputs + weights
         else:
-            whole = None
-            forward, inputs, weights = (self.roofline(layer, phase, device)[0] for phase in PHASES)
-        sent = [exchanging_s(layer, phase, device) for phase in PHASES]
-        backward = inputs + weights if whole is None else whole
+            forward, inputs = measured.forward_s, measured.input_gradient_s
+            weights, said = measured.weight_gradient_s, measured.backward_s
+            whole = inputs + weights if said is None else said
+        exchanged = dict.fromkeys(PHASES, 0.0)
+        for row in layer.collectives:
+            exchanged[row.phase] += collective_s(device, row.kind, row.bytes)
+        first, second, third = exchanged.values()
         rate = device.loader_gb_per_s if loading else None
-        waited = 0.0 if rate is None else layer.batch_bytes / (rate * 1e9)
-        exchanged = forward + sent[0], inputs + sent[1], weights + sent[2]
-        return exchanged[0] + waited, *exchanged[1:], backward + sent[1] + sent[2]
+        waited_s = layer.batch_bytes / (rate * 1e9) if rate else 0.0
+        return waited_s + forward + first, inputs + second, weights + third, whole + second + third
 
-    def roofline(self, layer: Layer, phase: str, device: DeviceType) -> tuple[float, bool]:
-        """Seconds of a phase, and whether a lower throughput would lengthen it."""
+    def _phase_s(self, layer: Layer, phase: str, device: DeviceType) -> float:
+        """Seconds of a phase: the roofline, of each row of work where a layer says them."""
         copied_s = 0.0
         if phase == "forward" and device.host_link_gb_per_s is not None:
-            copied_s = layer.batch_bytes / device.host_link_gb_per_s * 1e-9
+            copied_s = layer.batch_bytes / (device.host_link_gb_per_s * 1e9)
         if layer.work:
-            rows = [self._work(row, layer, device) for row in layer.work if row.phase == phase]
-            return copied_s + sum(seconds for seconds, _ in rows), any(bound for _, bound in rows)
-        peak = device.peak_tflop_per_s[self._job.precision] * 1e12
-        bandwidth = device.memory_bandwidth_gb_per_s * 1e9 * device.bandwidth_efficiency
+            rows = (row for row in layer.work if row.phase == phase)
+            return copied_s + sum(self._work_s(row, layer, device) for row in rows)
+        peak = device.peak_tflop_per_s[self._job.precision] * 1e12 * device.efficiency
+        rate = device.memory_bandwidth_gb_per_s * 1e9 * device.bandwidth_efficiency
         flops, traffic = getattr(layer, f"{phase}_flops"), getattr(layer, f"{phase}_traffic_bytes")
-        arithmetic_s, traffic_s = flops / (peak * device.efficiency), traffic / bandwidth
-        by_throughput = flops > 0 and arithmetic_s >= traffic_s
-        return copied_s + max(arithmetic_s, traffic_s), by_throughput
+        return copied_s + float(max(flops / peak, traffic / rate))
 
-    def _work(self, work: Work, layer: Layer, device: DeviceType) -> tuple[float, bool]:
-        # Fused kernels skip what a causal mask leaves out.
-        flops = work.flops / 2 if work.operation_class == "causal_attention" else work.flops
-        if work.operation_class == "product" and device.tiles is not None and layer.products:
-            flops *= padded_flops(layer, work.phase, device.tiles) / padded_flops(layer, "", None)
-        name = "attention" if work.operation_class == "causal_attention" else work.operation_class
-        of_class = device.by_class.get(name)
-        told = {} if of_class is None else of_class.model_dump(exclude_none=True)
-        efficiency, share, ramp_up_us = (
-            told.get(field, getattr(device, field)) for field in _FIGURES_OF_CLASS
-        )
-        precision = self._job.precision
-        tf32 = precision == "float32" and name == "convolution"
-        peaks = device.peak_tflop_per_s
-        peak = peaks.get("tf32", peaks[precision]) if tf32 else peaks[precision]
-        arithmetic_s = flops / (peak * 1e12 * efficiency) + work.operations * ramp_up_us * 1e-6
-        arithmetic_s = arithmetic_s if flops else 0.0
-        traffic_s = work.traffic_bytes / (device.memory_bandwidth_gb_per_s * 1e9 * share)
+    def _work_s(self, work: Work, layer: Layer, device: DeviceType) -> float:
+        name, flops = work.operation_class, float(work.flops)
+        precision: str = self._job.precision
+        if name == "causal_attention":  # Fused kernels skip what the mask leaves out.
+            name, flops = "attention", flops / 2
+        if name == "product" and device.tiles is not None and layer.products:
+            flops *= _padding(layer, work.phase, device.tiles)
+        if name == "convolution" and precision == "float32":
+            precision = "tf32" if "tf32" in device.peak_tflop_per_s else precision
+        figures = {
+            field: getattr(device, field)
+            for field in ("efficiency", "bandwidth_efficiency", "ramp_up_us")
+        }
+        if name in device.by_class:
+            figures |= device.by_class[name].model_dump(exclude_none=True)
+        peak = device.peak_tflop_per_s[precision] * 1e12 * figures["efficiency"]
+        rate = device.memory_bandwidth_gb_per_s * 1e9 * figures["bandwidth_efficiency"]
+        ramp_up_s = work.operations * figures["ramp_up_us"] * 1e-6 if flops else 0.0
         overhead_s = work.operations * device.operation_overhead_us * 1e-6
-        return max(arithmetic_s, traffic_s) + overhead_s, bool(flops) and arithmetic_s >= traffic_s
+        return float(max(flops / peak + ramp_up_s, work.traffic_bytes / rate) + overhead_s)
+
+    # --- bytes ------------------------------------------------------------------------------------
 
     def capacity_bytes(self, type_name: str) -> int:
         """Return the bytes that a plan may use of a device."""
-        kind = self._cluster.device_types[type_name]
+        kind = self._types[type_name]
         return int((kind.memory_gib - kind.reserved_gib) * 2**30)
 
-    def state_bytes(self, parameter: Parameter) -> int:
-        """Return the bytes of the optimizer's state of a parameter."""
-        job = self._job
-        an_element = _STATE_BYTES[job.optimizer] * (2 if job.precision == "float64" else 1)
-        masters = 4 if job.precision in ("float16", "bfloat16") else 0
-        return (an_element + masters) * parameter.elements
+    def state_bytes(self, elements: int) -> int:
+        """Return the bytes of the optimizer's state of so many elements, with 32-bit masters."""
+        precision, moments = self._job.precision, _MOMENT_BYTES[self._job.optimizer]
+        masters = 4 if precision in ("float16", "bfloat16") else 0
+        return (moments * (2 if precision == "float64" else 1) + masters) * elements
 
     def gradient_bytes(self, parameter: Parameter) -> int:
         """Return the bytes of a parameter's gradient, that of 16-bit weights usually in float32."""
@@ -123,7 +127,7 @@ class ProblemCosts:
 
     def stepped_bytes(self, parameter: Parameter) -> int:
         """Return what an optimizer step moves: gradients once, weights and state twice."""
-        both = parameter.bytes + self.state_bytes(parameter)
+        both = parameter.bytes + self.state_bytes(parameter.elements)
         return self.gradient_bytes(parameter) + 2 * both
 
     def static_bytes(
@@ -138,29 +142,9 @@ class ProblemCosts:
         """
         if not parameter.trainable:
             return parameter.bytes
-        elements = ceil(parameter.elements / sharers)
-        part = parameter.model_copy(update={"elements": elements})
-        held = [parameter.bytes, self.gradient_bytes(parameter)]
-        if in_parts:
-            held = [ceil(bytes_ / sharers) for bytes_ in held]
-        return sum(held) + self.state_bytes(part)
-
-
-def at_lengths(layer: Layer) -> list[Layer]:
-    """Return what a layer does at each of its lengths."""
-    return [
-        layer.model_copy(
-            update={
-                "work": row.work,
-                "batch_bytes": row.batch_bytes,
-                "products": row.products,
-                "measured": row.measured,
-                "lengths": (),
-                **({} if row.work else dict.fromkeys(_TOTALS, 0)),
-            }
-        )
-        for row in layer.lengths
-    ]
+        parts = sharers if in_parts else 1
+        held = ceil(parameter.bytes / parts) + ceil(self.gradient_bytes(parameter) / parts)
+        return held + self.state_bytes(ceil(parameter.elements / sharers))
 
 
 def moved_bytes(tensor: Boundary) -> int:
@@ -173,23 +157,20 @@ def moved_bytes(tensor: Boundary) -> int:
     return floor(sum(row.bytes * row.share for row in tensor.lengths))
 
 
-def padded_flops(layer: Layer, phase: str, tiles: TileShape | None) -> float:
-    """Return the FLOPs of a phase's products where each fills whole waves of tiles.
-
-    Without tiles: the FLOPs of the products themselves.
-    """
-    total = 0.0
+def _padding(layer: Layer, phase: str, tiles: TileShape) -> float:
+    """Return how many times a layer's FLOPs its products take that fill whole waves of tiles."""
+    done = filled = 0
     for row in layer.products:
-        over = {"input_gradient": row.columns, "weight_gradient": row.rows}.get(phase, row.inner)
-        high = row.inner if phase == "weight_gradient" else row.rows
-        wide = row.inner if phase == "input_gradient" else row.columns
-        elements = float(row.batch * high * wide)
-        if tiles is not None:
-            count = row.batch * ceil(high / tiles.rows) * ceil(wide / tiles.columns)
-            waves = ceil(count / tiles.at_once)
-            elements = float(waves * tiles.at_once * tiles.rows * tiles.columns)
-        total += 2 * over * elements
-    return total
+        high, wide, inner = {
+            "forward": (row.rows, row.columns, row.inner),
+            "input_gradient": (row.rows, row.inner, row.columns),
+            "weight_gradient": (row.inner, row.columns, row.rows),
+        }[phase]
+        count = row.batch * ceil(high / tiles.rows) * ceil(wide / tiles.columns)
+        waves = ceil(count / tiles.at_once)
+        done += row.batch * high * wide * inner
+        filled += waves * tiles.at_once * tiles.rows * tiles.columns * inner
+    return filled / done
 
 
 def collective_s(device: DeviceType, kind: CollectiveKind, bytes_: int) -> float:
@@ -198,15 +179,3 @@ def collective_s(device: DeviceType, kind: CollectiveKind, bytes_: int) -> float
         return 0.0
     ways = device.group.collectives[kind]
     return min(way.latency_us / 1e6 + bytes_ / (way.gb_per_s * 1e9) for way in ways)
-
-
-def exchanging_s(layer: Layer, phase: str, device: DeviceType) -> float:
-    """Return the seconds of a phase's collectives inside a tensor-parallel group."""
-    rows = (row for row in layer.collectives if row.phase == phase)
-    return sum(collective_s(device, row.kind, row.bytes) for row in rows)
-
-
-def summed_s(costs: ProblemCosts, parameters: Iterable[Parameter], kind: DeviceType) -> float:
-    """Return the seconds in which a group sums gradients of what each of its devices has whole."""
-    summed = sum(costs.gradient_bytes(row) for row in parameters if row.summed)
-    return collective_s(kind, "all_reduce", summed // kind.members)

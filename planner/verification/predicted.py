@@ -8,29 +8,32 @@ from typing import Any
 
 import numpy as np
 
+from planner.model.length_graph import record_at
 from planner.plan.plan import Plan
-from planner.verification.claims import claimed_by_length
+from planner.verification.claims import Claims
 from planner.verification.costs import PlanCosts
-from planner.verification.layer_costs import at_lengths
-from planner.verification.lowering import PlanTasks
-from planner.verification.memory import HeldBytes, peak_bytes
-from planner.verification.time_shares import time_shares
+from planner.verification.memory import Held
+from planner.verification.tasks import PlanTasks
 from planner.verification.times import CheckedTimes
 
 RELATIVE_TOLERANCE = 1e-6
 REMEDY = "run `pipeplan simulate PLAN -o PLAN` to write fresh figures"
 
 
-def predicted_problems(plan: Plan, checked: CheckedTimes, held: HeldBytes) -> Iterator[str]:
+def predicted_problems(
+    plan: Plan, checked: CheckedTimes, held: Mapping[str, Held], claims: Claims
+) -> Iterator[str]:
     """Yield the figures of a plan that are wrong.
 
     Args:
         plan: with its groups as devices.
         checked: its times, which hold.
-        held: bytes by device at these times.
+        held: what devices hold at these times.
+        claims: of a simulation. Its shares of the critical path by source are taken as they are.
     """
     said, time_s = plan.predicted, checked.iteration_time_s
     bound_s = min(said.lower_bound_s, time_s)
+    quotient = time_s / bound_s if bound_s > 0 else math.inf
     if not _is_close(said.lower_bound_s, bound_s):
         yield (
             f"predicted.lower_bound_s: {said.lower_bound_s} s cannot be a bound, this "
@@ -38,20 +41,20 @@ def predicted_problems(plan: Plan, checked: CheckedTimes, held: HeldBytes) -> It
         )
     found: dict[str, Any] = {
         "iteration_time_s": time_s,
-        "gap": _gap(time_s, bound_s),
+        "gap": max(0.0, quotient - 1) if math.isfinite(quotient) else None,
         "bubble": checked.bubble,
         "devices": {
-            device: {"busy_s": busy_s, "peak_memory_bytes": peak_bytes(held[device])}
+            device: {"busy_s": busy_s, "peak_memory_bytes": held[device].peak}
             for device, busy_s in checked.busy_s.items()
         },
     }
     if said.time_provenance is not None:  # It is left out where nothing takes time.
-        found["time_provenance"] = time_shares(checked, said.time_provenance.model_dump())
-    iterations = [] if plan.job.lengths is None else list(_iterations(plan, checked))
-    for iteration in {id(row): row for row in iterations}.values():
+        shares = claims.time_provenance
+        found["time_provenance"] = None if shares is None else shares.model_dump()
+    iterations = {} if plan.job.lengths is None else _iterations(plan, checked, claims)
+    for iteration in iterations.values():
         yield from (f"times of an iteration of lengths: {row}" for row in iteration.problems())
-    times_s = [row.iteration_time_s for row in iterations]
-    found["lengths"] = _of_iterations(times_s) if times_s else None
+    found["lengths"] = _of_iterations(plan, iterations)
     yield from _differences("predicted", said.model_dump(include=set(found)), found)
 
 
@@ -69,11 +72,6 @@ def _word(figure: Any) -> str:
     return "nothing of it" if figure is None else str(figure)
 
 
-def _gap(time_s: float, bound_s: float) -> float | None:
-    quotient = time_s / bound_s if bound_s > 0 else math.inf
-    return max(0.0, quotient - 1) if math.isfinite(quotient) else None
-
-
 def _is_close(said: Any, found: Any) -> bool:
     if not isinstance(said, int | float) or not isinstance(found, int | float):
         return said is found
@@ -83,34 +81,32 @@ def _is_close(said: Any, found: Any) -> bool:
 # --- microbatches of several lengths --------------------------------------------------------------
 
 
-def _iterations(plan: Plan, mean: CheckedTimes) -> Iterator[CheckedTimes]:
-    """Yield the first iterations with the times and messages of their own microbatches."""
+def _iterations(
+    plan: Plan, mean: CheckedTimes, claims: Claims
+) -> dict[tuple[int, ...], CheckedTimes]:
+    """Return iterations with the times and messages of their own microbatches, by these."""
     assert plan.job.lengths is not None
-    rows = list(plan.job.lengths.of_iterations(plan.microbatches))
-    by_length = [PlanCosts(_of_length(plan, k)) for k in range(len(plan.job.lengths.tokens))]
-    different = list(dict.fromkeys(rows))  # Iterations of sorted microbatches are often equal.
-    known = {}
-    for row, times in zip(different, claimed_by_length(plan, different), strict=True):
+    by_length = []
+    for place in range(len(plan.job.lengths.tokens)):
+        model = plan.model.model_copy(update={"graph": record_at(plan.model.graph, place)})
+        by_length.append(PlanCosts(plan.model_copy(update={"model": model})))
+    different = list(dict.fromkeys(plan.job.lengths.of_iterations(plan.microbatches)))
+    found = {}
+    for row, times in zip(different, claims.by_length(different), strict=True):
         costs = [by_length[k] for k in row]
         tasks = PlanTasks(plan, mean.plan_tasks.orders, mean.plan_tasks.costs, costs)
-        known[row] = CheckedTimes(tasks, times)
-    yield from (known[row] for row in rows)
+        found[row] = CheckedTimes(tasks, times)
+    return found
 
 
-def _of_length(plan: Plan, place: int) -> Plan:
-    """Return the plan as if every microbatch had one of the lengths."""
-    graph = plan.model.graph
-    layers = tuple(at_lengths(layer)[place] for layer in graph.layers)
-    tensors = tuple(
-        row.model_copy(update={"bytes": row.lengths[place].bytes, "lengths": ()})
-        for row in graph.boundaries
-    )
-    record = graph.model_copy(update={"layers": layers, "boundaries": tensors})
-    return plan.model_copy(update={"model": plan.model.model_copy(update={"graph": record})})
-
-
-def _of_iterations(times_s: Sequence[float]) -> dict[str, float]:
+def _of_iterations(
+    plan: Plan, iterations: Mapping[tuple[int, ...], CheckedTimes]
+) -> dict[str, float] | None:
     """Return what a plan says of iterations; the percentile is linear between two of them."""
+    if plan.job.lengths is None:
+        return None
+    rows: Sequence[tuple[int, ...]] = list(plan.job.lengths.of_iterations(plan.microbatches))
+    times_s = [iterations[row].iteration_time_s for row in rows]
     return {
         "iterations": len(times_s),
         "expected_s": float(np.mean(times_s)),

@@ -12,13 +12,15 @@ from typing import NamedTuple
 
 import networkx as nx
 
-from planner.cluster.cluster import Cluster, Link
+from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 
 Edge = tuple[str, str]
 """Two devices of which the first sends something to the other."""
 Lane = tuple[int, str]
 """What one message holds at a time: a link, and the vertex it is entered at, "" of half duplex."""
+_Way = tuple[tuple[str, ...], tuple[int, ...]]
+"""The vertices and the links of a path, in order."""
 
 _NO_PATH = "stages: two devices that must exchange data have no path of links"
 
@@ -27,13 +29,11 @@ class Path(NamedTuple):
     """A path from one device to another.
 
     Attributes:
-        links: numbers of the links on it, in order.
         lanes: that a message holds; a shared link has none.
         latency_s: the sum over the links.
         bytes_per_s: of the narrowest link.
     """
 
-    links: tuple[int, ...]
     lanes: tuple[Lane, ...]
     latency_s: float
     bytes_per_s: float
@@ -67,47 +67,29 @@ class Routes:
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        self._links = cluster.links
-        self._switches = set(cluster.switches)
-        self._at: dict[str, list[int]] = {name: [] for name in cluster.device_names}
-        self._at |= {name: [] for name in cluster.switches}
+        self._links, self._switches = cluster.links, set(cluster.switches)
+        self._at: defaultdict[str, list[int]] = defaultdict(list)
         for number, link in enumerate(cluster.links):
             for end in link.between:
                 self._at[end].append(number)
-        self._inner = [
-            number
-            for number, link in enumerate(cluster.links)
-            if self._switches.issuperset(link.between)
-        ]
-        self._found: dict[Hashable, tuple[tuple[str, ...], tuple[int, ...]]] = {}
+        self._inner = [n for n, k in enumerate(cluster.links) if self._switches >= {*k.between}]
+        self._found: dict[Hashable, _Way] = {}
         self.path = cache(self._path)
+        self.attachment = cache(self._attachment)
+        # Switches that are joined to each other are one island.
         inner = nx.Graph([cluster.links[number].between for number in self._inner])
         inner.add_nodes_from(cluster.switches)
-        self._islands = {
-            name: number
-            for number, names in enumerate(nx.connected_components(inner))
-            for name in names
+        islands = {name: n for n, row in enumerate(nx.connected_components(inner)) for name in row}
+        self._near: dict[str, set[str | int]] = {
+            device: {
+                islands.get(end, end)
+                for number in self._at[device]
+                for end in cluster.links[number].between
+            }
+            for device in cluster.device_names
         }
-        self._near = {name: self._neighbours(name) for name in cluster.device_names}
 
-    def _neighbours(self, device: str) -> set[str | int]:
-        """The devices at its links, and its islands: switches that are joined to each other."""
-        ends = {end for number in self._at[device] for end in self._links[number].between}
-        return {self._islands.get(end, end) for end in ends - {device}}
-
-    def require_path(self, source: str, target: str) -> None:
-        """Refuse two devices that no path joins.
-
-        Raises:
-            PipeplanError: if none does.
-        """
-        if not self.has_path(source, target):
-            raise PipeplanError(_NO_PATH)
-
-    def has_path(self, source: str, target: str) -> bool:
-        """Return whether two devices are neighbours or share an island of switches."""
-        near, islands = self._near[source], self._near[source] & self._near[target]
-        return target in {source, *near} or any(isinstance(n, int) for n in islands)
+    # --- collectives ------------------------------------------------------------------------------
 
     def all_reduce(self, devices: Sequence[str], bytes_: int) -> AllReduce:
         """The better of a ring and a binary tree over the devices in this order.
@@ -121,7 +103,7 @@ class Routes:
             (2 * (count - 1), ring, bytes_ / count),
             (2 * math.ceil(math.log2(count)), tree, bytes_),
         ]
-        joined = [way for way in ways if all(self.has_path(*edge) for edge in way[1])]
+        joined = [way for way in ways if all(self._has_path(*edge) for edge in way[1])]
         if not joined:
             raise PipeplanError(_NO_PATH)
         # Of two that are equal but for rounding it is the ring.
@@ -145,36 +127,32 @@ class Routes:
         """Return latency and bytes a second of simultaneous messages that share links."""
         paths = [self.path(*edge) for edge in edges]
         crossing = Counter(lane for path in paths for lane in path.lanes)
+        share = {
+            lane: self._links[lane[0]].bandwidth_gb_per_s * 1e9 / count
+            for lane, count in crossing.items()
+        }
         return [
-            (path.latency_s, min([path.bytes_per_s, *self._shares(path, crossing)]))
+            (path.latency_s, min([path.bytes_per_s, *(share[lane] for lane in path.lanes)]))
             for path in paths
         ]
 
-    def _shares(self, path: Path, crossing: Counter[Lane]) -> list[float]:
-        widths = [self._links[number].bandwidth_gb_per_s * 1e9 for number, _ in path.lanes]
-        return [width / crossing[lane] for width, lane in zip(widths, path.lanes, strict=True)]
+    # --- paths ------------------------------------------------------------------------------------
 
-    def _path(self, source: str, target: str) -> Path:
-        """The widest, then the quickest, then that of the fewest links, then the first by names.
+    def require_path(self, source: str, target: str) -> None:
+        """Refuse two devices that no path joins.
 
         Raises:
-            PipeplanError: if there is none.
+            PipeplanError: if none does.
         """
-        if source == target:
-            return Path((), (), 0.0, math.inf)
-        attached = self.attachment(source), self.attachment(target)
-        if attached not in self._found:
-            self._found[attached] = self._search(source, target)
-        names, numbers = self._found[attached]
-        # The same path serves all that are attached alike, but for its ends.
-        first, last = self._at[source], self._at[target]
-        if len(numbers) > 1 and len(first) == 1:
-            numbers = (*first, *numbers[1:])
-        if len(numbers) > 1 and len(last) == 1:
-            numbers = (*numbers[:-1], *last)
-        return self._described((source, *names[1:-1], target), numbers)
+        if not self._has_path(source, target):
+            raise PipeplanError(_NO_PATH)
 
-    def attachment(self, device: str) -> Hashable:
+    def _has_path(self, source: str, target: str) -> bool:
+        near = self._near[source]
+        islands = {end for end in near & self._near[target] if isinstance(end, int)}
+        return source == target or target in near or bool(islands)
+
+    def _attachment(self, device: str) -> Hashable:
         """Equal for devices whose only links are to the same switch and of the same figures."""
         if len(self._at[device]) != 1:
             return device
@@ -184,32 +162,60 @@ class Routes:
             return device
         return switch, *link.model_dump(exclude={"between"}).values()
 
-    def _search(self, source: str, target: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        reach = self._reach(source, target)
+    def _path(self, source: str, target: str) -> Path:
+        """The widest, then the quickest, then that of the fewest links, then the first by names.
+
+        Raises:
+            PipeplanError: if there is none.
+        """
+        if source == target:
+            return Path((), 0.0, math.inf)
+        attached = self.attachment(source), self.attachment(target)
+        if attached not in self._found:
+            self._found[attached] = self._search(source, target)
+        names, numbers = self._found[attached]
+        # The same path serves all that are attached alike, but for its ends.
+        names, first, last = (source, *names[1:-1], target), self._at[source], self._at[target]
+        if len(numbers) > 1 and len(first) == 1:
+            numbers = (*first, *numbers[1:])
+        if len(numbers) > 1 and len(last) == 1:
+            numbers = (*numbers[:-1], *last)
+        links = [self._links[number] for number in numbers]
+        lanes = tuple(
+            (number, "" if link.duplex == "half" else name)
+            for number, link, name in zip(numbers, links, names, strict=False)
+            if not link.shared
+        )
+        latencies_s = [link.latency_us * 1e-6 for link in links]
+        # The order of the sum decides its last bit, and that which of two messages is first.
+        if len(links) > 1 and len(first) == len(last) == 1:
+            ends_s = (links[0].latency_us + links[-1].latency_us) * 1e-6
+            latencies_s = [*latencies_s[1:-1], ends_s]
+        return Path(lanes, sum(latencies_s), min(k.bandwidth_gb_per_s for k in links) * 1e9)
+
+    def _search(self, source: str, target: str) -> _Way:
+        ends = {source, target} | self._switches
+        reach = [
+            number
+            for number in dict.fromkeys([*self._at[source], *self._at[target], *self._inner])
+            if ends >= {*self._links[number].between}
+        ]
         for least in sorted({self._links[n].bandwidth_gb_per_s for n in reach}, reverse=True):
             wide = [n for n in reach if self._links[n].bandwidth_gb_per_s >= least]
-            names, numbers = self._quickest(source, target, wide)
-            if numbers:
-                return names, numbers
+            way = self._quickest(source, target, wide)
+            if way is not None:
+                return way
         raise PipeplanError(_NO_PATH)
 
-    def _reach(self, source: str, target: str) -> list[int]:
-        """Links that a path between the two may use: those of other devices are out."""
-        ends = {source, target} | self._switches
-        at_ends = {*self._at[source], *self._at[target]}
-        return [n for n in (*at_ends, *self._inner) if ends.issuperset(self._links[n].between)]
-
-    def _quickest(
-        self, source: str, target: str, numbers: Sequence[int]
-    ) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """Dijkstra's algorithm over these links; the vertices and links of the path."""
+    def _quickest(self, source: str, target: str, numbers: Sequence[int]) -> _Way | None:
+        """Return the first path over these links by Dijkstra's algorithm; None if there is none."""
         at: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
         for number in numbers:
             first, second = self._links[number].between
             at[first].append((second, number))
             at[second].append((first, number))
         heap: list[tuple[float, int, tuple[str, ...], tuple[tuple[bool, str, str, int], ...]]]
-        heap, done = [(0.0, 0, (source,), ())], set()
+        heap, done = [(0.0, 0, (source,), ())], set[str]()
         while heap:
             latency_s, hops, names, ranked = heappop(heap)
             if names[-1] == target:
@@ -223,25 +229,7 @@ class Routes:
                 rank = (not link.shared, link.duplex, link.source, number)
                 further = (latency_s + link.latency_us * 1e-6, hops + 1, (*names, other))
                 heappush(heap, (*further, (*ranked, rank)))
-        return (), ()
-
-    def _described(self, names: tuple[str, ...], numbers: tuple[int, ...]) -> Path:
-        links = [self._links[number] for number in numbers]
-        lanes = [
-            (number, "" if link.duplex == "half" else name)
-            for number, link, name in zip(numbers, links, names, strict=False)
-            if not link.shared
-        ]
-        width = min(link.bandwidth_gb_per_s for link in links)
-        return Path(numbers, tuple(lanes), self._latency_s(names, links), width * 1e9)
-
-    def _latency_s(self, names: Sequence[str], links: Sequence[Link]) -> float:
-        """The sum. Its order decides the last bit, and that which of two messages is first."""
-        ends = [self._at[names[0]], self._at[names[-1]]]
-        if len(links) > 1 and all(len(at_end) == 1 for at_end in ends):
-            inner = sum(link.latency_us * 1e-6 for link in links[1:-1])
-            return inner + (links[0].latency_us + links[-1].latency_us) * 1e-6
-        return sum(link.latency_us * 1e-6 for link in links)
+        return None
 
 
 def ring_and_tree(devices: Sequence[str]) -> tuple[list[Edge], list[Edge]]:

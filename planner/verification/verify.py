@@ -16,15 +16,18 @@ from planner.plan.runtimes import for_runtime
 from planner.space import Space
 from planner.sync.pipeline_replicas import pipeline_replicas_of
 from planner.sync.strategies import SYNCHRONOUS
-from planner.units import format_bytes
-from planner.verification.claims import claimed_times
+from planner.verification.claims import Claims
 from planner.verification.costs import PlanCosts
-from planner.verification.form import form_problems, model_problems
-from planner.verification.lowering import PlanTasks
-from planner.verification.memory import HeldBytes, held_bytes, peak_bytes
+from planner.verification.form import (
+    divided_regions,
+    form_problems,
+    group_problems,
+    model_problems,
+)
+from planner.verification.memory import held_bytes, memory_problems
 from planner.verification.predicted import predicted_problems
 from planner.verification.proof.prove import proof_problems
-from planner.verification.tensor_groups import contracted, divided_regions, group_problems
+from planner.verification.tasks import PlanTasks
 from planner.verification.times import CheckedTimes
 
 DROP = "run `pipeplan simulate PLAN -o PLAN`, which drops the bound, or plan again"
@@ -53,7 +56,8 @@ def verify(plan: Plan) -> list[str]:
         orders = plan.parsed_orders()
         problems = [*model_problems(plan), *group_problems(plan)]
         if not problems:
-            seen = contracted(plan)
+            # With groups as devices, but the job as it was given.
+            seen = plan.on_groups.model_copy(update={"job": plan.job})
             problems = [*form_problems(seen, orders), *divided_regions(plan)]
         if not problems:
             problems = list(_running_problems(plan, seen, orders))
@@ -92,18 +96,18 @@ def _running_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
     stages = [(stage.layers, stage.devices) for stage in seen.stages]
     rules = broken(problem.job.rules, stages, problem.cluster)
     yield from (f"job.rules: {text}; plan again" for text in rules)
-    tasks = PlanTasks(seen, orders, costs)
-    checked = CheckedTimes(tasks, claimed_times(plan))
+    tasks, claims = PlanTasks(seen, orders, costs), Claims(plan)
+    checked = CheckedTimes(tasks, claims.times)
     wrong = [f"times: {problem}" for problem in checked.problems()]
     if wrong:
         yield from wrong
         return
     held = held_bytes(tasks, checked.times)
-    yield from _memory(seen, costs, held)
+    yield from memory_problems(tasks, held)
     yield from _pipelines(seen)
     yield from _bound(plan, orders)
     yield from proof_problems(plan)
-    yield from predicted_problems(seen, checked, held)
+    yield from predicted_problems(seen, checked, held, claims)
 
 
 def _runtime(problem: Problem) -> Iterator[str]:
@@ -126,20 +130,6 @@ def _require_paths(plan: Plan, costs: PlanCosts) -> None:
         )
         for source, target in product(sources, targets):
             costs.routes.require_path(source, target)
-
-
-def _memory(plan: Plan, costs: PlanCosts, held_on: HeldBytes) -> Iterator[str]:
-    for device, steps in held_on.items():
-        capacity = costs.capacity_bytes(device)
-        over = next(((time, held) for time, held in steps if held > capacity), None)
-        if over:
-            kind = plan.cluster.device_type(device)
-            yield (
-                f"memory of {device!r}: {format_bytes(over[1])} at {over[0]:.6f} s (peak "
-                f"{format_bytes(peak_bytes(steps))}), but it has {format_bytes(capacity)} "
-                f"(memory_gib {kind.memory_gib:g} less reserved_gib {kind.reserved_gib:g}); "
-                "give it fewer layers or fewer microbatches in flight"
-            )
 
 
 def _pipelines(plan: Plan) -> Iterator[str]:

@@ -26,7 +26,7 @@ from planner.simulation.noise import Noise, sample_times_s
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.verification.costs import PlanCosts
-from planner.verification.lowering import PlanTasks
+from planner.verification.tasks import PlanTasks
 
 TWO = orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1B0 1F1 1B1")
 THREE = orders(d0="0F0 0F1 0B0 0B1", d1="1F0 1F1 1B0 1B1", d2="2F0 2B0 2F1 2B1")

@@ -1,14 +1,15 @@
-"""The checker's own contraction of a cluster and its layers gives the planner's figures."""
+"""The times and the memory of plans of tensor-parallel groups, whose devices are the groups."""
 
 import random
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from builders import checked, cluster, device_type, link, peaks, star
+from builders import cluster, device_type, link, star
 from group_problems import tiny_graph, tiny_problem
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_agreement import assert_they_agree
 
 from planner import Job, Plan, Problem, verify
 from planner.assembly import plan_by_hand
@@ -21,10 +22,6 @@ from planner.plan.operations import Operation
 from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.tensor_parallel import TensorParallel, grouped_problem
 from planner.prediction import refresh
-from planner.simulation.simulator import simulate_plan
-from planner.verification.tensor_groups import contracted
-
-RELATIVE = 1e-9
 
 
 @st.composite
@@ -116,7 +113,7 @@ def plan_of_pairs(problem: Problem) -> Plan:
     st.booleans(),
     st.booleans(),
 )
-def test_both_contractions_give_the_same_figures(
+def test_both_give_plans_of_groups_the_same_figures(
     the_cluster: Cluster,
     seed: int,
     sizes: Sequence[int],
@@ -134,19 +131,7 @@ def test_both_contractions_give_the_same_figures(
     plan = plan_of(problem, sizes, rng)
     if plan is None:
         return
-    timeline, seen = simulate_plan(plan), contracted(plan)
-    assert peaks(checked(plan, seen)) == timeline.peak_memory_bytes
-    theirs, ours = plan.on_groups.cluster, seen.cluster
-    assert [device.type for device in ours.devices] == [device.type for device in theirs.devices]
-    for name in ours.device_types:
-        mine, other = (row.device_types[name].group for row in (ours, theirs))
-        assert (mine is None) == (other is None)
-        if mine is None or other is None:
-            continue
-        for collective in mine.collectives:
-            for bytes_ in (1, 10**6, 10**9):
-                seconds = other.seconds(collective, bytes_)  # type: ignore[arg-type]
-                assert mine.seconds(collective, bytes_) == pytest.approx(seconds, rel=RELATIVE)
+    assert_they_agree(plan)
     assert verify(refresh(plan)) == []
 
 

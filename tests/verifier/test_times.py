@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from builders import checked, orders
-from hypothesis import given
-from hypothesis import strategies as st
 from many_sided import many_sided_plans
 from test_divided_and_offloaded import dividing, offloads
 
@@ -17,9 +15,8 @@ from planner.errors import DeadlockError, PipeplanError
 from planner.plan.operations import Operation
 from planner.verification import verify
 from planner.verification.costs import PlanCosts
-from planner.verification.lowering import PlanTasks
-from planner.verification.speeds import Clock, Span
-from planner.verification.tasks import Key
+from planner.verification.speeds import Span
+from planner.verification.tasks import Key, PlanTasks
 from planner.verification.times import CheckedTimes
 
 CHANGES: dict[str, Callable[[Span, float], Span | None]] = {
@@ -75,23 +72,6 @@ def test_replicas_that_start_together_need_equally_many_microbatches() -> None:
     plan = dividing()
     with pytest.raises(DeadlockError, match="the orders deadlock: d0 waits at 0F1"):
         PlanTasks(plan, orders(d0="0F0 0B0 0F1 0B1 0F2 0B2", d1="0F3 0B3"), PlanCosts(plan))
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.01, 9), st.sampled_from([1.0, 1.5, 4.0])), max_size=5),
-    st.floats(0, 20),
-)
-def test_a_clock_shows_its_seconds_at_their_moment(
-    steps: list[tuple[float, float]], moment_s: float
-) -> None:
-    clock = Clock(sorted(steps))
-    shown_s, before, slower = 0.0, 0.0, 1.0
-    for change_s, factor in sorted(steps):
-        shown_s += max(0.0, min(change_s, moment_s) - before) / slower
-        before, slower = change_s, factor
-    shown_s += max(0.0, moment_s - before) / slower
-    assert clock.at(moment_s) == pytest.approx(shown_s)
-    assert clock.when(clock.at(moment_s)) == pytest.approx(moment_s)
 
 
 @pytest.mark.parametrize("what", ["plan.json", None, {"format": "pipeplan/8"}])

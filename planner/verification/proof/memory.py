@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.verification.costs import peak_bytes
 from planner.verification.proof.figures import Figures, FloatArray
-from planner.verification.stage_bytes import peak_bytes
 
 EXACT, GROWTH = 6, 1.3
 """Every number of microbatches in flight is a level up to the first, beyond it some are."""

@@ -11,7 +11,6 @@ from planner.plan.certificate import Argument, Certificate, UncheckedBound
 from planner.plan.plan import COST_MODEL, Plan
 from planner.units import format_seconds
 from planner.verification.proof.check import BoundCheck
-from planner.verification.tensor_groups import contracted
 
 TOLERANCE = 1e-6
 """Share by which figures of a plan may differ from what stands behind them."""
@@ -105,7 +104,7 @@ def _problems(plan: Plan, certificate: Certificate | None) -> Iterator[str]:
 def _refused(plan: Plan, certificate: Certificate) -> Iterator[str]:
     argument: Argument = certificate.argument
     try:
-        problem = contracted(plan).problem
+        problem = plan.problem
         holds = BoundCheck(problem, certificate.space).proves(argument, certificate.bound_s)
     except PipeplanError as error:
         yield from (f"proof.certificate: {problem}" for problem in error.problems)
