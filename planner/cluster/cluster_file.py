@@ -23,7 +23,7 @@ from planner.cluster.hardware import (
 from planner.cluster.measured_links import contradict
 from planner.cluster.presets import DEVICES, LINKS
 from planner.cluster.usual_figures import OVERRIDE, require_usual, unusual_figures
-from planner.errors import PipeplanError
+from planner.errors import PipeplanError, near
 from planner.records.document import Record, read_toml_or_json
 from planner.records.formats import check_format
 
@@ -326,8 +326,8 @@ class ClusterFile(Record):
         known = {**DEVICES, **self.device_types}
         if name not in known:
             problems.append(
-                f'device type {name!r} is unknown; define [device_types."{name}"] or use one of '
-                + ", ".join(sorted(known))
+                f'device type {name!r} is unknown; define [device_types."{name}"], or '
+                + near(name, sorted(known))
             )
             return {}
         return known[name].model_dump()
@@ -336,8 +336,8 @@ class ClusterFile(Record):
         known = {**LINKS, **self.link_types}
         if name not in known:
             problems.append(
-                f'{field}: link preset {name!r} is unknown; define [link_types."{name}"] or use '
-                "one of " + ", ".join(sorted(known))
+                f'{field}: link preset {name!r} is unknown; define [link_types."{name}"], or '
+                + near(name, sorted(known))
             )
             return {}
         return known[name].model_dump()
