@@ -9,8 +9,7 @@ wait in a circle, nor computations, messages and reductions. gloo asks for less.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from itertools import zip_longest
 from typing import Literal, NamedTuple
@@ -104,28 +103,30 @@ def issue_problems(
     replicas: Replicas | None = None,
 ) -> list[str]:
     """Return what :func:`require_issuable` refuses, one line each."""
-    talk = partial(communicator_of, members=members, replicas=replicas)
-    wrong = [*_disagreements(programs, talk), *_missing(programs, stages)]
-    return wrong or [*_unopened(programs, opened, talk), *_circle(programs, stages, talk)]
+    issued = [
+        [(action, communicator_of(action, rank, members, replicas)) for action in program]
+        for rank, program in enumerate(programs)
+    ]
+    wrong = [*_disagreements(issued), *_missing(programs, stages)]
+    return wrong or [*_unopened(issued, opened), *_circle(issued, stages)]
 
 
-_Talk = Callable[[Action, int], Communicator | None]
-"""Returns what an action of a rank talks over."""
+_Issued = Sequence[Sequence[tuple[Action, Communicator | None]]]
+"""The actions of each rank in order, with what each talks over."""
 
 
 # --- the ends agree ------------------------------------------------------------------------------
 
 
-def _disagreements(programs: Sequence[Program], talk: _Talk) -> Iterator[str]:
+def _disagreements(issued: _Issued) -> Iterator[str]:
     """The first place at which the ranks of a communicator issue different things."""
-    issued: dict[Communicator, dict[int, list[Action]]] = {}
-    for rank, program in enumerate(programs):
-        for action in program:
-            communicator = talk(action, rank)
+    carried: dict[Communicator, dict[int, list[Action]]] = {}
+    for rank, rows in enumerate(issued):
+        for action, communicator in rows:
             if communicator is not None:
-                ends = issued.setdefault(communicator, {r: [] for r in communicator.ranks})
+                ends = carried.setdefault(communicator, {r: [] for r in communicator.ranks})
                 ends[rank].append(action)
-    for communicator, ends in sorted(issued.items()):
+    for communicator, ends in sorted(carried.items()):
         (first, ours), *others = ends.items()
         for other, theirs in others:
             for number, (one, two) in enumerate(zip_longest(ours, theirs), 1):
@@ -172,34 +173,26 @@ def _missing(programs: Sequence[Program], stages: int) -> Iterator[str]:
 # --- first uses ----------------------------------------------------------------------------------
 
 
-def _unopened(
-    programs: Sequence[Program], opened: Sequence[Communicator], talk: _Talk
-) -> Iterator[str]:
+def _unopened(issued: _Issued, opened: Sequence[Communicator]) -> Iterator[str]:
     """First uses that wait in a circle: each needs all ranks of its communicator at once."""
-    uses = [dict(_first_uses(rank, p, opened, talk)) for rank, p in enumerate(programs)]
+    uses: list[dict[Communicator, str]] = []
     earlier: dict[Communicator, set[Communicator]] = defaultdict(set)
-    for order in map(list, uses):
-        for number, communicator in enumerate(order):
+    for rank, rows in enumerate(issued):
+        first = {c: f"the opening of {c}" for c in opened if rank in c.ranks}
+        for action, communicator in rows:
+            if communicator is not None:
+                first.setdefault(communicator, f"{communicator} with {_named(action)}")
+        uses.append(first)
+        for number, communicator in enumerate(order := list(first)):
             earlier[communicator].update(order[max(0, number - 1) : number])
     never = in_circles(earlier)
-    heads = [next((how for c, how in row.items() if c in never), None) for row in uses]
-    stuck = [(rank, how) for rank, how in enumerate(heads) if how is not None]
+    heads = (next((how for c, how in first.items() if c in never), None) for first in uses)
+    stuck = [f"rank {rank} waits in {how}" for rank, how in enumerate(heads) if how is not None]
     if stuck:
-        who = "; ".join(f"rank {rank} waits in {how}" for rank, how in stuck[:4])
-        yield f"communicators that are first used in the iteration wait for each other: {who}"
-
-
-def _first_uses(
-    rank: int, program: Program, opened: Sequence[Communicator], talk: _Talk
-) -> Iterator[tuple[Communicator, str]]:
-    first: dict[Communicator, Action | None] = {c: None for c in opened if rank in c.ranks}
-    for action in program:
-        used = talk(action, rank)
-        if used is not None and used not in first:
-            first[used] = action
-    for communicator, begun in first.items():
-        how = f"{communicator} with {_named(begun)}" if begun else f"the opening of {communicator}"
-        yield communicator, how
+        yield (
+            "communicators that are first used in the iteration wait for each other: "
+            + "; ".join(stuck[:4])
+        )
 
 
 # --- waits ---------------------------------------------------------------------------------------
@@ -208,16 +201,16 @@ _Node = tuple[int | Communicator, Operation | Reduce]
 """An operation of a rank; or a message or a reduction, which is one thing on all its ranks."""
 
 
-def _circle(programs: Sequence[Program], stages: int, talk: _Talk) -> Iterator[str]:
+def _circle(issued: _Issued, stages: int) -> Iterator[str]:
     """The waits in a circle, if there are any."""
     try:
-        TopologicalSorter(_waits(programs, stages, talk)).prepare()
+        TopologicalSorter(_waits(issued, stages)).prepare()
     except CycleError as error:  # Each node of its circle is waited for by the next one.
         circle = reversed(error.args[1])
         yield "in a circle: " + ", which waits for ".join(map(_described, circle))
 
 
-def _waits(programs: Sequence[Program], stages: int, talk: _Talk) -> dict[_Node, set[_Node]]:
+def _waits(issued: _Issued, stages: int) -> dict[_Node, set[_Node]]:
     """What each computation, message and reduction waits for.
 
     A computation waits for the one before it on its rank and for its input. What a communicator
@@ -226,15 +219,14 @@ def _waits(programs: Sequence[Program], stages: int, talk: _Talk) -> dict[_Node,
     backward of a stage whose replicas put layers together.
     """
     before: dict[_Node, set[_Node]] = defaultdict(set)
-    for rank, program in enumerate(programs):
+    for rank, rows in enumerate(issued):
         latest: dict[int | Communicator, _Node] = {}
-        received: dict[Operation, set[_Node]] = {}
+        received: dict[Operation, set[_Node]] = defaultdict(set)
         counts: Counter[tuple[int, str]] = Counter()
-        for action in program:
-            communicator = talk(action, rank)
+        for action, communicator in rows:
             place: int | Communicator = rank if communicator is None else communicator
             what = action if isinstance(action, Reduce) else action.operation
-            if isinstance(what, Operation) and _is_joint(communicator):
+            if isinstance(what, Operation) and communicator and communicator.kind == "replicas":
                 what = what._replace(microbatch=counts[what[:2]])
                 counts[what[:2]] += 1
             node = place, what
@@ -243,17 +235,12 @@ def _waits(programs: Sequence[Program], stages: int, talk: _Talk) -> dict[_Node,
             if isinstance(action, Compute):
                 latest[rank] = node
                 needed = needed_by(action.operation, stages)
-                before[node].update(received.get(needed, ()) if needed else ())
+                before[node] |= received[needed] if needed else set()
             elif isinstance(action, Message) and action.direction == "receive":
                 back = Communicator("messages", (rank, action.peer))
                 # Members of a tensor-parallel group may have parts of it from several ranks.
-                parts = received.setdefault(action.operation, set())
-                parts |= {node, *((back, sent) for sent in action.arrived)}
+                received[action.operation] |= {node, *((back, sent) for sent in action.arrived)}
     return before
-
-
-def _is_joint(communicator: Communicator | None) -> bool:
-    return communicator is not None and communicator.kind == "replicas"
 
 
 def _described(node: _Node) -> str:
