@@ -4,10 +4,12 @@ import json
 import re
 import shlex
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from builders import ROOT
+from builders import ROOT, device_type, graph, layer
 from export_plans import torchrun
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,42 +99,36 @@ OVERLAP = "--overlap-grad-reduce"
 SHARDED = "--use-distributed-optimizer"
 
 
-def adopted(told: LayerGraph) -> Exported:
-    return export(adopt(problem(told, machines(2)), "Et|tL"))
-
-
-def with_head_of(parameter: str | None) -> LayerGraph:
-    """Two blocks; the head uses the parameter, None for none."""
+def with_head_of(parameter: str | None) -> Plan:
+    """Two blocks; the head uses the parameter, and neither it nor the norm any for None."""
     data = transformer(2).record.model_dump(mode="json")
-    (head,) = [row for row in data["layers"] if row["name"] == "lm_head"]
-    head["parameters"] = [] if parameter is None else [parameter]
-    return LayerGraph.parse(data)
-
-
-def test_weights_of_the_head_s_own_are_untied() -> None:
-    assert says_untied(adopted(with_head_of("lm_head.weight")))
-
-
-def test_weights_that_the_head_shares_with_the_embedding_are_left_tied() -> None:
-    assert not says_untied(adopted(with_head_of("wte.weight")))
-
-
-@pytest.mark.parametrize(("model", "untied"), [("gpt:gpt_tiny", False), ("llama:llama_tiny", True)])
-def test_models_of_the_zoo_are_tied_as_their_weights_are(model: str, untied: bool) -> None:
-    assert says_untied(export(_adopted_model(f"models.{model}"))) == untied
-
-
-def _adopted_model(factory: str) -> Plan:
-    job = Job(microbatches=2)
-    return adopt(Problem(trace(factory, job), machines(2), job), "Ett|ttL")
-
-
-def test_a_graph_without_a_heads_weights_says_nothing_of_ties() -> None:
-    data = with_head_of(None).record.model_dump(mode="json")
     for row in data["layers"]:
-        if row["name"] in ("ln_f", "lm_head"):
+        if row["name"] == "lm_head":
+            row["parameters"] = [parameter] if parameter else []
+        elif row["name"] == "ln_f" and parameter is None:
             row["parameters"] = []
-    assert not says_untied(adopted(LayerGraph.parse(data)))
+    return adopt(problem(LayerGraph.parse(data), machines(2)), "Et|tL")
+
+
+def of_zoo(factory: str) -> Plan:
+    job = Job(microbatches=2)
+    return adopt(Problem(trace(f"models.{factory}", job), machines(2), job), "Ett|ttL")
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "untied"),
+    [
+        (with_head_of, "lm_head.weight", True),
+        (with_head_of, "wte.weight", False),
+        (with_head_of, None, False),
+        (of_zoo, "gpt:gpt_tiny", False),
+        (of_zoo, "llama:llama_tiny", True),
+    ],
+)
+def test_weights_are_tied_as_those_of_the_model_are(
+    make: Callable[[Any], Plan], argument: str | None, untied: bool
+) -> None:
+    assert says_untied(export(make(argument))) == untied
 
 
 def by_hand(stages: list[tuple], blocks: int = 4, **job: object) -> Plan:
@@ -141,12 +137,6 @@ def by_hand(stages: list[tuple], blocks: int = 4, **job: object) -> Plan:
     told = problem(transformer(blocks), machines(4), **job)
     pipeline = place(told, specs)
     return plan_by_hand(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
-
-
-def reasons(plan: Plan) -> list[str]:
-    with pytest.raises(PipeplanError) as caught:
-        export(plan)
-    return list(caught.value.problems)
 
 
 @st.composite
@@ -211,39 +201,43 @@ def test_the_cost_is_that_of_the_plan_adopted_with_megatrons_schedule() -> None:
     assert f"({change:+.1%})" in note
 
 
-def test_recomputation_of_all_blocks_is_uniform() -> None:
-    plan = adopt(problem(transformer(4), machines(2)), "Ett|ttL", recompute=True)
-    exported = export(plan)
-    assert flags(exported)["--recompute-granularity"] == "full"
-    assert flags(exported)["--recompute-method"] == "uniform"
-    assert flags(exported)["--recompute-num-layers"] == "1"
-    assert exported.notes == ("Megatron runs the plan's own order, 1F1B",)
-
-
-def recomputing(**again: str) -> Plan:
+def recomputing(*again: str) -> Plan:
     """Three blocks in stage 0, one in stage 1; what each recomputes."""
     plan = adopt(problem(transformer(4), machines(2)), "Ettt|tL")
     stages = tuple(
-        stage.model_copy(update={"recompute": tuple(again.get(f"s{stage.index}", "").split())})
-        for stage in plan.stages
+        stage.model_copy(update={"recompute": tuple(names.split())})
+        for stage, names in zip(plan.stages, again, strict=True)
     )
     return refresh(plan.model_copy(update={"stages": stages}))
 
 
-def test_recomputation_of_some_blocks_is_the_first_of_every_stage() -> None:
-    exported = export(recomputing(s0="h.0", s1="h.3"))
-    assert flags(exported)["--recompute-method"] == "block"
-    assert flags(exported)["--recompute-num-layers"] == "1"
-    assert exported.notes == ("Megatron runs the plan's own order, 1F1B",)
+OWN_ORDER = "Megatron runs the plan's own order, 1F1B"
 
 
-def test_recomputation_of_other_blocks_is_as_many_and_counted() -> None:
-    exported = export(recomputing(s0="h.1 h.2 wte"))
-    assert flags(exported)["--recompute-num-layers"] == "2"
-    order, ends, choice = exported.notes
-    assert "instead of" in order
-    assert ends == "Megatron recomputes blocks only: wte keep what they need"
-    assert "the first 2 blocks of every stage" in choice
+@pytest.mark.parametrize(
+    ("again", "found", "notes"),
+    [
+        (("h.0 h.1 h.2", "h.3"), ("full", "uniform", "1"), [OWN_ORDER]),
+        (("h.0", "h.3"), ("full", "block", "1"), [OWN_ORDER]),
+        (
+            ("h.1 h.2 wte", ""),
+            ("full", "block", "2"),
+            [
+                "instead of",
+                "Megatron recomputes blocks only: wte keep what they need",
+                "the first 2 blocks of every stage",
+            ],
+        ),
+        (("", ""), (None, None, None), [OWN_ORDER]),
+    ],
+)
+def test_recomputation_is_of_the_first_blocks_of_every_stage(
+    again: tuple[str, str], found: tuple[str | None, ...], notes: list[str]
+) -> None:
+    exported = export(recomputing(*again))
+    names = ("granularity", "method", "num-layers")
+    assert tuple(flags(exported).get(f"--recompute-{name}") for name in names) == found
+    assert all(words in note for words, note in zip(notes, exported.notes, strict=True))
 
 
 def test_recomputed_attention_is_selective() -> None:
@@ -263,14 +257,8 @@ def test_state_that_replicas_share_is_the_distributed_optimizers() -> None:
     assert SHARDED not in export(adopt(told, "Ettt|tL")).files["megatron.sh"]
 
 
-def test_nothing_recomputed_has_no_flag() -> None:
-    assert not any("recompute" in flag for flag in flags(export(recomputing())))
-
-
 def test_memory_that_megatrons_order_lacks_is_told() -> None:
     """One by one holds one microbatch of two GiB a stage, 1F1B two in the first."""
-    from builders import device_type
-
     types = {"unit": device_type(memory_gib=3)}
     told = problem(transformer(4, stash_bytes=2**30), machines(2, **types))
     layers = divide(told.graph, "Ett|ttL")
@@ -280,90 +268,90 @@ def test_memory_that_megatrons_order_lacks_is_told() -> None:
     assert note.startswith("Megatron's order holds 4 GiB on n0/gpu0, which has 3 GiB")
 
 
-def test_strategies_between_pipelines_are_left_behind() -> None:
+def test_strategies_and_jumps_between_nodes_are_noted() -> None:
     plan = adopt(problem(transformer(2), machines(2, 2)), "Et|tL", replicas=2)
     loose = plan.model_copy(update={"sync": Sync(strategy="semi_decentralized")})
     assert any("semi_decentralized is not exported" in note for note in export(loose).notes)
-
-
-def test_ranks_that_jump_between_nodes_are_told() -> None:
     names = ["n0/gpu0", "n1/gpu0", "n0/gpu1", "n1/gpu1"]
     plan = adopt(problem(transformer(4), machines(2, 2)), "Et|t|t|tL", devices=names)
     assert any("not grouped by node" in note for note in export(plan).notes)
 
 
-def test_a_divided_block_is_refused_by_name() -> None:
+def divided_block() -> Plan:
     told = problem(transformer(2, parts=2), machines(2))
     names = tuple(told.graph.layers)
     specs = [StageSpec(names[:3], ("n0/gpu0",)), StageSpec(names[3:], ("n1/gpu0",))]
     pipeline = place(told, specs)
-    plan = plan_by_hand(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
-    why, nearest = reasons(plan)
-    assert "in stage 1: t is a whole block (h.0" in why
-    assert nearest.endswith("--stages 'Et|tL'")
+    return plan_by_hand(pipeline, one_by_one(pipeline, balanced_assignment(pipeline)))
+
+
+def two_stacks() -> Plan:
+    names = ["shared", "encoder.0", "encoder.1", "decoder.0", "decoder.1", "loss"]
+    return adopt(problem(graph([layer(name) for name in names]), machines(1)), [names])
+
+
+def looped(**job: object) -> Plan:
+    """Four stages on two ranks, in a V where the job says so."""
+    schedule = job.pop("schedule", None)
+    told = problem(transformer(4), machines(2), **job)
+    return adopt(told, "Et|t|t|tL", pipeline_size=2, schedule=schedule)
 
 
 TAIL = "h.2 h.3 ln_f lm_head loss"
-REFUSED: dict[str, tuple[list[tuple[str, str]], list[str]]] = {
+REFUSED: dict[str, tuple[Callable[[], Plan], list[str]]] = {
     "an embedding in two stages": (
-        [("wte", "n0/gpu0"), ("wpe h.0 h.1", "n1/gpu0"), (TAIL, "n2/gpu0")],
+        lambda: by_hand([("wte", "n0/gpu0"), ("wpe h.0 h.1", "n1/gpu0"), (TAIL, "n2/gpu0")]),
         ["wpe in stage 1: E is the whole embedding (wte, wpe), in stage 0", "--stages 'E|tt|ttL'"],
     ),
     "a head in two stages": (
-        [("wte wpe h.0 h.1 h.2 h.3 ln_f", "n0/gpu0"), ("lm_head loss", "n1/gpu0")],
+        lambda: by_hand([("wte wpe h.0 h.1 h.2 h.3 ln_f", "n0/gpu0"), ("lm_head loss", "n1/gpu0")]),
         ["ln_f in stage 0: L is the whole head and loss", "--stages 'Et*4|L'"],
     ),
+    "a divided block": (
+        divided_block,
+        ["in stage 1: t is a whole block (h.0", "--stages 'Et|tL'"],
+    ),
+    "two stacks of blocks": (
+        two_stacks,
+        ["it has an encoder and a decoder: encoder (2), decoder (2)"],
+    ),
     "ranks of different numbers of stages": (
-        [("wte wpe h.0", "n0/gpu0"), ("h.1", "n1/gpu0"), (TAIL, "n0/gpu0")],
+        lambda: by_hand([("wte wpe h.0", "n0/gpu0"), ("h.1", "n1/gpu0"), (TAIL, "n0/gpu0")]),
         ["3 stages on 2 pipeline ranks"],
     ),
+    "stages that do not go around the ranks": (
+        lambda: looped(schedule="zb-v"),
+        ["stage 2 is on n1/gpu0 (and 1 stage more): Megatron puts stage i on pipeline rank i % 2"],
+    ),
     "replicas with different companions": (
-        [("wte wpe h.0 h.1", "n0/gpu0 n1/gpu0"), (TAIL, "n1/gpu0 n2/gpu0")],
+        lambda: by_hand([("wte wpe h.0 h.1", "n0/gpu0 n1/gpu0"), (TAIL, "n1/gpu0 n2/gpu0")]),
         ["stage 0 is on n0/gpu0, n1/gpu0, stage 1 on n1/gpu0, n2/gpu0"],
     ),
     "several stages on one rank alone": (
-        [("wte wpe h.0 h.1", "n0/gpu0"), (TAIL, "n0/gpu0")],
+        lambda: by_hand([("wte wpe h.0 h.1", "n0/gpu0"), (TAIL, "n0/gpu0")]),
         ["interleaving needs two pipeline ranks"],
     ),
     "all reasons at once": (
-        [("wte", "n0/gpu0 n1/gpu0"), (f"wpe h.0 h.1 {TAIL}", "n2/gpu0")],
+        lambda: by_hand([("wte", "n0/gpu0 n1/gpu0"), (f"wpe h.0 h.1 {TAIL}", "n2/gpu0")]),
         ["E is the whole embedding", "'E|t*4L'", "different numbers of replicas (0: 2, 1: 1)"],
     ),
     "microbatches that pipelines cannot share": (
-        [(f"wte wpe h.0 h.1 {TAIL}", "n0/gpu0 n1/gpu0 n2/gpu0")],
+        lambda: by_hand([(f"wte wpe h.0 h.1 {TAIL}", "n0/gpu0 n1/gpu0 n2/gpu0")]),
         ["4 cannot be shared out equally among 3 pipelines"],
+    ),
+    "microbatches that are no multiple of ranks": (
+        lambda: looped(microbatches=5),
+        ["job.microbatches: 5: Megatron's interleaved 1F1B asks for a multiple of the 2"],
     ),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_stages_that_megatron_cannot_run_are_refused(case: str) -> None:
-    stages, expected = REFUSED[case]
-    found = reasons(by_hand(stages))
-    assert len(found) == len(expected)
-    assert all(words in why for why, words in zip(found, expected, strict=True))
-
-
-def test_stages_that_do_not_go_around_the_ranks_are_refused() -> None:
-    plan = adopt(problem(transformer(4), machines(2)), "Et|t|t|tL", schedule="zb-v")
-    (why,) = reasons(plan)
-    assert "stage 2 is on n1/gpu0 (and 1 stage more)" in why
-    assert "pipeline rank i % 2" in why
-
-
-def test_microbatches_that_are_no_multiple_of_ranks_are_refused() -> None:
-    told = problem(transformer(4), machines(2), microbatches=5)
-    (why,) = reasons(adopt(told, "Et|t|t|tL", pipeline_size=2))
-    assert "job.microbatches: 5: Megatron's interleaved 1F1B asks for a multiple of the 2" in why
-
-
-def test_models_without_one_stack_of_blocks_are_refused() -> None:
-    from builders import graph, layer
-
-    names = ["shared", "encoder.0", "encoder.1", "decoder.0", "decoder.1", "loss"]
-    told = problem(graph([layer(name) for name in names]), machines(1))
-    (why,) = reasons(adopt(told, [names]))
-    assert "it has an encoder and a decoder: encoder (2), decoder (2)" in why
+def test_stages_that_megatron_cannot_run_are_refused_for_every_reason(case: str) -> None:
+    make, expected = REFUSED[case]
+    with pytest.raises(PipeplanError) as caught:
+        export(make())
+    assert all(words in why for why, words in zip(caught.value.problems, expected, strict=True))
 
 
 def test_split_backwards_are_whole_in_megatron() -> None:
