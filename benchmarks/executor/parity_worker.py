@@ -131,8 +131,7 @@ def trained(
         held = Held(metrics.loss, found.kept, buffers, parameters)
         iterations.append(Iteration(held, metrics.step_time_s, trainer.record))
     if save is not None:
-        groups = trainer.process_groups
-        state.save(save, done + steps, trainer.optimisation, 0, None, trainer.members, groups)
+        state.save(save, done + steps, trainer.optimisation, 0, None)
     trainer.close()
     return iterations
 

@@ -1,106 +1,94 @@
-"""The ``manifest.json`` of a checkpoint: its shards and where each tensor lies."""
+"""The files of a checkpoint: a ``manifest.json``, and tensors or pieces of them in safetensors.
+
+torch.distributed.checkpoint is not used: its own format unpickles metadata on load, and its
+safetensors writer keeps only the last of several pieces of a tensor that one rank writes.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
 
-import torch
-from pydantic import Field, JsonValue, model_validator
+from pydantic import Field, JsonValue
+from torch import Tensor
 
-from planner.errors import shorten
 from planner.records.document import Count, Record
-from planner.records.formats import check_format
+from planner.records.formats import JsonFile
 
-FORMAT = "pipeplan-checkpoint/1"
 MANIFEST = "manifest.json"
-LATEST = "latest"
-NOTHING = "none"
-"""In ``latest``: training began anew beside the checkpoints of an earlier run."""
 STEP_FOLDER = re.compile(r"step-(\d{8,12})(?:\.(\d{1,6}))?")
 """A checkpoint's folder; a number after a dot where the same step was saved once more."""
-SHARD = r"^rank-\d{5}\.safetensors$"
-
-Dtype = Literal[
-    "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"
-]
-DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in get_args(Dtype)}
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_PIECE = re.compile(r"(.*)@([\d,]{0,400})/([\d,]{0,400})", re.DOTALL)
 
 
-class ShardRecord(Record):
-    """One file of tensors."""
+class FileRecord(Record):
+    """A file of tensors."""
 
     bytes: Count
     sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class TensorRecord(Record):
-    """A tensor's place and form."""
-
-    shard: Annotated[str, Field(pattern=SHARD)]
-    dtype: Dtype
-    shape: tuple[Count, ...]
-
-    @property
-    def form(self) -> str:
-        """The form for messages, such as ``float32 [2, 3]``."""
-        return f"{self.dtype} {list(self.shape)}"
-
-
-class Manifest(Record):
-    """A checkpoint's table of contents.
+class Manifest(JsonFile):
+    """What a checkpoint says besides its tensors.
 
     Attributes:
         step: optimizer steps that were done.
+        saved_s: when it was completed, in seconds since 1970.
         facts: what else training goes on with, plain JSON: seed, samples seen, digests.
-        shards: by file name.
-        tensors: by name: ``parameters/FQN``, ``buffers/FQN``, ``optimizer/FQN/STATE``,
-            ``master/FQN``.
+        files: by name, one for each rank that wrote tensors.
     """
 
-    format: Literal["pipeplan-checkpoint/1"] = "pipeplan-checkpoint/1"
+    format: Literal["pipeplan-checkpoint/2"] = "pipeplan-checkpoint/2"
     step: Count
+    saved_s: Annotated[float, Field(ge=0)]
     facts: dict[str, JsonValue]
-    shards: dict[Annotated[str, Field(pattern=SHARD)], ShardRecord]
-    tensors: dict[Annotated[str, Field(min_length=1, max_length=4096)], TensorRecord]
-
-    @model_validator(mode="after")
-    def _shards_exist(self) -> Manifest:
-        for name, tensor in self.tensors.items():
-            if tensor.shard not in self.shards:
-                raise ValueError(
-                    f"tensors.{shorten(name)}.shard: {tensor.shard} is not one of the shards; "
-                    "take another checkpoint"
-                )
-        return self
-
-    @classmethod
-    def parse(cls, data: Any, source: str = "manifest") -> Manifest:
-        """Check the form of plain JSON data.
-
-        Raises:
-            PipeplanError: naming every wrong field, or a format this version does not read.
-        """
-        return super().parse(check_format(data, FORMAT, source), source)
+    files: dict[Annotated[str, Field(pattern=r"^rank-\d{5}\.safetensors$")], FileRecord]
 
 
-def folder_name(step: int, again: int = 0) -> str:
-    """The folder of a step's checkpoint; ``again`` counts how often it was saved before."""
-    return f"step-{step:08d}" + (f".{again}" if again else "")
+@dataclass(frozen=True)
+class Box:
+    """A part of a tensor that is written by itself.
+
+    Attributes:
+        offset: its first element, a number for each dimension of the tensor.
+        shape: of the whole tensor.
+    """
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def key(self, name: str) -> str:
+        """Return the name that this part of a tensor has in its file."""
+        offset, shape = (",".join(map(str, row)) for row in (self.offset, self.shape))
+        return f"{name}@{offset}/{shape}"
+
+    @staticmethod
+    def of_key(key: str, shape: Sequence[int]) -> tuple[str, Box]:
+        """Return the tensor's name, and the place in it of what has this name and shape."""
+        match = _PIECE.fullmatch(key)
+        if match is None:
+            return key, Box((0,) * len(shape), tuple(shape))
+        offset, whole = (tuple(int(n) for n in row.split(",") if n) for row in match.groups()[1:])
+        return match[1], Box(offset, whole)
+
+    def slices(self, size: Sequence[int]) -> tuple[slice, ...] | None:
+        """Return the place of a part of this size, or None if it is not inside of the tensor."""
+        if not len(size) == len(self.offset) == len(self.shape):
+            return None
+        rows = [*zip(self.offset, size, self.shape, strict=True)]
+        is_inside = all(begin + own <= whole for begin, own, whole in rows)
+        return tuple(slice(begin, begin + own) for begin, own, _ in rows) if is_inside else None
 
 
-def shard_name(rank: int) -> str:
-    """The file that a rank writes."""
-    return f"rank-{rank:05d}.safetensors"
+Piece = tuple[Box, Tensor]
+"""A part of a tensor, and where it lies."""
 
 
-def records_of(tensors: Mapping[str, torch.Tensor], shard: str) -> dict[str, TensorRecord]:
-    """The manifest's entries of tensors that lie in one shard."""
-    return {
-        name: TensorRecord.model_validate(
-            {"shard": shard, "dtype": NAMES[tensor.dtype], "shape": tuple(tensor.shape)}
-        )
-        for name, tensor in tensors.items()
-    }
+def step_folders(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return the names of a folder's checkpoints, each with its step and how often it was saved."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    rows = ((path, STEP_FOLDER.fullmatch(path.name)) for path in paths)
+    return {p.name: (int(m[1]), int(m[2] or 0)) for p, m in rows if m and (p / MANIFEST).exists()}

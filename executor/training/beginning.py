@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
 
-from executor.checkpoint.manifest import LATEST, MANIFEST, NOTHING, STEP_FOLDER
+from executor.checkpoint.manifest import MANIFEST, STEP_FOLDER, step_folders
 from executor.checkpoint.ranks import Ranks
-from executor.checkpoint.read import Checkpoint, step_folders
-from executor.checkpoint.write import name_latest
+from executor.checkpoint.read import Checkpoint
 from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
 from planner.errors import PipeplanError
-from planner.records.document import read_text
+from planner.records.document import read_text, write_atomically
 
 logger = logging.getLogger(__name__)
+_BEGUN = ".begun"
+"""File beside checkpoints: when their last training was started, in seconds since 1970."""
 _MOST = 8
 """Checkpoints among which the ranks look for one that all of them see."""
 
@@ -88,7 +90,7 @@ class Beginning:
         return self.checkpoint
 
     def tell(self, steps: int) -> None:
-        """Log where the training begins, and let ``latest`` name the checkpoint it goes on from.
+        """Log where the training begins, and note when, so that restarts know what it has written.
 
         Args:
             steps: of the whole training.
@@ -104,30 +106,25 @@ class Beginning:
             )
         elif found is not None:
             logger.info("%sresumes from %s, after step %d", why, found.folder, found.step)
-            self._name(found.folder)
         elif self._restarts or self._resume is not None:
             where = self._own if self._restarts and self._own is not None else self._resume
             what = "no [checkpoint] folder" if where is None else f"no checkpoint in {where}"
             logger.info("%s%s: training begins at step 1", why, what)
-        if self._own is not None and self._begins_beside_others():
-            name_latest(self._own / NOTHING)
+        if self._own is None or self._restarts or not step_folders(self._own):
+            return
+        write_atomically(self._own / _BEGUN, f"{time.time()}\n")
+        if self._begins_beside_others():
             logger.warning(
                 "%s has checkpoints already, up to %s; they stay, and training does not resume "
                 "from them: add --resume %s to do so",
                 *(self._own, max(step_folders(self._own)), self._own),
             )
 
-    def _name(self, folder: Path) -> None:
-        latest = folder.parent / LATEST
-        is_own = self._own is not None and folder.parent.resolve() == self._own.resolve()
-        if is_own and not (latest.is_file() and read_text(latest).strip() == folder.name):
-            name_latest(folder)
-
     def _seen(self) -> list[Checkpoint]:
         """Return the checkpoints that this rank could resume from, the newest first."""
         if self._restarts and self._own is not None:
-            # Of this run: not what an earlier one had left beside which it began anew.
-            found = Checkpoint.newest_first(self._own, self._note, of_this_run=True)
+            # Not what an earlier training had left in the folder.
+            found = Checkpoint.newest_first(self._own, self._note, after_s=_begun_s(self._own))
             if newest := list(islice(found, _MOST)):
                 return newest
         path = self._resume
@@ -162,6 +159,15 @@ class Beginning:
                     for problem in error.problems
                 ]
             ) from None
+
+
+def _begun_s(folder: Path) -> float:
+    """Return when the last training that writes here was started; 0 if it found no checkpoints."""
+    path = folder / _BEGUN
+    try:
+        return float(read_text(path)) if path.exists() else 0.0
+    except ValueError:
+        raise PipeplanError(f"{path}: not a time in seconds; delete the file") from None
 
 
 def _differ(seen: Sequence[Sequence[Sequence[str]]]) -> str:

@@ -102,23 +102,6 @@ class MasterWeights:
         """The optimizer's state by name; see :func:`executor.training.optimizer.export_state`."""
         return export_state(self.optimizer, self.masters, self._first_groups)
 
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take the masters from a checkpoint, and round the parameters from them.
-
-        Raises:
-            PipeplanError: listing the masters that are missing or of another form.
-        """
-        own = self.state()
-        wrong = [name for name, master in own.items() if not _is_like(state.get(name), master)]
-        if wrong:
-            raise PipeplanError(
-                f"master weights missing or of another shape: {', '.join(wrong[:10])}; resume from "
-                "a checkpoint of the same model and precision"
-            )
-        for name, master in own.items():
-            master.copy_(state[name])
-        self.copy_back()
-
     @torch.no_grad()
     def copy_back(self, names: Iterable[str] | None = None) -> None:
         """Round the masters into the parameters of these names; None: all."""
@@ -126,10 +109,6 @@ class MasterWeights:
             parameter = self.parameters[name]
             if self.masters[name] is not parameter:
                 parameter.copy_(self.masters[name])
-
-
-def _is_like(found: Tensor | None, master: Tensor) -> bool:
-    return found is not None and found.shape == master.shape and found.dtype == master.dtype
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

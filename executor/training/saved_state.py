@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from executor.checkpoint.ranks import Ranks
-from executor.checkpoint.read import Checkpoint
-from executor.checkpoint.write import save_checkpoint
-from executor.distributed.expert_rows import Members
-from executor.distributed.member_group import (
-    MemberShare,
-    TensorParallelGroup,
-    member_shares,
-)
+from executor.checkpoint import Box, Checkpoint, Piece, Ranks, save_checkpoint
+from executor.distributed.member_group import MemberShare, member_shares
 from executor.launch.config import TrainingConfig
 from executor.launch.prepare import Prepared
 from executor.sync.shared_parameters import ParameterOwners, planned_split
 from executor.training.loss_scale import LossScale
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer import import_state, optimizer_name
-from executor.training.state_shards import StateShards
+from executor.training.state_shards import STEP_COUNTERS, StateShards
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 from planner.records.document import digest_of_data
@@ -36,8 +29,8 @@ logger = logging.getLogger(__name__)
 class SavedState:
     """Writes and reads this rank's part of a training.
 
-    Every tensor is written whole, by the first rank that holds it or the first member of the group
-    that does, and read by all that do, whatever plan wrote it.
+    Each rank writes the pieces of tensors that it is the first to hold. Every rank reads whole
+    tensors and keeps its part of them, whatever plan wrote them.
 
     Args:
         prepared: this rank's stages.
@@ -57,10 +50,8 @@ class SavedState:
         }
         plan, rank = prepared.plan, prepared.place.rank
         place = plan.place_of(rank)
-        self._member = place.member
-        self._shares = member_shares(planned_split(plan, place.members), self._member)
-        # The first member of a group writes what the shares of all make.
-        self._first = ParameterOwners.of_plan(plan).first_held(rank - self._member)
+        self._shares = member_shares(planned_split(plan, place.members), place.member)
+        self._first = ParameterOwners.of_plan(plan).first_held(rank)
 
     def save(
         self,
@@ -69,8 +60,6 @@ class SavedState:
         optimisation: Optimisation,
         samples_seen: int,
         keep: int | None,
-        members: Members | None = None,
-        process_groups: Mapping[tuple[int, ...], Any] | None = None,
         data_state: Any = None,
     ) -> Path:
         """Write a checkpoint; all ranks call it.
@@ -81,17 +70,19 @@ class SavedState:
             optimisation: of this rank's parameters.
             samples_seen: so far.
             keep: how many checkpoints stay.
-            members: of this rank's tensor-parallel group, if it is in one.
-            process_groups: by their ranks, if ranks share the optimizer's state.
             data_state: where the training's stream of samples is, plain JSON.
 
         Raises:
-            PipeplanError: on all ranks, if weights are not finite; nothing is written then.
+            PipeplanError: on all ranks, if weights are not finite or a rank cannot write.
         """
-        ranks = Ranks.of_process_group()
-        ranks.together(lambda: _require_finite(optimisation, step, folder))
-        plan = self.prepared.plan
-        scale = optimisation.loss_scale
+        ranks, tensors = Ranks.of_process_group(), dict[str, Tensor | Sequence[Piece]]()
+
+        def collect() -> None:
+            _require_finite(optimisation, step, folder)
+            tensors.update(self._written(optimisation))
+
+        ranks.together(collect)
+        plan, scale = self.prepared.plan, optimisation.loss_scale
         facts: dict[str, Any] = {
             "seed": self.seed,
             "samples_seen": samples_seen,
@@ -104,78 +95,53 @@ class SavedState:
             "loss_scale": None if scale is None else scale.facts(),
             "schedule": self.config.schedule_facts(step),
         }
-        tensors = self._tensors(optimisation, process_groups or {})
-        if members is not None:
-            tensors = self._joined(tensors, TensorParallelGroup(members))
         written = save_checkpoint(folder, step, tensors, facts, ranks=ranks, keep=keep)
         if self.prepared.place.rank == 0:
             logger.info("wrote %s", written)
         return written
 
-    def _tensors(
-        self, optimisation: Optimisation, process_groups: Mapping[tuple[int, ...], Any]
-    ) -> dict[str, Tensor]:
-        weights = optimisation.weights
-        state = {
-            **{f"master/{name}": master for name, master in weights.state().items()},
-            **{f"optimizer/{name}": tensor for name, tensor in weights.optimizer_state().items()},
+    def _written(self, optimisation: Optimisation) -> dict[str, Tensor | Sequence[Piece]]:
+        """Return what this rank writes, by name."""
+        weights, shards = optimisation.weights, optimisation.shards
+        own: dict[str, Tensor] = {
+            f"parameters/{name}": p for name, p in self.prepared.parameters.items()
         }
-        if optimisation.shards is not None:
-            state = optimisation.shards.joined(state, process_groups)
-        found = {
-            **{f"parameters/{n}": p.detach() for n, p in self.prepared.parameters.items()},
-            **{f"buffers/{name}": buffer for name, buffer in self.buffers.items()},
-            **state,
+        own |= {f"buffers/{name}": buffer for name, buffer in self.buffers.items()}
+        state = {f"master/{name}": master for name, master in weights.state().items()}
+        state |= {f"optimizer/{name}": t for name, t in weights.optimizer_state().items()}
+        found: dict[str, Tensor | Sequence[Piece]] = {
+            f"parameters/{name}": p for name, p in self.prepared.unused.items()
         }
-        mine = {name: t for name, t in found.items() if self._is_first(name)}
-        unused = {f"parameters/{n}": p.detach() for n, p in self.prepared.unused.items()}
-        return {**mine, **unused}
-
-    def _joined(
-        self, tensors: Mapping[str, Tensor], group: TensorParallelGroup
-    ) -> dict[str, Tensor]:
-        """Return whole tensors of the shares of all members, on the first of them."""
-        found = {}
-        for name, tensor in tensors.items():
-            share = self._share_of(name)
-            if share is not None and self._is_like_parameter(name, tensor.shape):
-                tensor = group.joined(tensor, share.dimension, share.parts).cpu()
-            elif share is not None and tensor.numel() > 1:
-                own = self.prepared.parameters[_parameter_of(name)].shape
-                raise PipeplanError(
-                    f"{name} has shape {list(tensor.shape)}, the share of its parameter here "
-                    f"{list(own)}: the members of a tensor-parallel group cannot put it together; "
-                    "train with an optimizer such as AdamW or SGD, or without checkpoints"
-                )
-            if self._member == 0:
-                found[name] = tensor
+        for name, tensor in own.items():
+            if _parameter_of(name) in self._first:
+                found[name] = self._pieces(name, tensor, None)
+        for name, tensor in state.items():
+            if optimisation.is_counted(_parameter_of(name)):
+                found[name] = self._pieces(name, tensor, shards)
         return found
 
-    def _share_of(self, name: str) -> MemberShare | None:
-        """Return which share of a checkpoint's tensor this rank holds; None: all of it."""
-        return self._shares.get(_parameter_of(name))
-
-    def _own(self, name: str, tensor: Tensor, shards: StateShards | None) -> Tensor:
-        """Return this rank's part of a checkpoint's tensor; a number is whole.
-
-        Args:
-            name: of the tensor.
-            tensor: as the checkpoint has it.
-            shards: of the state that ranks share.
-        """
-        share, parameter = self._share_of(name), _parameter_of(name)
-        own = self.prepared.parameters[parameter].shape
-        if share is not None and tensor.shape == share.whole_shape(own):
-            tensor = share.of(tensor)
-        if shards is None or tensor.shape != own:
+    def _pieces(
+        self, name: str, tensor: Tensor, shards: StateShards | None
+    ) -> Tensor | Sequence[Piece]:
+        """Return a tensor, or its pieces if other ranks have parts of it too."""
+        parameter = _parameter_of(name)
+        share = self._shares.get(parameter)
+        part = None if shards is None else shards.slices.get(parameter)
+        if share is None and part is None:
             return tensor
-        return shards.of(parameter, name.rpartition("/")[2], tensor)
-
-    def _is_like_parameter(self, name: str, shape: torch.Size) -> bool:
-        return shape == self.prepared.parameters[_parameter_of(name)].shape
-
-    def _is_first(self, name: str) -> bool:
-        return _parameter_of(name) in self._first
+        local = self.prepared.parameters[parameter].shape
+        expected, begin = (local, 0) if part is None else (part.parameter.shape, part.begin)
+        if name.rpartition("/")[2] not in STEP_COUNTERS and tensor.shape == expected:
+            return [*pieces_of(tensor, local, begin, share)]
+        if tensor.numel() > 1:
+            raise PipeplanError(
+                f"{name} has shape {list(tensor.shape)}, the part of its parameter that this rank "
+                f"trains has {list(expected)}: no checkpoint can put it together; train with an "
+                "optimizer such as AdamW or SGD, or without checkpoints"
+            )
+        # A number is the same on all ranks.
+        is_first = begin == 0 and (share is None or share.index == 0)
+        return tensor if is_first else []
 
     def require_fits(self, checkpoint: Checkpoint | None) -> int:
         """Refuse a checkpoint of another training.
@@ -189,20 +155,16 @@ class SavedState:
         if checkpoint is None:
             return 0
         plan, facts, where = self.prepared.plan, checkpoint.facts, checkpoint.folder
+        of_model = f"it is of {facts.get('model')!r}, the plan of {plan.model.name!r}; plan the "
+        of_model += "model it was trained with, with the same model_arguments"
         expected = {
-            "model_digest": _model_digest(plan),
-            "precision": plan.job.precision,
-            "seed": self.seed,
-        }
-        remedies = {
-            "model_digest": f"it is of {facts.get('model')!r}, the plan of {plan.model.name!r}; "
-            "plan the model it was trained with, with the same model_arguments",
-            "precision": "plan in the precision it was trained in",
-            "seed": "train with its seed, or the order of samples changes",
+            "model_digest": (_model_digest(plan), of_model),
+            "precision": (plan.job.precision, "plan in the precision it was trained in"),
+            "seed": (self.seed, "train with its seed, or the order of samples changes"),
         }
         problems = [
-            f"{where}: {name} is {facts.get(name)!r}, here it is {value!r}; {remedies[name]}"
-            for name, value in expected.items()
+            f"{where}: {name} is {facts.get(name)!r}, here it is {value!r}; {remedy}"
+            for name, (value, remedy) in expected.items()
             if facts.get(name) != value
         ]
         seen = facts.get("samples_seen")
@@ -227,27 +189,104 @@ class SavedState:
                 f"{checkpoint.folder}: it was trained by {checkpoint.facts.get('optimizer')}, "
                 f"here it is {kind}; use the same optimizer"
             )
-        weights = optimisation.weights
-        targets: dict[str, Tensor] = {
-            **{f"parameters/{name}": p for name, p in self.prepared.parameters.items()},
-            **{f"parameters/{name}": p for name, p in self.prepared.unused.items()},
-            **{f"buffers/{name}": buffer for name, buffer in self.buffers.items()},
+        weights, shards = optimisation.weights, optimisation.shards
+        held: dict[str, Tensor] = {
+            f"parameters/{name}": p for name, p in self.prepared.parameters.items()
         }
-        with torch.no_grad():
-            shares = {name: s for name in targets if (s := self._share_of(name)) is not None}
-            checkpoint.read_into(targets, shares)
-        shards = optimisation.shards
-        masters = checkpoint.read([f"master/{name}" for name in weights.state()])
-        weights.load(
-            {n.removeprefix("master/"): self._own(n, t, shards) for n, t in masters.items()}
-        )
-        names = [n for n in checkpoint.names("optimizer/") if _parameter_of(n) in weights.masters]
-        read = checkpoint.read(names)
-        state = {n.removeprefix("optimizer/"): self._own(n, t, shards) for n, t in read.items()}
+        held |= {f"parameters/{name}": p for name, p in self.prepared.unused.items()}
+        held |= {f"buffers/{name}": buffer for name, buffer in self.buffers.items()}
+        checkpoint.read_into(held, lambda name, whole: self._own(name, whole, None))
+        masters = {f"master/{name}": master for name, master in weights.state().items()}
+        checkpoint.read_into(masters, lambda name, whole: self._own(name, whole, shards))
+        weights.copy_back()
+        state = {}
+        for name in checkpoint.names("optimizer/"):
+            if _parameter_of(name) in weights.masters:
+                own = self._own(name, checkpoint.read([name])[name], shards)
+                state[name.removeprefix("optimizer/")] = own
         import_state(weights.optimizer, weights.masters, state)
         if optimisation.loss_scale is not None:
             facts = checkpoint.facts["loss_scale"]
             optimisation.resume_scale(LossScale.from_facts(facts, str(checkpoint.folder)))
+
+    def _own(self, name: str, tensor: Tensor, shards: StateShards | None) -> Tensor:
+        """Return this rank's part of a checkpoint's tensor; a number is whole."""
+        parameter = _parameter_of(name)
+        share, held = self._shares.get(parameter), self.prepared.parameters.get(parameter)
+        if held is None:
+            return tensor
+        if share is not None and tensor.shape == share.whole_shape(held.shape):
+            tensor = share.of(tensor)
+        if shards is None or tensor.shape != held.shape:
+            return tensor
+        return shards.of(parameter, name.rpartition("/")[2], tensor)
+
+
+def pieces_of(
+    value: Tensor, shape: Sequence[int], begin: int = 0, share: MemberShare | None = None
+) -> Iterator[Piece]:
+    """Yield the boxes of a tensor that make up a part of it.
+
+    Args:
+        value: consecutive elements of a member's share of the tensor, or of all of it.
+        shape: of the share.
+        begin: number of the first element in the flat share.
+        share: of the member; None: it has the whole tensor.
+    """
+    flat = value.detach().reshape(-1)
+    for start, size in boxes(shape, begin, begin + flat.numel()):
+        box, flat = flat[: math.prod(size)].view(size), flat[math.prod(size) :]
+        if share is None:
+            yield Box(start, tuple(shape)), box
+            continue
+        # The share is made of an equal share of each part of a dimension, one after the other.
+        own, whole, d = 0, 0, share.dimension
+        for part in share.parts:
+            length = part // share.degree
+            first, last = max(start[d], own), min(start[d] + size[d], own + length)
+            if first < last:
+                place = whole + share.index * length + first - own
+                offset = (*start[:d], place, *start[d + 1 :])
+                piece = box.narrow(d, first - start[d], last - first)
+                yield Box(offset, share.whole_shape(shape)), piece
+            own, whole = own + length, whole + part
+
+
+Numbers = tuple[int, ...]
+
+
+def boxes(shape: Sequence[int], begin: int, end: int) -> Iterator[tuple[Numbers, Numbers]]:
+    """Yield the offsets and sizes of boxes that make up a range of a flat tensor, in its order.
+
+    Args:
+        shape: of the tensor.
+        begin: of the range, in elements.
+        end: of the range.
+    """
+    if begin >= end:
+        return
+    if not shape:
+        yield (), ()
+        return
+    row = math.prod(shape[1:])
+    first, last = -(-begin // row), end // row
+    if first > last:  # The range lies inside of one row.
+        rows = [(last, begin - last * row, end - last * row)]
+    else:
+        rows = [(first - 1, begin - (first - 1) * row, row)] if begin < first * row else []
+    for number, start, stop in rows:
+        yield from _in_row(number, boxes(shape[1:], start, stop))
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    if first <= last and last * row < end:
+        yield from _in_row(last, boxes(shape[1:], 0, end - last * row))
+
+
+def _in_row(
+    number: int, found: Iterator[tuple[Numbers, Numbers]]
+) -> Iterator[tuple[Numbers, Numbers]]:
+    for offset, size in found:
+        yield (number, *offset), (1, *size)
 
 
 def _require_finite(optimisation: Optimisation, step: int, folder: str | Path) -> None:

@@ -7,21 +7,15 @@ each element by itself makes of them what it makes of the whole.
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from executor.checkpoint.manifest import DTYPES, NAMES
-from executor.checkpoint.ranks import Ranks
-from executor.distributed.failure import talking_to
-from executor.distributed.process_group import all_gather_single
 from executor.stage.gradient_types import gradient_type
-from planner.errors import PipeplanError
 
 STEP_COUNTERS = ("step", "mu_product")
 """Numbers of torch's optimizers that stand in the state of each parameter as tensors."""
@@ -151,7 +145,6 @@ class StateShards:
         for weights in divided:
             self.slices.update(weights.slices)
         self.shared = frozenset(name for bucket in self.buckets for name in bucket.parameters)
-        self._rank = rank
 
     def divided(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         """Return what this rank's optimizer trains: slices of shared parameters, others whole."""
@@ -172,78 +165,3 @@ class StateShards:
         if name not in self.slices or key in STEP_COUNTERS:
             return whole
         return self.slices[name].of(whole)
-
-    def joined(
-        self, tensors: Mapping[str, Tensor], process_groups: Mapping[tuple[int, ...], Any]
-    ) -> dict[str, Tensor]:
-        """Return state of whole parameters, given that of all ranks' slices; all ranks call it.
-
-        Args:
-            tensors: by ``master/NAME`` or ``optimizer/NAME/STATE``.
-            process_groups: by their ranks.
-
-        Raises:
-            PipeplanError: if state is neither a number nor like its parameter.
-        """
-        state = {n: t for n, t in tensors.items() if _split(n)[0] in self.shared}
-        found = {name: tensor for name, tensor in tensors.items() if name not in state}
-        for bucket in self.buckets:
-            found.update(self._joined(bucket, state, process_groups[bucket.ranks]))
-        return found
-
-    def _joined(
-        self, bucket: SharedBucket, state: Mapping[str, Tensor], group: Any
-    ) -> Iterator[tuple[str, Tensor]]:
-        mine = {n: t for n, t in state.items() if _split(n)[0] in bucket.parameters}
-        texts = Ranks.of_process_group(group).gather(json.dumps(self._told(mine)))
-        told = [json.loads(text) for text in texts]
-        numbers = {n: row for rows in told for n, row in rows["numbers"].items()}
-        for name, (dtype, value, is_empty) in sorted(numbers.items()):
-            kind = DTYPES[dtype]
-            yield name, torch.empty(0, dtype=kind) if is_empty else torch.tensor(value, dtype=kind)
-        kinds = {key: dtype for rows in told for key, dtype in rows["like"].items()}
-        for key, dtype in sorted(kinds.items()):
-            own = {_split(n)[0]: t for n, t in mine.items() if _split(n)[1] == key}
-            for name, whole in self._gathered(bucket, own, DTYPES[dtype], group).items():
-                yield key.format(name), whole
-
-    def _told(self, mine: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return what this rank has, as plain JSON: numbers, and keys of what is like slices."""
-        numbers, like = {}, {}
-        for full_name, tensor in mine.items():
-            name, key = _split(full_name)
-            if tensor.shape == self.slices[name].parameter.shape:
-                like[key] = NAMES[tensor.dtype]
-            elif tensor.numel() <= 1:
-                value = None if tensor.numel() == 0 else tensor.item()
-                numbers[full_name] = (NAMES[tensor.dtype], value, value is None)
-            else:
-                raise PipeplanError(
-                    f"{full_name} has shape {list(tensor.shape)}, the slice of its parameter here "
-                    f"{list(self.slices[name].parameter.shape)}: replicas cannot put it together; "
-                    "train with an optimizer such as AdamW or SGD, or without checkpoints"
-                )
-        return {"numbers": numbers, "like": like}
-
-    def _gathered(
-        self, bucket: SharedBucket, own: Mapping[str, Tensor], dtype: torch.dtype, group: Any
-    ) -> dict[str, Tensor]:
-        """Return whole tensors, given those of this rank's slices by the names of parameters."""
-        total, ranks = sum(p.numel() for p in bucket.parameters.values()), bucket.ranks
-        size = math.ceil(total / len(ranks)) * len(ranks)
-        flat = torch.zeros(size, dtype=dtype, device=bucket.device)
-        mine = flat.view(len(ranks), -1)[ranks.index(self._rank)]
-        for name, tensor in own.items():
-            mine[self.slices[name].part] = tensor
-        with talking_to(bucket.partners):
-            all_gather_single(flat, mine.clone(), group=group)
-        return bucket.views(flat)
-
-
-def _split(name: str) -> tuple[str, str]:
-    """Return the parameter of a checkpoint's tensor, and a template of the rest of its name."""
-    kind, _, rest = name.partition("/")
-    if kind == "optimizer":
-        parameter, _, leaf = rest.rpartition("/")
-        return parameter, f"optimizer/{{}}/{leaf}"
-    return rest, f"{kind}/{{}}"

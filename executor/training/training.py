@@ -274,8 +274,6 @@ class _Training:
             trainer.optimisation,
             self.feed.samples_seen_after(step),
             table.keep,
-            trainer.members,
-            trainer.process_groups,
             self.feed.state_after(step, Ranks.of_process_group()),
         )
 

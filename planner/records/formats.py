@@ -27,7 +27,7 @@ KINDS = {
     "pipeplan-job/1": "a job file",
     "pipeplan-runtime/1": "a runtime file",
     "pipeplan-train/1": "a training file",
-    "pipeplan-checkpoint/1": "a checkpoint's manifest",
+    "pipeplan-checkpoint/2": "a checkpoint's manifest",
     "pipeplan-timeline/2": "a measured timeline",
     "pipeplan-costs/1": "a costs file, as `pipeplan profile` writes it",
     "pipeplan-sync-trace/2": "a trace of synchronisation",

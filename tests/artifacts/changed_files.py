@@ -37,7 +37,6 @@ from planner.plan.moves import Moves
 from planner.plan.plan import Plan
 from planner.plan.runtime_rules import RuntimeRules
 from planner.plan.sweep_index import SweepIndex
-from planner.records.document import read_json
 from planner.verification import verify
 
 FOLDER = ROOT / "tests" / "data" / "formats"
@@ -73,7 +72,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "job": Job.load,
     "runtime": RuntimeRules.load,
     "train": TrainingConfig.load,
-    "checkpoint": lambda path: Manifest.parse(read_json(path), str(path)),
+    "checkpoint": Manifest.load,
     "timeline": MeasuredTimeline.load,
     "costs": Costs.load,
     "sync-trace": SyncTrace.load,

@@ -167,14 +167,13 @@ def test_one_process_goes_on_with_a_training_of_four(four: Path, tmp_path: Path)
 
 KILLED = """
 import os, runpy, signal
-import executor.checkpoint.write as write
-rename, calls = write.rename_durably, []
+rename, calls = os.rename, []
 def rename_or_die(source, target):
     calls.append(target)
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     rename(source, target)
-write.rename_durably = rename_or_die
+os.rename = rename_or_die
 runpy.run_module("executor", run_name="__main__", alter_sys=True)
 """
 
