@@ -26,9 +26,10 @@ from executor.launch.config import TrainingConfig
 from executor.launch.prepare import prepare
 from executor.runtime.runtime import StepRecord
 from executor.training.optimisation import StepOutcome
+from executor.training.rank_optimisation import optimisation_of
 from executor.training.saved_state import SavedState
 from executor.training.state_shards import StateShards
-from executor.training.trainer import Trainer, optimisation_of
+from executor.training.trainer import Trainer
 from planner.plan.plan import Plan
 
 TIMEOUT = timedelta(seconds=120)

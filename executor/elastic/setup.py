@@ -28,8 +28,8 @@ from executor.training.feed import Feed
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer_check import require_divisible
+from executor.training.rank_optimisation import optimisation_of
 from executor.training.saved_state import SavedState
-from executor.training.trainer import optimisation_of
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.plan.plan import Plan, Sync

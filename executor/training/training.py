@@ -48,8 +48,10 @@ from executor.training.loop import Loop, Report, StepMetrics, StepObserver
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer import OptimizerFactory
 from executor.training.optimizer_check import require_divisible
+from executor.training.rank_optimisation import optimisation_of
 from executor.training.saved_state import SavedState, warn_of_schedule
-from executor.training.trainer import Trainer, optimisation_of
+from executor.training.trainer import Trainer
+from executor.training.validation import Validation
 from planner.errors import PipeplanError, shorten
 from planner.plan.plan import Plan
 from planner.prediction import with_strategy
@@ -251,7 +253,9 @@ class _Training:
             return lambda step: None
         batch_of, count = validation_feed(self.prepared, self.config, self.run.validation_data)
         over_tokens = self.config.loss_mean == "tokens"
-        validation = trainer.validation(batch_of, count, over_tokens=over_tokens)
+        validation = Validation(
+            self.prepared, trainer.connections, batch_of, count, over_tokens=over_tokens
+        )
 
         def validate(step: int) -> float | None:
             if step % table.every and step != steps:

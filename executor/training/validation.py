@@ -9,15 +9,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from executor.distributed.failure import talking_to
+from executor.launch.prepare import Prepared
+from executor.runtime.lowering import lower_forwards
 from executor.runtime.runtime import PipelineRuntime, Recorder, clock_of
-from executor.runtime.transport import Transport
 from executor.runtime.worker import TensorSpec, Worker
 from executor.stage.runner import StageRunner
 from executor.stage.token_mean import tokens_of
-from executor.training.data import DeviceBatches, RandomState, microbatch_seed
+from executor.training.connections import Connections
+from executor.training.data import BatchOf, DeviceBatches, RandomState, microbatch_seed
 from executor.training.dataset import own_draws
 from planner.errors import PipeplanError
-from planner.plan.programs import Action, Compute
+from planner.plan.programs import Compute
 
 _STEP = 0
 """Of the seeds of microbatches; those of training count from 1."""
@@ -87,28 +89,47 @@ class Validation:
     """This rank's part of validations; it leaves weights, buffers and random numbers as they were.
 
     Args:
-        workers: of this rank's stages in evaluation mode, by their numbers.
-        program: of this rank.
-        transport: that training sends over, while it sends nothing.
-        device: of the rank.
-        counts: whether this rank's losses count, and are not another member's of its group too.
+        prepared: this rank's stages, in evaluation mode too.
+        connections: that training uses, while it sends nothing.
+        batch_of: returns the batch of step 0 and a microbatch.
+        microbatches: of a validation.
+        over_tokens: whether the loss is the mean over all tokens.
+
+    Raises:
+        PipeplanError: if a stage writes buffers in evaluation mode.
     """
 
     def __init__(
         self,
-        workers: Mapping[int, ForwardWorker],
-        program: Sequence[Action],
-        transport: Transport,
-        device: torch.device,
+        prepared: Prepared,
+        connections: Connections,
+        batch_of: BatchOf,
+        microbatches: int,
         *,
-        counts: bool = True,
+        over_tokens: bool,
     ) -> None:
-        self._workers = workers
-        self._counts = counts
-        self._device = device
-        recorder = Recorder(clock_of(device))
-        self._recorder = recorder
-        self._runtime = PipelineRuntime(workers, program, lambda _: None, transport, recorder)
+        self._device = device = prepared.device
+        self._counts = connections.is_first_member
+        self._recorder = recorder = Recorder(clock_of(device))
+        program = lower_forwards(prepared.plan, microbatches)[prepared.place.rank]
+        ran = [action.operation for action in program if isinstance(action, Compute)]
+        self._workers = {}
+        for stage in prepared.evaluation:
+            mine = [operation.microbatch for operation in ran if operation.stage == stage.index]
+            batches = DeviceBatches(batch_of, stage.model_inputs, mine, device, None)
+            runner = StageRunner(
+                stage,
+                microbatches,
+                device=device,
+                autocast=prepared.autocast,
+                group=connections.group,
+            )
+            self._workers[stage.index] = ForwardWorker(
+                runner, batches, prepared.seed, over_tokens=over_tokens
+            )
+        self._runtime = PipelineRuntime(
+            self._workers, program, lambda _: None, connections.transport, recorder
+        )
 
     def loss(self) -> float:
         """Return the mean loss; all ranks call it, between two iterations."""
@@ -124,9 +145,3 @@ class Validation:
             dist.all_reduce(total)
         loss, weight = total.tolist()
         return loss / weight if weight else float("nan")
-
-
-def microbatches_of(program: Sequence[Action], stage: int) -> list[int]:
-    """Return the microbatches that a stage runs in a program."""
-    ran = (row.operation for row in program if isinstance(row, Compute))
-    return [operation.microbatch for operation in ran if operation.stage == stage]

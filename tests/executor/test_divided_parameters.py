@@ -17,7 +17,7 @@ from run_files import RunFiles
 from executor.checkpoint import Checkpoint
 from executor.launch.prepare import prepare
 from executor.launch.run import PlanRank
-from executor.training.trainer import optimisation_of
+from executor.training.rank_optimisation import optimisation_of
 from models import ZOO
 from planner.assembly import plan_by_hand
 from planner.plan.plan import Plan

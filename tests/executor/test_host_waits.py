@@ -25,7 +25,8 @@ from executor.launch.run import PlanRank, optimizer_of
 from executor.stage.drawn_numbers import draw
 from executor.training.data import DeviceBatches, microbatch_seed
 from executor.training.loop import Loop
-from executor.training.trainer import Trainer, optimisation_of
+from executor.training.rank_optimisation import optimisation_of
+from executor.training.trainer import Trainer
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job

@@ -16,7 +16,7 @@ from executor.launch.prepare import prepare
 from executor.launch.refusals import require_possible
 from executor.launch.run import PlanRank, RunSettings
 from executor.sync import require_strategy
-from executor.training.trainer import optimisation_of
+from executor.training.rank_optimisation import optimisation_of
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Sync
