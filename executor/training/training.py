@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ import torch
 
 from executor.checkpoint.ranks import Ranks
 from executor.checkpoint.read import Checkpoint
-from executor.distributed.machines import require_machines, warn_of_machines
+from executor.distributed.machines import Machine, require_machines, warn_of_machines
 from executor.distributed.process_group import (
     device_of_this_process,
     process_group,
@@ -194,13 +194,7 @@ class _Training:
         stop = StopRequest(None if table is None else table.grace_s)
         device = self.prepared.device
         with process_group(device, run.timeout_s, run.backend, stop=stop) as machines:
-            require_machines(self.plan, machines)
-            if self.place.rank == 0:
-                warn_of_machines(self.plan, machines)
-            agreed = self.beginning.agreed(Ranks.of_process_group(), self.saved.require_fits)
-            if agreed is not self.checkpoint:
-                self._begin_after(agreed)
-            make_equal(self.prepared, resumes=self.checkpoint is not None)
+            self._agree(machines)
             trainer = self._trainer(self._optimisation())
             self.beginning.tell(config.steps)
             observers = _observers(self.plan, self.place, device, run, config.timeline)
@@ -219,6 +213,19 @@ class _Training:
             name = signal.Signals(stop.agreed).name
             raise Stopped(stop.agreed, f"stopped by {name} after step {loop.end}: {told}")
         return history
+
+    def _agree(self, machines: Sequence[Machine]) -> None:
+        """Check what no rank can check alone; all call it.
+
+        Batches that several ranks read are compared later, in steps of their own.
+        """
+        require_machines(self.plan, machines)
+        if self.place.rank == 0:
+            warn_of_machines(self.plan, machines)
+        agreed = self.beginning.agreed(Ranks.of_process_group(), self.saved.require_fits)
+        if agreed is not self.checkpoint:
+            self._begin_after(agreed)
+        make_equal(self.prepared, resumes=self.checkpoint is not None)
 
     def _optimisation(self) -> Optimisation:
         """Return the optimisation of this rank's parameters, where a checkpoint left it."""
