@@ -37,6 +37,7 @@ KINDS = {
 """Kinds of files by their present ``format``."""
 MADE_BY = {
     "pipeplan-timeline/2": "torchrun -m executor PLAN --timeline FILE",
+    "pipeplan-checkpoint/2": "torchrun -m executor PLAN --config FILE",
     "pipeplan/8": "pipeplan plan",
     "pipeplan-graph/2": "pipeplan trace -o FILE",
     "pipeplan-sync-trace/2": "torchrun -m executor PLAN --sync-trace FILE",
