@@ -109,11 +109,9 @@ def _without_schema(data: Mapping[str, Any], source: str) -> Mapping[str, Any]:
 
 def kind_of(found: object) -> str:
     """Return the kind of a file by its format, whatever the version."""
-    kind = found.rpartition("/")[0] if isinstance(found, str) else None
-    for known, name in {**KINDS, **WRITTEN_ONLY}.items():
-        if known.rpartition("/")[0] == kind:
-            return name
-    return "something else"
+    kind = found.rpartition("/")[0] if isinstance(found, str) else ""
+    names = {known.rpartition("/")[0]: name for known, name in {**KINDS, **WRITTEN_ONLY}.items()}
+    return names.get(kind, "something else")
 
 
 class JsonFile(Record):
