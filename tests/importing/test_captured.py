@@ -10,7 +10,6 @@ import pytest
 from link_files import nccl_log, rocm_topology, topology
 
 from planner.cluster.cluster import Cluster
-from planner.errors import PipeplanError
 from planner.interop.imported import import_cluster
 from planner.interop.machines import ImportOptions
 
@@ -102,6 +101,7 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(lines)
 
 
+P2P = " \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n\nLegend:\n\n  X    = Self\n"
 GLUED = {
     "columns": lambda text: text.replace("\tNIC0\tNIC1\t", "\tNIC0NIC1\t"),
     "GPUs": lambda text: text.replace("GPU0\tGPU1", "GPU0GPU1", 1),
@@ -118,37 +118,6 @@ def test_words_that_lost_their_places_are_read(form: str, tmp_path: Path) -> Non
     assert changed != TABLE
     expected = read(tmp_path / "file.txt", TABLE.encode())
     assert read(tmp_path / "file.txt", changed.encode()) == expected
-
-
-P2P = " \tGPU0\tGPU1\t\n GPU0\tX\tGNS\t\n GPU1\tGNS\tX\t\n\nLegend:\n\n  X    = Self\n"
-REFUSED = {
-    "topo -p2p": (P2P, "is of `nvidia-smi topo -p2p`, which tells whether .* `nvidia-smi topo -m`"),
-    "topo -mp": ("$ nvidia-smi topo -mp\n" + TABLE, "hides NVLinks; give .* `nvidia-smi topo -m`"),
-    "two hosts": (TABLE + TABLE, "has 2 tables, which begin on lines 1 and 20|lines 1, 2"),
-    "ranks mixed": (
-        TABLE.replace("GPU1\tNV12", "GPU0\t X \tNV12\tPXB\tSYS\tSYS\nGPU1\tNV12"),
-        "a second row of GPU0; a file is of one machine",
-    ),
-    "a column missing": (TABLE.replace("\tNIC0\tNIC1", "\tNIC1", 1), "row NIC1: expected X in its"),
-    "a cell missing": (
-        TABLE.replace("PXB\tSYS\tX\tSYS", "PXB\tX\tSYS"),
-        "row NIC0 has 4 cells for 5 columns",
-    ),
-    "cut off": (TABLE.partition("NIC1\tSYS")[0], "no row of NIC1, mlx5_2; it may be cut off"),
-    "slices": (TABLE + "  MIG 3g.40gb  Device  0: (UUID: MIG-1)\n", "GPU is divided .*MIG 3g.40gb"),
-    "a GPU with an error": (TABLE.replace("NV12", "ERR!"), "GPU0 and GPU1: 'ERR!' is none of NV#"),
-    "not its NVLinks": (TABLE.replace("NV12", "NV18"), "has at most 12 NVLinks; give the --device"),
-    "no NVLinks": (TABLE.replace(A100, "NVIDIA L4"), "by NV12, and L4 has no NVLinks"),
-    "two processes without a job": (LOG + LOG, "rank 0 appears 2 times: several logs in one file"),
-    "an unknown GPU": (LOG.replace(A100, "NVIDIA H20"), "'NVIDIA H20' is no preset; give --device"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_right_is_refused_with_its_cause(case: str, tmp_path: Path) -> None:
-    text, words = REFUSED[case]
-    with pytest.raises(PipeplanError, match=words):
-        read(tmp_path / "file.txt", text.encode())
 
 
 def test_a_table_of_peer_access_beside_the_other_is_left_out(tmp_path: Path) -> None:

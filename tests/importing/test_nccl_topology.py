@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from planner.cluster.cluster import Cluster
-from planner.errors import PipeplanError
 from planner.interop.imported import import_cluster
 from planner.interop.machines import ImportOptions
 
@@ -63,23 +62,3 @@ def test_a_gpu_with_nvlinks_to_its_cpu_reaches_it_by_them(tmp_path: Path) -> Non
     cluster, _ = read(tmp_path, system(tray("0x1", gpu(0, links), gpu(1, links))), "V100-16GB")
     found = {link.between: link.bandwidth_gb_per_s for link in cluster.links}
     assert found["gpu0", "numa0"] == max(75, 64 * 16 / 8 * 242 / 256)
-
-
-@pytest.mark.parametrize(
-    ("text", "kind", "words"),
-    [
-        ('<graphs version="1"><graph id="0"/></graphs>', None, "NCCL_GRAPH_DUMP_FILE has rings"),
-        (system(tray("0x1", gpu(0, ""))).replace("</system>", ""), None, "may be cut off"),
-        (f'<!DOCTYPE x [<!ENTITY a "b">]>{system()}', None, "document type or entities"),
-        (system(tray("0x1", gpu(0, ""))), None, "PCI device '0x31c2' is no preset; give --device"),
-        (system(tray("0x1", gpu(0, "") + gpu(0, ""))), "GB300", "two GPUs are gpu0"),
-        (system(tray("0x1", gpu(0, TO_SWITCH.replace("18", "-1")))), "GB300", "count='-1'"),
-        (system(tray("0x1", gpu(0, C2C.replace("44712", "1e9")))), "GB300", "c2c bw='1e9'"),
-    ],
-)
-def test_what_is_no_whole_topology_is_refused(
-    text: str, kind: str | None, words: str, tmp_path: Path
-) -> None:
-    with pytest.raises(PipeplanError) as refused:
-        read(tmp_path, text, kind)
-    assert words in str(refused.value)

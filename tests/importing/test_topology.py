@@ -291,30 +291,3 @@ def test_styles_of_a_terminal_and_older_names_are_read(tmp_path: Path) -> None:
 def test_ways_of_two_classes_are_told(tmp_path: Path) -> None:
     _, notes = read(tmp_path, topology(["X PIX", "SYS X"]))
     assert "GPU0 and GPU1: PIX one way and SYS the other; taken as PIX" in notes
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("nothing of the kind\n", "has no table of `nvidia-smi topo -m`"),
-        (topology(full(4, "NV4")).partition("GPU3\tNV4")[0], "no row of GPU3; it may be cut off"),
-        (HGX.partition("NIC1\tNODE")[0], "no row of NIC1, mlx5_8, mlx5_bond_0; it may be cut off"),
-        (
-            topology(["X NV4", "NV4"]).replace("\t0-15,32-47\t0\t\tN/A", ""),
-            "row GPU1 has 1 cells for 2 columns",
-        ),
-        (topology(["X NV4 ???", "NV4 X NV4", "??? NV4 X"]), "GPU0 and GPU2: '???' is none of NV#"),
-        (topology(["X"]), "has one GPU"),
-    ],
-)
-def test_what_is_no_whole_table_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(PipeplanError, match=r"topo\.txt: ") as refused:
-        read(tmp_path, text)
-    assert words in str(refused.value)
-
-
-def test_a_type_has_to_be_known(tmp_path: Path) -> None:
-    with pytest.raises(PipeplanError, match="does not say what GPU0 is; give --device-type"):
-        read(tmp_path, topology(full(2, "NV4")), None)
-    with pytest.raises(PipeplanError, match="device_type: 'A1000' is unknown; use one of"):
-        read(tmp_path, topology(full(2, "NV4")), "A1000")
