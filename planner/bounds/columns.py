@@ -189,10 +189,11 @@ class DeviceTable:
 
         Args:
             kind: of the one.
-            replicas: (N + 1, N + 1) of each interval; more than there are never end.
-            bytes_: that are reduced.
+            replicas: of each stage; more than there are never end.
+            bytes_: that each reduces.
         """
-        kept, seconds = np.arange(len(self.arrays.counts)) == kind, np.zeros(replicas.shape)
+        kept = np.arange(len(self.arrays.counts)) == kind
+        seconds = np.zeros(np.broadcast_shapes(replicas.shape, bytes_.shape))
         for count in np.unique(replicas).tolist():
             least_s = self._links.least_reduce_s(kept, count, bytes_)
             seconds = np.where(replicas == count, least_s, seconds)
@@ -205,12 +206,11 @@ class DeviceTable:
         only the layers before it follow.
         """
         own, backward_s = self.intervals.parameters.own, self.arrays.backward_s[kind]
-        left = np.zeros(own.shape)
-        for end in range(1, len(own)):
-            ahead = np.maximum(backward_s[end - 1] - backward_s, 0.0)[:, None]
-            beyond = self._reduce_s(kind, replicas, own[:, end : end + 1]) - ahead
-            left[:, end:] = np.maximum(left[:, end:], beyond[:, end:])
-        return left
+        ahead = np.maximum(backward_s[:-1] - backward_s[:, None], 0.0)
+        # By the stage's begin, the end of the layers that are reduced, and the stage's end.
+        beyond = self._reduce_s(kind, replicas[:, None], own[:, 1:, None]) - ahead[:, :, None]
+        within = np.arange(1, len(own))[:, None] <= np.arange(len(own))
+        return np.asarray(np.where(within, np.maximum(beyond, 0.0), 0.0).max(axis=1))
 
 
 def most_single(

@@ -142,20 +142,22 @@ class _Devices:
             left = self._all_reduce_s(kind, own)
         else:
             # The gradients of a stage's layers up to any one of them wait for that one's backward,
-            # and only the layers before it follow.
-            left, backward = np.zeros(own.shape), self._seconds.backward[kind]
-            for end in range(1, len(left)):
-                beyond = self._all_reduce_s(kind, own[:, [end]]) - backward[:, [end - 1]]
-                left[:, end:] = np.maximum(left[:, end:], beyond[:, end:])
+            # and only the layers before it follow. By begin, that layer's end, and the stage's.
+            earlier = self._seconds.backward[kind][:, :-1, None]
+            beyond = self._all_reduce_s(kind, own[:, 1:, None]) - earlier
+            within = np.arange(1, len(own))[:, None] <= np.arange(len(own))
+            left = np.where(within, np.maximum(beyond, 0.0), 0.0).max(axis=1)
         return np.minimum(left + self._all_reduce_s(kind, shared), FAR)
 
     def _all_reduce_s(self, kind: int, bytes_: FloatArray) -> FloatArray:
         """Return the least all-reduces over the replicas of each interval, one of a kind."""
-        kept, seconds = np.arange(len(self._links.sizes)) == kind, np.zeros(self._replicas.shape)
-        for count in np.unique(self._replicas).tolist():
+        kept = np.arange(len(self._links.sizes)) == kind
+        replicas = self._replicas if bytes_.ndim == 2 else self._replicas[:, None]
+        seconds = np.zeros(np.broadcast_shapes(replicas.shape, bytes_.shape))
+        for count in np.unique(replicas).tolist():
             least_s = self._links.reduced_s(kept, count, bytes_)
-            seconds = np.where(self._replicas == count, least_s, seconds)
-        return np.where(self._replicas > self._links.sizes.sum(), FAR, seconds)
+            seconds = np.where(replicas == count, least_s, seconds)
+        return np.where(replicas > self._links.sizes.sum(), FAR, seconds)
 
     def _least_replicas(self, most: IntArray) -> IntArray:
         """Return how many devices all microbatches of each interval need at least.
