@@ -153,8 +153,8 @@ def run_by(plan: Plan, rules: RuntimeRules) -> Plan:
         return refresh(plan.model_copy(update={"runtime": rules}))
     except DeadlockError as error:
         raise PipeplanError(
-            f"runtime: {error} under the rules of {rules.name}, whose messages block; plan for it "
-            "with `pipeplan plan --runtime`, or choose another runtime"
+            f"runtime: {error} under the rules of {rules.name}, whose messages block; order its "
+            "operations again with `pipeplan plan PLAN --runtime`, or choose another runtime"
         ) from None
 
 

@@ -28,12 +28,13 @@ from planner.cli.output import keep_inputs, print_json, say, show, show_plan, us
 from planner.cli.problems import LoadedProblem, ProblemFiles, given_rules, is_graph_file
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
-from planner.search.settings import DEFAULT_WORKERS
+from planner.search.settings import DEFAULT_WORKERS, Preference
 from planner.units import format_seconds, plural
 
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.plan.problem import Problem
+    from planner.plan.runtime_rules import RuntimeRules
     from planner.search.orders.search import Schedule
     from planner.search.result import HistoryRow, Result, StepRow
 
@@ -51,7 +52,7 @@ def plan(
         typer.Option(
             "--cluster",
             help="cluster file (TOML); without one MODEL is a plan.json, whose stages are kept and "
-            "whose operations are ordered again",
+            "whose operations are ordered again, as --runtime runs them",
         ),
     ] = None,
     job: JobOption = None,
@@ -106,8 +107,12 @@ def plan(
         if output is None:
             _keep_default(path, warm_start or [])
         if cluster is None:
-            others = (job, set_, costs, warm_start, sync, runtime, memory_margin)
-            _reschedule(model, path, limits, others, as_json=as_json)
+            if not is_graph_file(model) or any((job, set_, costs, warm_start, sync, memory_margin)):
+                raise PipeplanError(
+                    "--cluster: is missing; name a cluster file, or a plan.json and no option of a "
+                    "problem but --runtime to order its operations again"
+                )
+            _reschedule(Path(model), path, limits, given_rules(runtime), as_json=as_json)
             return
         files = ProblemFiles(model, cluster, job, set_ or (), costs or (), runtime, memory_margin)
         _require_possible(files, path, sync, prefer)
@@ -194,10 +199,8 @@ def _solved(
 
     if has_pipelines:
         return solve_data_parallel(problem, **limits)
-    is_robust = prefer == "robust"
-    return solve(
-        problem, **limits, robust=is_robust, prefer="simple" if prefer == "simple" else "fast"
-    )
+    kind: Preference = "simple" if prefer == "simple" else "fast"
+    return solve(problem, **limits, robust=prefer == "robust", prefer=kind)
 
 
 def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
@@ -339,8 +342,9 @@ def step_lines(steps: Sequence[StepRow]) -> list[str]:
     for row in steps:
         time, bound = format_seconds(row.iteration_time_s), format_seconds(row.lower_bound_s)
         time = time if math.isfinite(row.iteration_time_s) else "-"
-        took = f"{row.seconds:.1f}s"
-        lines.append(f"{row.name:<24}  {took:>8}  {row.layouts:>9,}  {time:>12}  {bound:>12}")
+        lines.append(
+            f"{row.name:<24}  {row.seconds:7.1f}s  {row.layouts:>9,}  {time:>12}  {bound:>12}"
+        )
     return lines
 
 
@@ -348,19 +352,16 @@ def step_lines(steps: Sequence[StepRow]) -> list[str]:
 
 
 def _reschedule(
-    model: str, output: Path, limits: dict[str, Any], others: Sequence[object], *, as_json: bool
+    model: Path, output: Path, limits: dict[str, Any], rules: RuntimeRules | None, *, as_json: bool
 ) -> None:
-    """Order the operations of a plan's stages again, and write and show the plan."""
+    """Order the operations of a plan's stages again, perhaps for another runtime; show the plan."""
     from planner.prediction import load_plan
     from planner.search.orders.search import search_schedule
     from planner.verification import save_valid
 
-    if not is_graph_file(model) or any(others):
-        raise PipeplanError(
-            "--cluster: is missing; name a cluster file, or leave out all options of a problem and "
-            "name a plan.json to order its operations again"
-        )
-    loaded = load_plan(Path(model))
+    loaded = load_plan(model)
+    if rules is not None:
+        loaded = loaded.model_copy(update={"runtime": rules})
     found = search_schedule(loaded.problem, loaded.stages, split=loaded.job.splits, **limits)
     kept = _no_slower(loaded, found)
     made = _with_orders(loaded, found) if kept is None else kept
@@ -372,10 +373,11 @@ def _reschedule(
         return
     show_plan(made)
     found_s, old_s = found.iteration_time_s, loaded.predicted.iteration_time_s
+    before = f"the old orders take {format_seconds(old_s)}"
+    before = f"as run by {rules.name}" if rules else before
     gap = f", gap {max(0.0, time_s / bound_s - 1):.2%}" if bound_s > 0 else ""
     show(
-        f"iteration time {format_seconds(found_s)} with {found.method}; the old orders take "
-        f"{format_seconds(old_s)}"
+        f"iteration time {format_seconds(found_s)} with {found.method}; {before}"
         if kept is None
         else f"the old orders stay: they take {format_seconds(time_s)}, and nothing faster was "
         f"found ({format_seconds(found_s)} with {found.method})",

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -149,12 +149,17 @@ class PlanTasks:
         self._exchange(sent, [], free)
 
     def _at_once(self, order: Sequence[Operation]) -> Iterator[Sequence[Operation]]:
-        """Yield operations between which no exchange lies: single ones, or pairs of both ways."""
+        """Yield operations between which no exchange lies: single ones, or pairs of both ways.
+
+        A device that runs no forward behind a backward has no pairs.
+        """
+        behind = dropwhile(lambda row: row.kind == "F", order)
+        may_pair = self._rules.exchange == "pairs" and any(row.kind == "F" for row in behind)
         number = 0
         while number < len(order):
             pair = order[number : number + 2]
             kinds = "".join(row.kind for row in pair)
-            is_pair = self._rules.exchange == "pairs" and kinds in ("FB", "FI")
+            is_pair = may_pair and kinds in ("FB", "FI")
             if is_pair and pair[0].microbatch == pair[1].microbatch:
                 is_pair = pair[0].stage == self._last
             yield pair if is_pair else pair[:1]

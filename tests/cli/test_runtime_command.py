@@ -123,7 +123,15 @@ def test_orders_that_wait_in_a_circle_are_refused(words: list[str], tmp_path: Pa
         refused = pipeplan(command, plan, "--runtime", rules)
         assert refused.exit_code == 1
         assert "the orders deadlock: " in refused.output
-        assert "under the rules of ours, whose messages block; plan for it" in refused.output
+        assert "under the rules of ours, whose messages block; order its op" in refused.output
+    again = tmp_path / "again.json"
+    words = ["--runtime", rules, "-o", again, "--time-limit", "0.5", "--deterministic"]
+    ordered = pipeplan("plan", plan, *words)
+    assert ordered.exit_code == 0, ordered.output
+    assert "as run by ours" in ordered.output
+    assert pipeplan("verify", again).exit_code == 0
+    stages_of = [json.loads(path.read_text())["stages"] for path in (plan, again)]
+    assert stages_of[0] == stages_of[1]
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,13 @@ from builders import GIGA, boundary, checked, graph, layer, orders, parameter, p
 from hypothesis import given
 from strategies import Scheduled, runtimes, scheduled
 
+from planner import Job, Problem, adopt, verify
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.costs.placement import place
 from planner.errors import DeadlockError
 from planner.plan.operations import Orders
-from planner.plan.runtime_rules import RuntimeBehaviour, RuntimeRules
+from planner.plan.runtime_rules import RULES, RuntimeBehaviour, RuntimeRules
 from planner.search.orders.bound import StagesBound
 from planner.simulation.critical_path import critical_path
 from planner.simulation.noise import Noise, sample_times_s
@@ -71,8 +72,8 @@ def starts(timeline: Timeline) -> dict[str, float]:
         ({**BLOCKING, "exchange": "together"}, 12),
         # g 5-6 first, which d1 posts first, then m 6-7; F 7-8, B 8-10, g 10-11, B 11-13.
         ({**BLOCKING, "exchange": "neighbour", "streams": "one"}, 13),
-        # d0 needs g for its pair F B: g 5-6, F 6-7, B 7-9, m 9-10; d1: F 10-11, B 11-13; g 13-14.
-        ({**BLOCKING, "exchange": "pairs"}, 16),
+        # No pairs on d0, where both forwards come first; on d1 each F B is one.
+        ({**BLOCKING, "exchange": "pairs"}, 12),
         # F 2 s, B 3 s: d0: F 0-2, 2-4; d1: F 3-5, B 5-8, F 8-10, B 10-13; g 13-14, B 14-17.
         ({"computation_us": 1e6}, 17),
         # m 1-3, 3-5; d1: F 3-4, B 4-6, F 6-7, B 7-9; g 9-11, B 11-13.
@@ -84,6 +85,27 @@ def starts(timeline: Timeline) -> dict[str, float]:
 )
 def test_a_pipeline_of_two(rules: dict[str, object], time_s: float) -> None:
     assert replayed(chain(2, **rules), TWO).iteration_time_s == time_s
+
+
+def test_a_pair_waits_for_what_both_need() -> None:
+    """d0 needs g for F1 B0 (6-9), then for F2 B1 (14-17); d1 runs pairs at 2, 10 and 18."""
+    found = orders(d0="0F0 0F1 0B0 0F2 0B1 0B2", d1="1F0 1B0 1F1 1B1 1F2 1B2")
+    names = ["l0", "l1"]
+    rows = [((name,), (f"d{number}",)) for number, name in enumerate(names)]
+    plain = pipeline(graph([layer(name) for name in names]), star(2), rows, microbatches=3)
+    placed = under(plain, **BLOCKING, exchange="pairs")
+    assert replayed(placed, found).iteration_time_s == 24
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_interleaved_1f1b_runs_in_megatron_whose_messages_block(ranks: int) -> None:
+    """With as many microbatches as ranks, the first ranks run all forwards first."""
+    stages = [[f"l{number}"] for number in range(3 * ranks)]
+    the_graph = graph([layer(name) for (name,) in stages])
+    job = Job(microbatches=ranks, max_stages_per_device=3)
+    told = Problem(the_graph, star(ranks), job, runtime=RULES["megatron-blocking"])
+    plan = adopt(told, stages, schedule="interleaved-1f1b", pipeline_size=ranks)
+    assert verify(plan) == []
 
 
 def test_devices_that_send_before_they_receive_wait_for_each_other() -> None:

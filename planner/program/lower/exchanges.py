@@ -41,7 +41,7 @@ def fill_exchanges(rows: Any, schedule: Any, program: Any, work: Any, n: int) ->
     for device in range(h.devices):
         before, at, end = start[device], start[device], start[device + 1]
         while before < end:
-            after = _block_end(rows, schedule, at, end) if at < end else end
+            after = _block_end(rows, schedule, start[device], at, end) if at < end else end
             n = _fill_between(rows, schedule, program, work, before, at, after, n)
             before, at = at, after
     for place in range(2 * h.stages * h.microbatches):
@@ -54,7 +54,7 @@ def fill_exchanges(rows: Any, schedule: Any, program: Any, work: Any, n: int) ->
 
 
 @compiled
-def _block_end(rows: Any, schedule: Any, at: int, end: int) -> int:
+def _block_end(rows: Any, schedule: Any, begin: int, at: int, end: int) -> int:
     """Return the end of a block of operations between which there is no exchange."""
     h, codes = header(rows, ROWS), items(schedule, ORDER_CODES)
     if h.exchange != _PAIRS or at + 1 >= end:
@@ -64,7 +64,13 @@ def _block_end(rows: Any, schedule: Any, at: int, end: int) -> int:
     other = codes[at + 1] // count % 4
     # A backward never waits for itself.
     needs_first = codes[at] % count == codes[at + 1] % count and stage < h.stages - 1
-    return at + 2 if kind == F and other in (B, I) and not needs_first else at + 1
+    if kind != F or (other != B and other != I) or needs_first:
+        return at + 1
+    # Where all forwards come before all backwards, there are no pairs.
+    for place in range(begin, end - 1):
+        if codes[place] // count % 4 != F and codes[place + 1] // count % 4 == F:
+            return at + 2
+    return at + 1
 
 
 @compiled
@@ -140,24 +146,17 @@ def _is_at_once(
     rows: Any, schedule: Any, program: Any, work: Any, before: int, at: int, after: int
 ) -> bool:
     """Return whether all is exchanged at once that lies between some operations."""
-    exchange, other = header(rows, ROWS).exchange, -1
-    if exchange != _NEIGHBOUR:
-        return bool(exchange in (_TOGETHER, _PAIRS))
+    h, owner, other = header(rows, ROWS), items(schedule, OWNER), -1
+    if h.exchange != _NEIGHBOUR:
+        return bool(h.exchange in (_TOGETHER, _PAIRS))
     for place in range(before, after):
         message = _message(rows, schedule, program, work, place, place < at)
         if message >= 0:
-            partner = _partner(rows, schedule, message, place < at)
+            stage, m = message // (2 * h.microbatches), message % h.microbatches
+            if place >= at:
+                stage += -1 if message // h.microbatches % 2 == F else 1
+            partner = row(rows, REPLICA, owner[stage * h.microbatches + m]).device
             if other >= 0 and partner != other:
                 return False
             other = partner
     return other >= 0
-
-
-@compiled
-def _partner(rows: Any, schedule: Any, message: int, is_sent: bool) -> int:
-    """Return the device with which a message is exchanged."""
-    owner, count = items(schedule, OWNER), header(rows, ROWS).microbatches
-    stage, m = message // (2 * count), message % count
-    if not is_sent:
-        stage += -1 if message // count % 2 == F else 1
-    return int(row(rows, REPLICA, owner[stage * count + m]).device)
