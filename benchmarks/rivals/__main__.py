@@ -3,9 +3,9 @@
 Sections: ``profiles`` plans public profiles (folders pipedream and dapple of --data) on the sample
 clusters and on random ones; ``groups`` plans tensor-parallel groups beside the best even layout of
 tensor, pipeline and data parallelism. All plans are timed by one simulator, and searches have a
-deterministic limit. With --published, Sailor's own settings are planned instead, with a limit of
-CPU seconds: its folder sailor has the files that benchmarks/rivals/published.py lists. Rows are
-kept in --keep as they are known, and a later call goes on from them.
+deterministic limit. With --published, settings that others published are planned instead, with a
+limit of --seconds: ``sailor``, whose files benchmarks/rivals/published.py lists, and ``layouts``.
+Rows are kept in --keep as they are known, and a later call goes on from them.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import Section, data_folder, run
-from benchmarks.rivals import groups, pairs, published
+from benchmarks.rivals import groups, layouts, pairs, published
 
 SECTIONS: dict[str, Section] = {"profiles": pairs.section, "groups": groups.section}
-PUBLISHED: dict[str, Section] = {"sailor": published.section}
+PUBLISHED: dict[str, Section] = {"sailor": published.section, "layouts": layouts.section}
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from builders import boundary, graph, layer, pipeline, star
@@ -111,3 +112,16 @@ def test_what_cannot_be_searched_is_refused() -> None:
         search_schedule(small.problem, specs, time_limit_s=0.1, deterministic=True)
     with pytest.raises(PipeplanError, match="time_limit_s"):
         search_schedule(small.problem, specs, time_limit_s=0)
+
+
+def test_stages_in_a_v_are_no_slower_than_the_schedules_made_for_them() -> None:
+    """Eight devices, twenty microbatches of 1 s forward and 2 s backward on each: ZB-V's 63.5 s."""
+    names = [f"l{n}" for n in range(16)]
+    told = graph(
+        [layer(name, 0.5, 1.0) for name in names],
+        [boundary(u, v, bytes_=1) for u, v in pairwise(names)],
+    )
+    stages = [((name,), (f"d{min(n, 15 - n)}",)) for n, name in enumerate(names)]
+    fields = {"microbatches": 20, "max_stages_per_device": 2, "backward": "any"}
+    placed = pipeline(told, star(8, 1e6), stages, **fields)
+    assert searched(placed, splits=True).best_s == pytest.approx(63.5)

@@ -212,9 +212,8 @@ class ScheduleSearch:
         """Find the best list schedule that fits, or any schedule that does."""
         first, found_s = self._threads[0], float("inf")
         kinds = [(True, False), (True, True), (False, True)]
-        if self.splits and self.placed.problem.job.backward == "split":
-            kinds = kinds[:1]
-        for splits, may_stay_whole in kinds if self.splits else kinds[2:]:
+        last = 1 if self.placed.problem.job.backward == "split" else 3
+        for splits, may_stay_whole in kinds[:last] if self.splits else kinds[2:]:
             if self._is_done or (self.best and self.limit.left_s(LISTED_UNTIL) <= 0):
                 break
             self._starts.append(None)
@@ -228,7 +227,8 @@ class ScheduleSearch:
                 if self._is_done or self.limit.left_s(LISTED_UNTIL) <= 0:
                     break
         self._spend(first.tasks_done)
-        if self.best is None and self.placed.problem.job.order != "1f1b":
+        may_help = self.best is None or self.placed.shares_devices
+        if may_help and self.placed.problem.job.order != "1f1b":
             found = best_schedule(self.placed, backward="any" if self.splits else "whole")
             self._offer(None if found is None else found.orders, "published schedule")
 
