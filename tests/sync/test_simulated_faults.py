@@ -48,12 +48,12 @@ def test_time_in_which_nobody_is_there_passes(name: str, leaves_s: float, return
     assert left.time_s >= steady.time_s + 0.9 * away_s
 
 
-def test_a_round_pauses_while_nobody_is_there_and_no_longer() -> None:
+def test_a_round_is_lost_if_nobody_is_there_and_nothing_more() -> None:
     steady = run_of("all_reduce", small_world(2), "steady", 30)
     left = run_of("all_reduce", small_world(2), "fault:0:0.05:0.3+fault:1:0.1:0.2", 30)
-    # Nobody for 0.1 s, then worker 1 by itself: one round more.
+    # Until 0.2 s nothing is done, then worker 1 is by itself: at most one round more.
     round_s = steady.time_s / 30
-    assert 0.1 < left.time_s - steady.time_s <= 0.1 + round_s
+    assert 0.2 < left.time_s - steady.time_s <= 0.2 + round_s
 
 
 def test_a_run_from_which_all_leave_for_good_is_refused() -> None:

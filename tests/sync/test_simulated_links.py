@@ -1,6 +1,7 @@
 """Transfers over a cluster's links: times worked out by hand."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,12 +14,11 @@ from benchmarks.sync.uniform import uniform_world
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.simulation.fair_rates import fair_rates
-from planner.sync.simulation.calibration import calibrated
 from planner.sync.simulation.comparison import compare_syncs
-from planner.sync.simulation.links import WorkerFlow, WorkerLinks, flow_over, ring, ring_ends
-from planner.sync.simulation.run import Scenario, trace_sync
-from planner.sync.simulation.synchronous import buckets_of
-from planner.sync.simulation.transfers import WorkerTransfers, ends_s
+from planner.sync.simulation.links import WorkerFlow, WorkerLinks, flow_over, ring
+from planner.sync.simulation.rounds import buckets_of
+from planner.sync.simulation.run import Scenario
+from planner.sync.simulation.transfers import WorkerTransfers
 from planner.sync.simulation.world import (
     LayerParameters,
     LinkCost,
@@ -31,10 +31,23 @@ BYTES = 10_000_000
 WITHIN_S, BETWEEN_S = 0.01, 0.1
 
 
-def flow_of(
-    links: tuple[int, ...], most: float, bytes_: float, fixed_s: float = 0.0, **marks: object
-) -> WorkerFlow:
-    return flow_over(((links, most),), bytes_, fixed_s, **marks)
+def flow_of(links: tuple[int, ...], most: float, bytes_: float) -> WorkerFlow:
+    return flow_over(((links, most),), bytes_, 0.0)
+
+
+def ends_s(transfers: WorkerTransfers, requests: Sequence[tuple[float, WorkerFlow]]) -> list[float]:
+    """Return when flows end that begin at these times on idle links."""
+    ends = [0.0] * len(requests)
+    coming = sorted((begin_s + flow.fixed_s, n) for n, (begin_s, flow) in enumerate(requests))[::-1]
+    while coming or transfers.next_end_s < math.inf:
+        if coming and coming[-1][0] <= transfers.next_end_s:
+            begin_s, number = coming.pop()
+            transfers.begin(begin_s, requests[number][1], number)
+            continue
+        now_s = transfers.next_end_s
+        for number in transfers.ended(now_s):
+            ends[number] = now_s
+    return ends
 
 
 def two_nodes() -> Cluster:
@@ -75,41 +88,14 @@ def test_flows_share_a_link_and_leave_the_rest_to_others() -> None:
     """Of 1 GB/s two take half each; one that another link narrows leaves more to the others."""
     wide, narrow = 0, 1
     transfers = WorkerTransfers(np.array([1.0, 0.2]))
-    halves = [(0.0, lane, flow_of((wide,), 1.0, 1e9)) for lane in "ab"]
-    assert ends_s(transfers, halves) == pytest.approx([2.0, 2.0])
-    narrowed = (
-        0.0,
-        "c",
-        flow_of(
-            (
-                wide,
-                narrow,
-            ),
-            0.2,
-            1e9,
-        ),
-    )
+    half = (0.0, flow_of((wide,), 1.0, 1e9))
+    assert ends_s(transfers, [half, half]) == pytest.approx([2.0, 2.0])
     # 0.2 and 0.8 until 1.25 s; then 0.2 goes on by itself.
-    assert ends_s(transfers, [halves[0], narrowed]) == pytest.approx([1.25, 5.0])
-    late = (1.0, "b", flow_of((wide,), 1.0, 1e9, fixed_s=0.5))
-    # By itself until 1 s of bytes and 0.5 s of latency of the other have passed.
-    assert ends_s(transfers, [halves[0], late]) == pytest.approx([1.0, 2.5])
-    # The flows of a lane wait for each other.
-    assert ends_s(transfers, [halves[0], halves[0]]) == pytest.approx([1.0, 2.0])
-
-
-def test_a_flow_tells_its_marks_on_the_way() -> None:
-    """By itself until 0.5 s, then beside another of the same size: the end is 0.5 s late."""
-    link = 0
-    transfers = WorkerTransfers(np.array([1.0]))
-    transfers.begin(0.0, flow_of((link,), 1.0, 1e9, marks=(2.5e8, 7.5e8)), "ours")
-    told = []
-    while (now_s := transfers.next_end_s) < math.inf:
-        if now_s > 0.5 and len(told) == 1:
-            transfers.begin(0.5, flow_of((link,), 1.0, 1e9), "other")
-            now_s = transfers.next_end_s
-        told += [(round(now_s, 9), what) for what in transfers.ended(now_s)]
-    assert told == [(0.25, "ours"), (1.0, "ours"), (1.5, "ours"), (2.0, "other")]
+    narrowed = (0.0, flow_of((wide, narrow), 0.2, 1e9))
+    assert ends_s(transfers, [half, narrowed]) == pytest.approx([1.25, 5.0])
+    # By itself until 1 s.
+    late = (1.5, flow_of((wide,), 1.0, 1e9))
+    assert ends_s(transfers, [half, late]) == pytest.approx([1.0, 2.5])
 
 
 def test_rings_over_wide_cards_do_not_slow_each_other() -> None:
@@ -120,10 +106,7 @@ def test_rings_over_wide_cards_do_not_slow_each_other() -> None:
     world = replace(links, within=LinkCost(0.0, 1.0))
     transfers = WorkerTransfers(world.routes.capacity_gb_per_s)
     groups = [(n, n + 341, n + 682) for n in range(341)]
-    requests = [
-        (n / 1000, members, world.all_reduce(members, BYTES).flows[0])
-        for n, members in enumerate(groups)
-    ]
+    requests = [(n / 1000, world.all_reduce(members, BYTES)) for n, members in enumerate(groups)]
     found = ends_s(transfers, requests)
     assert found == pytest.approx([n / 1000 + 4 / 3 * WITHIN_S for n in range(len(groups))])
 
@@ -133,7 +116,7 @@ def test_flows_to_one_server_keep_its_link_busy() -> None:
     world = uniform_world(1000, COMPUTE_S, BYTES, LinkCost(0.0, 1.0))
     transfers = WorkerTransfers(world.routes.capacity_gb_per_s)
     requests = [
-        (worker / 10_000, worker, world.server_messages(worker, 1, 0, is_push=True)[0])
+        (worker / 10_000, world.server_messages(worker, 1, 0, is_push=True)[0])
         for worker in range(1, 1000)
     ]
     # All of the server's link from first to last.
@@ -147,11 +130,11 @@ def test_a_ring_crosses_each_link_as_often_as_its_members_do() -> None:
     between = 3 * (len(links.cluster.links) - 1)
     # Of its three numbers, for each direction and both, the directions'.
     assert sorted(link for link in neighbours.links if link >= between) == [between, between + 2]
-    ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, neighbours)])
+    ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, neighbours)])
     assert ends == pytest.approx([BETWEEN_S])
     # In the order 0, 2, 1, 3 every hop crosses the link, two in each direction.
     zigzag = flow_over(ring(links, (0, 2, 1, 3), 0), BYTES, 0.0)
-    ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, 0, zigzag)])
+    ends = ends_s(WorkerTransfers(links.capacity_gb_per_s), [(0.0, zigzag)])
     assert ends == pytest.approx([2 * BETWEEN_S])
 
 
@@ -168,12 +151,12 @@ def test_members_behind_fast_hops_are_done_before_the_ring_is() -> None:
     ===== ============ ============= ============
     """
     world = linked_world()
-    ends = ring_ends(ring(world.routes, (0, 1, 2), 0), world.routes.capacity_gb_per_s, 4)
-    assert ends == ((3.1 / 4, (1,)), (1.0, (0, 2)))
-    found = world.group_all_reduce((0, 1, 2), 0)
-    assert found.done == ((1,), (0, 2))
-    assert sum(flow.bytes for flow in found.flows) == pytest.approx(4 / 3 * BYTES)
-    assert world.group_all_reduce((0, 2), 0).done == ((0, 1),)
+    (early, first), (late, rest) = world.group_all_reduce((0, 1, 2), 0)
+    assert (first, rest) == ((1,), (0, 2))
+    assert early.bytes == pytest.approx(3.1 / 4 * (early.bytes + late.bytes))
+    assert early.bytes + late.bytes == pytest.approx(4 / 3 * BYTES)
+    ((_, members),) = world.group_all_reduce((0, 2), 0)
+    assert members == (0, 2)
 
 
 def _links(flow: WorkerFlow) -> tuple[tuple[int, int], ...]:
@@ -226,8 +209,7 @@ def test_flows_end_as_if_all_rates_were_worked_out_at_each_change(
     rows: list[tuple[float, list[int], float, float]],
 ) -> None:
     flows = [(begin_s, flow_of(tuple(ls), most, size)) for begin_s, ls, most, size in rows]
-    requests = [(begin_s, lane, flow) for lane, (begin_s, flow) in enumerate(flows)]
-    found = ends_s(WorkerTransfers(np.array(list(LINKS.values()))), requests)
+    found = ends_s(WorkerTransfers(np.array(list(LINKS.values()))), flows)
     assert found == pytest.approx(_ends_one_by_one(LINKS, flows), rel=1e-6, abs=1e-6)
 
 
@@ -286,30 +268,6 @@ def test_jitter_makes_all_wait_for_the_last() -> None:
     world = linked_world(jitter_s=0.01)
     found = run_of("all_reduce:overlap=false", world, iterations=400).iterations_per_s
     assert 4 / found == pytest.approx(COMPUTE_S + 6 / 4 * BETWEEN_S + 0.0103, rel=0.01)
-
-
-def test_members_notice_their_average_late() -> None:
-    """The largest of four half-normal draws is 1.464 times their scale, on average."""
-    equal = uniform_world(4, COMPUTE_S, BYTES, LinkCost(0.0, 1.0))
-    sync = "partial_all_reduce:group_size=4"
-    exact = run_of(sync, equal, iterations=400).iterations_per_s
-    found = run_of(sync, replace(equal, lateness_s=0.01), iterations=400).iterations_per_s
-    assert 4 / found == pytest.approx(4 / exact + 0.01464, rel=0.01)
-
-
-def test_a_trace_tells_the_links_and_the_jitter() -> None:
-    world = linked_world(jitter_s=0.005)
-    sync = parse_sync("all_reduce:overlap=false")
-    run, trace = trace_sync(Scenario(world, 80), sync)
-    guess = linked_world(
-        between=LinkCost(0.0, 0.2), links=world.links and world.links.at_speed(1.0, 2.0)
-    )
-    found = calibrated(guess, trace)
-    assert found.jitter_s == pytest.approx(0.005, rel=0.2)
-    again = trace_sync(Scenario(found, 80), sync)[0]
-    assert again.iterations_per_s == pytest.approx(run.iterations_per_s, rel=0.03)
-    with pytest.raises(PipeplanError, match="workers: 4 in the trace, the plan has 3 pipelines"):
-        calibrated(replace(guess, workers=3), trace)
 
 
 def test_a_worker_that_leaves_is_not_waited_for_on_links() -> None:

@@ -100,7 +100,7 @@ def test_a_node_by_itself_uses_no_card() -> None:
     world = small_world(pipelines_per_node=8, between=LinkCost(1.0, 1e-3))
     found = run_of(f"all_reduce:overlap=false,{LARGE}", world).iterations_per_s
     assert found == pytest.approx(8 / (COMPUTE_S + RING_S + TELLING_S), rel=NEARLY)
-    assert not world.all_reduce((0,), BYTES).flows
+    assert not world.all_reduce((0,), BYTES).sent_bytes
 
 
 def test_a_scheduler_s_answer_takes_its_round_trip() -> None:

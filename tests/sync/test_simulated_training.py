@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_worlds import run_of, small_world
 
-from planner.sync.simulation.course import mixing_matrix, spectral_gap
+from planner.sync.simulation.observing import mixing_matrix, spectral_gap
 from planner.sync.simulation.training import (
     DIMENSION,
     SAMPLES,

@@ -1,160 +1,134 @@
-"""A world from a trace: simulate, write, read, calibrate, and simulate again."""
+"""A world from a trace that was written by hand."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from small_worlds import small_world
+from builders import cluster, link
+from small_worlds import BYTES, small_world
 
 from benchmarks.sync.uniform import uniform_world
 from planner.errors import PipeplanError
 from planner.measured.sync_trace import SyncTrace
 from planner.sync.simulation.calibration import calibrated
-from planner.sync.simulation.meetings import durations, lateness_s, meetings_of
-from planner.sync.simulation.run import Scenario, simulate_sync, trace_sync
-from planner.sync.simulation.slowness import parse_slowness
+from planner.sync.simulation.links import WorkerLinks
 from planner.sync.simulation.world import LinkCost, World
-from planner.sync.strategies import parse_sync
 
-GUESS = uniform_world(8, 0.03, 1000, LinkCost(1e-6, 100.0))
-TELLING = [
-    "all_reduce:overlap=false",
-    "ad_psgd:pairs=matching",
-    "partial_all_reduce",
-    "partial_all_reduce:schedule=static",
-    "semi_decentralized",
-]
+ROUND_TRIP_S, LATENCY_S, GB_PER_S = 2e-3, 1e-3, 0.5
+GUESS = uniform_world(4, 0.03, 1000, LinkCost(1e-5, 100.0))
 
 
-def real_world() -> World:
-    return replace(small_world(), collective_overhead_s=1e-3, scheduler_round_trip_s=1e-3)
+def ring_s(members: int) -> float:
+    """Seconds of a ring of these members."""
+    moved_s = BYTES / members / (1e9 * GB_PER_S)
+    return 2 * (members - 1) * (LATENCY_S + moved_s)
 
 
-def traced(strategy: str, slowness: str = "steady") -> SyncTrace:
-    trace, _ = parse_slowness(slowness)
-    return trace_sync(Scenario(real_world(), 60, trace), parse_sync(strategy))[1]
+def traced(
+    sizes: tuple[int, ...] = (1, 2, 4),
+    strategy: str = "partial_all_reduce",
+    iterations: int = 12,
+    late_s: float = 0.0,
+    **options: object,
+) -> dict[str, object]:
+    """Four workers that compute for 0.1 s, the first for 0.2 s, then meet in groups of a size.
+
+    Args:
+        sizes: of the groups of iterations, in turn.
+        strategy: of the run.
+        iterations: of each worker.
+        late_s: by how much each iteration of the second worker is ahead of the last on its clock.
+        options: of the strategy.
+    """
+    workers: list[list[dict[str, object]]] = [[] for _ in range(4)]
+    trip_s = 0.0 if strategy == "all_reduce" else ROUND_TRIP_S
+    for n in range(1, iterations + 1):
+        size = sizes[n % len(sizes)]
+        for worker, rows in enumerate(workers):
+            members = list(range(worker // size * size, (worker // size + 1) * size))
+            compute_s = 0.1 if worker else 0.2
+            last_s = 0.2 if 0 in members else 0.1
+            taken_s = trip_s + (ring_s(size) if size > 1 else 0.0)
+            clock_s = n * late_s if worker == 1 else 0.0
+            rows.append(
+                {
+                    "iteration": n,
+                    "start_s": n + clock_s,
+                    "compute_s": compute_s,
+                    "sync_wait_s": last_s - compute_s + taken_s,
+                    "members": members,
+                }
+            )
+    sync = {"strategy": strategy, "options": options}
+    return {
+        "format": "pipeplan-sync-trace/2",
+        "sync": sync,
+        "parameter_bytes": [BYTES],
+        "workers": workers,
+    }
 
 
-@pytest.mark.parametrize("strategy", TELLING)
-@pytest.mark.parametrize("slowness", ["steady", "slow:0x2"])
-def test_a_calibrated_world_runs_as_the_measured_one(
-    strategy: str, slowness: str, tmp_path: Path
-) -> None:
-    sync, (trace, _) = parse_sync(strategy), parse_slowness(slowness)
-    real, measured = trace_sync(Scenario(real_world(), 60, trace), sync)
-    measured.save(tmp_path / "trace.json")
-    world = calibrated(GUESS, SyncTrace.load(tmp_path / "trace.json"))
-    again = simulate_sync(Scenario(world, 60), sync)
-    assert again.iterations_per_s == pytest.approx(real.iterations_per_s, rel=0.03)
-
-
-def test_recording_changes_nothing() -> None:
-    scenario, sync = Scenario(real_world(), 40), parse_sync("partial_all_reduce")
-    assert trace_sync(scenario, sync)[0] == simulate_sync(scenario, sync)
-
-
-def test_a_trace_tells_computation_and_slow_workers() -> None:
-    world = calibrated(GUESS, traced("partial_all_reduce", "slow:0x2"))
-    assert world.iteration_s == pytest.approx(0.1, rel=0.01)
-    assert world.slowdown == pytest.approx((2.0, *[1.0] * 7), rel=0.01)
-    assert world.ranks[0].parameter_bytes == 10_000_000
+def test_a_trace_has_the_times_of_computation() -> None:
+    world = calibrated(GUESS, SyncTrace.parse(traced()))
+    assert world.iteration_s == pytest.approx(0.1)
+    assert world.slowdown == pytest.approx((2.0, 1.0, 1.0, 1.0))
+    assert world.jitter_s == pytest.approx(0)
+    assert world.ranks[0].parameter_bytes == BYTES
+    assert world.scheduler_round_trip_s == pytest.approx(ROUND_TRIP_S)
 
 
 @pytest.mark.parametrize("gb_per_s", [0.3, 3.0, 10.0])
-def test_groups_of_two_sizes_tell_latency_from_bandwidth(gb_per_s: float) -> None:
-    """Both are a millisecond and 1 GB/s, whatever the file says within a factor of ten."""
-    trace = traced("partial_all_reduce:schedule=static")
-    guess = uniform_world(8, 0.03, 1000, LinkCost(1e-4, gb_per_s))
-    world = calibrated(replace(guess, collective_overhead_s=1e-3), trace)
-    assert world.between.bandwidth_gb_per_s == pytest.approx(1.0, rel=0.15)
-    assert world.between.latency_s == pytest.approx(1e-3, rel=0.15)
-    assert world.scheduler_round_trip_s == pytest.approx(1e-3, rel=0.01)
+def test_groups_of_two_sizes_separate_latency_from_bandwidth(gb_per_s: float) -> None:
+    world = calibrated(replace(GUESS, between=LinkCost(1e-5, gb_per_s)), traced())
+    assert world.between.latency_s == pytest.approx(LATENCY_S)
+    assert world.between.bandwidth_gb_per_s == pytest.approx(GB_PER_S)
+    # No group was on one node.
+    assert world.within == GUESS.within
 
 
-def test_what_a_host_adds_to_messages_is_not_taken_from_the_bandwidth() -> None:
-    """On loopback a message takes four times as long as planned before its first byte."""
-    planned = uniform_world(8, 0.1, 340_000, LinkCost(1e-4, 1.0))
-    real = planned.at_links(planned.within, LinkCost(4e-4, 1.0))
-    real = replace(real, scheduler_round_trip_s=4e-3)
-    trace = trace_sync(Scenario(real, 60), parse_sync("partial_all_reduce:schedule=static"))[1]
-    world = calibrated(planned, trace)
-    assert world.between.bandwidth_gb_per_s == pytest.approx(1.0, rel=0.01)
-    assert world.between.latency_s == pytest.approx(4e-4, rel=0.05)
-    sync = parse_sync("parameter_server:mode=async")
-    rates = [simulate_sync(Scenario(w, 60), sync).iterations_per_s for w in (real, world)]
-    assert rates[1] == pytest.approx(rates[0], rel=0.01)
-
-
-@pytest.mark.parametrize("strategy", ["partial_all_reduce:schedule=static", "semi_decentralized"])
-def test_a_trace_tells_how_late_members_notice_their_average(strategy: str) -> None:
-    """They go on up to 15 ms apart; the links are the same as without."""
-    real, sync = replace(real_world(), lateness_s=5e-3), parse_sync(strategy)
-    run, trace = trace_sync(Scenario(real, 120), sync)
-    world = calibrated(real_world(), trace)
-    assert world.lateness_s == pytest.approx(5e-3, rel=0.15)
-    assert simulate_sync(Scenario(world, 120), sync).iterations_per_s == pytest.approx(
-        run.iterations_per_s, rel=0.05
+def test_groups_of_one_size_scale_both() -> None:
+    world = calibrated(GUESS, traced((4,), "all_reduce", overlap=False))
+    assert world.between.latency_s == pytest.approx(
+        GUESS.between.latency_s * 100 / world.between.bandwidth_gb_per_s
     )
+    flow = world.all_reduce((0, 1, 2, 3), BYTES)
+    seconds = flow.fixed_s + flow.bytes / 1e9 / flow.most_gb_per_s
+    assert seconds == pytest.approx(ring_s(4))
 
 
-def test_members_that_go_on_apart_are_still_one_meeting() -> None:
-    """Workers 0 and 1 meet three times, and go on 8 ms apart; 2 goes on by itself."""
-    row = {"compute_s": 0.1, "sync_wait_s": 0.01, "pipeline_rank": 0}
-    starts_s = (0.0, 0.2, 0.4, 0.6)
-    data = traced("partial_all_reduce").model_dump(mode="json")
-    data["workers"] = [
-        [
-            {**row, "iteration": n, "start_s": start_s + late_s, "members": members}
-            for n, start_s in enumerate(starts_s, 1)
-        ]
-        for members, late_s in (([0, 1], 0.0), ([0, 1], 0.008), ([2], 0.0))
-    ]
-    world = replace(real_world(), workers=3)
-    meetings = meetings_of(SyncTrace.parse(data))
-    assert [m.members for m in meetings] == [(0, 1)] * 3 + [(2,)] * 3
-    assert all(meeting.is_whole for meeting in meetings)
-    assert lateness_s(world, meetings) == pytest.approx(0.008 / 0.661, rel=1e-3)
-    # The last of them asks 8 ms late; both go on in the middle, 14 ms after the first one asked.
-    (pair_s, *_), (alone_s, *_) = durations(world, meetings).values()
-    assert pair_s == pytest.approx(0.006)
-    assert alone_s == pytest.approx(0.01)
+def test_members_of_a_group_may_continue_some_milliseconds_apart() -> None:
+    data = traced(late_s=1e-4)
+    assert calibrated(GUESS, data).between.bandwidth_gb_per_s == pytest.approx(GB_PER_S, rel=0.1)
 
 
 @pytest.mark.parametrize("strategy", ["all_reduce", "cross_iteration", "parameter_server"])
-def test_a_trace_that_tells_nothing_is_refused(strategy: str) -> None:
+def test_a_trace_of_overlapped_communication_is_refused(strategy: str) -> None:
     with pytest.raises(PipeplanError, match=f"trace of {strategy} does not show"):
-        calibrated(GUESS, traced(strategy))
+        calibrated(GUESS, traced(strategy=strategy))
 
 
-@pytest.mark.parametrize("strategy", ["all_reduce:overlap=false", "partial_all_reduce"])
-def test_clocks_that_drift_are_refused(strategy: str) -> None:
-    """The clocks of half of the workers are ahead by half an iteration, and go fast."""
-    data = traced(strategy).model_dump(mode="json")
-    for rows in data["workers"][::2]:
-        for row in rows:
-            row["start_s"] = 0.05 + 1.001 * row["start_s"]
-    with pytest.raises(
-        PipeplanError, match=r"iteration \d+ of pipeline rank 0 among workers .*dri"
-    ):
-        calibrated(GUESS, data)
+def _of_two_ranks() -> World:
+    (rank,) = small_world().ranks
+    return replace(GUESS, ranks=(rank, rank))
 
 
-def test_a_trace_of_other_pipelines_is_refused() -> None:
-    data = traced("partial_all_reduce").model_dump(mode="json")
-    with pytest.raises(PipeplanError, match="parameter_bytes: of 2 pipeline ranks"):
-        calibrated(GUESS, {**data, "parameter_bytes": [1, 2]})
+@pytest.mark.parametrize(
+    ("world", "data", "named"),
+    [
+        (GUESS, traced(late_s=0.05), r"iteration \d+ of pipeline rank 0 among workers .*dri"),
+        (_of_two_ranks(), traced(), "parameter_bytes: of 1 pipeline ranks"),
+        (GUESS, traced(iterations=1), "two iterations"),
+        (GUESS, traced(iterations=0), "two iterations"),
+    ],
+)
+def test_an_unfit_trace_is_refused(world: World, data: dict[str, object], named: str) -> None:
+    with pytest.raises(PipeplanError, match=named):
+        calibrated(world, data)
 
 
-@pytest.mark.parametrize("iterations", [0, 1])
-def test_a_trace_of_the_first_iteration_alone_is_refused(iterations: int) -> None:
-    """Two rows for each worker, one of each of its ranks."""
-    (rank,) = real_world().ranks
-    world = replace(real_world(), ranks=(rank, rank))
-    trace = trace_sync(Scenario(world, 3), parse_sync("partial_all_reduce"))[1]
-    data = trace.model_dump(mode="json")
-    workers = [[row for row in rows if row["iteration"] <= iterations] for rows in data["workers"]]
-    with pytest.raises(PipeplanError, match="two iterations"):
-        calibrated(world, {**data, "workers": workers})
+def test_a_trace_of_another_number_of_pipelines_is_refused() -> None:
+    linked = WorkerLinks(cluster(["a", "b", "c"], [link("a", "b")]), (("a", "b", "c"),))
+    with pytest.raises(PipeplanError, match="workers: 4 in the trace, the plan has 3 pipelines"):
+        calibrated(replace(GUESS, workers=3, links=linked), traced())
 
 
 @pytest.mark.parametrize(
@@ -168,7 +142,7 @@ def test_a_trace_of_the_first_iteration_alone_is_refused(iterations: int) -> Non
     ],
 )
 def test_a_wrong_row_is_named(field: str, value: object, named: str) -> None:
-    data = traced("partial_all_reduce").model_dump(mode="json")
+    data = traced()
     data["workers"][0][0][field] = value
     with pytest.raises(PipeplanError, match=named):
         SyncTrace.parse(data)

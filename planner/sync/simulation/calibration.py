@@ -1,27 +1,23 @@
-"""Calibration of a simulated world: compute times, links and overheads from a measured trace.
+"""Calibration of a simulated world: compute times and links from a measured trace.
 
 For each group, the trace has the last member's arrival and the times at which members continued.
-Between them are the scheduler's round trip, the collective's overhead, its latency and its bytes,
-and how late members notice that it is over. Groups of one have only the round trip; groups of
-several sizes separate the rest, as far as they can, by non-negative linear least squares with the
-least change of what the cluster file says.
+Between them are the scheduler's round trip, the collective's overhead, its latency and its bytes.
+Groups of one have only the round trip. Groups of several sizes separate latency and bandwidth; if
+all have one size, both figures are scaled by the same factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import combinations, pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
-from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.measured.sync_trace import SyncStep, SyncTrace
-from planner.sync.simulation.meetings import WARM_UP, Shape, durations, lateness_s, meetings_of
 from planner.sync.simulation.world import LinkCost, World
 from planner.sync.strategies import (
     AdPsgdOptions,
@@ -32,26 +28,24 @@ from planner.sync.strategies import (
     options_of,
 )
 
-FEWEST = 5
-"""Least number of collectives of a shape that count, if some shape has this many."""
-USUAL_ERROR, USUAL_CHANGE = 0.01, float(np.log(3))
-"""The usual error of a shape's seconds, as a share of them, and change of a link's figure, as its
-logarithm: what fits weigh errors and changes by."""
-BYTES, LATENCY, OVERHEAD = range(3)
-"""Places of the figures of a link: seconds a byte, of a step, and of a collective."""
-SMALL = np.array([1e-15, 1e-6, 1e-4])
-"""Seconds a byte, of latency and of overhead below which a figure counts as so much."""
+WARM_UP = 1
+"""Iterations of each worker that are left out: they connect and allocate."""
+TOGETHER_S = 0.02
+"""Members of a group continue within this time of each other: on busy hosts they do so some
+milliseconds apart, and real clocks agree to about one."""
+Shape = tuple[int, int, bool]
+"""A shape of collective: its bytes, its members, and whether these are on several nodes."""
 
 
 def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
     """Return the world with measured figures instead of predicted ones.
 
     Compute times: each worker's median, as a factor on the times of the pipeline ranks, which keep
-    their proportions, and the usual deviation from it. Links: those of ring all-reduces in the
-    trace; links that no group crossed stay in proportion to the others.
+    their proportions, and the usual deviation from it. Links: those of the all-reduces in the
+    trace; links that no group crossed keep their figures.
 
     Args:
-        world: predicted; its pipeline ranks are scaled by a factor.
+        world: predicted.
         measured: a trace, or the plain data of one.
 
     Raises:
@@ -63,21 +57,24 @@ def calibrated(world: World, measured: SyncTrace | Mapping[str, Any]) -> World:
     _require_measurable(options, trace.sync.strategy)
     _require_same_ranks(world, trace)
     has_scheduler = not isinstance(options, AllReduceOptions)
-    scaled = _with_compute_times(world, trace, steps_inside=has_scheduler)
-    meetings = meetings_of(trace)
-    scaled = replace(scaled, lateness_s=lateness_s(scaled, meetings))
-    found = durations(scaled, meetings)
-    if not has_scheduler:
-        # Its latency is measured by itself.
-        return _with_links(_with_latency(scaled, trace), found, 0.0, median, (BYTES, OVERHEAD))
-    if isinstance(options, SemiDecentralizedOptions):
-        # A group may stay open after its last member has come: the quickest ones did not.
-        tenth = partial(np.quantile, q=0.1)
-        return _with_links(scaled, found, scaled.scheduler_round_trip_s, tenth)
-    alone = [seconds for shape, rows in found.items() if shape[1] == 1 for seconds in rows]
-    if alone:
-        scaled = replace(scaled, scheduler_round_trip_s=median(alone))
-    return _with_links(scaled, found, scaled.scheduler_round_trip_s, median)
+    world = _with_compute_times(world, trace, steps_inside=has_scheduler)
+    # A semi-decentralised group may stay open after its last member: the quickest ones did not.
+    share = 0.1 if isinstance(options, SemiDecentralizedOptions) else 0.5
+    found = {shape: float(np.quantile(row, share)) for shape, row in _durations(world, trace)}
+    alone_s = [seconds for (_, members, _), seconds in found.items() if members == 1]
+    if has_scheduler and alone_s:
+        world = replace(world, scheduler_round_trip_s=median(alone_s))
+    fixed_s = world.collective_overhead_s
+    fixed_s += world.scheduler_round_trip_s if has_scheduler else 0.0
+    links = []
+    for crosses, link in ((False, world.within), (True, world.between)):
+        rows = {
+            (bytes_, members): max(seconds - fixed_s, 1e-9)
+            for (bytes_, members, across), seconds in found.items()
+            if members > 1 and across == crosses
+        }
+        links.append(_fitted(link, rows) if rows else link)
+    return world.at_links(*links)
 
 
 def _require_measurable(options: Options, name: str) -> None:
@@ -109,167 +106,105 @@ def _require_same_ranks(world: World, trace: SyncTrace) -> None:
         raise PipeplanError("workers: no worker has done two iterations; measure more of them")
 
 
+def _counted(rows: Sequence[SyncStep]) -> list[SyncStep]:
+    return [row for row in rows if row.iteration > WARM_UP and row.compute_s > 0]
+
+
 def _with_compute_times(world: World, trace: SyncTrace, *, steps_inside: bool) -> World:
-    """Scale the pipeline ranks to the median worker, and set a factor for each worker."""
-    factors = [_factor(world, rows, steps_inside) for rows in trace.workers]
-    known = [factor for factor in factors if factor is not None]
-    usual = median(known)
-    jitters_s = [_jitter_s(times_s) for times_s in map(_first_ranks_s, trace.workers) if times_s]
-    ranks = tuple(
-        replace(rank.at_speed(usual), parameter_bytes=bytes_)
-        for rank, bytes_ in zip(world.ranks, trace.parameter_bytes, strict=True)
-    )
+    """Scale the pipeline ranks to the median worker, and set a factor for each worker.
+
+    Args:
+        world: predicted.
+        trace: measured.
+        steps_inside: whether the measured computation includes the optimizer step.
+    """
+    factors: list[float | None] = []
+    jitters_s = []
+    for rows in map(_counted, trace.workers):
+        of_first_s = [row.compute_s for row in rows if not row.pipeline_rank]
+        if of_first_s:
+            usual_s = median(of_first_s)
+            # Pauses hardly change the median distance, 0.6745 deviations of a normal distribution.
+            jitters_s.append(median(abs(time_s - usual_s) for time_s in of_first_s) / 0.6745)
+        ratios = []
+        for row in rows:
+            rank = world.ranks[row.pipeline_rank]
+            step_s = rank.optimizer_s if steps_inside else 0.0
+            ratios.append(row.compute_s / (rank.last_backward_s + step_s))
+        factors.append(median(ratios) if ratios else None)
+    usual = median(factor for factor in factors if factor is not None)
     return replace(
         world,
         workers=len(trace.workers),
-        ranks=ranks,
+        ranks=tuple(
+            replace(rank.at_speed(usual), parameter_bytes=bytes_)
+            for rank, bytes_ in zip(world.ranks, trace.parameter_bytes, strict=True)
+        ),
         pipelines_per_node=trace.pipelines_per_node,
         slowdown=tuple((factor or usual) / usual for factor in factors),
         jitter_s=median(jitters_s) if jitters_s else 0.0,
     )
 
 
-def _counted(rows: Sequence[SyncStep]) -> list[SyncStep]:
-    """Return a worker's iterations after the first, which connects and allocates."""
-    return [row for row in rows if row.iteration > WARM_UP and row.compute_s > 0]
+def _durations(world: World, trace: SyncTrace) -> list[tuple[Shape, list[float]]]:
+    """Return the seconds from the last member's request to the average, by shape.
 
-
-def _first_ranks_s(rows: Sequence[SyncStep]) -> list[float]:
-    """Return the times of a worker's first rank."""
-    return [row.compute_s for row in _counted(rows) if not row.pipeline_rank]
-
-
-def _jitter_s(times_s: Sequence[float]) -> float:
-    """Return the standard deviation of a worker's times, as most of them show it.
-
-    Occasional pauses hardly change the median distance from the median, which is 0.6745 standard
-    deviations of a normal distribution.
+    Raises:
+        PipeplanError: if most rows of groups are not matched by rows of all other members.
     """
-    usual_s = median(times_s)
-    return median(abs(time_s - usual_s) for time_s in times_s) / 0.6745
+    rows_of: defaultdict[tuple[int, tuple[int, ...]], list[tuple[float, int, SyncStep]]]
+    rows_of = defaultdict(list)
+    for worker, rows in enumerate(trace.workers):
+        for row in rows:
+            if row.iteration > WARM_UP:
+                rows_of[row.pipeline_rank, row.members].append((row.end_s, worker, row))
+    found: defaultdict[Shape, list[float]] = defaultdict(list)
+    apart: list[SyncStep] = []
+    total = 0
+    for (key, members), theirs in rows_of.items():
+        shape = world.ranks[key].parameter_bytes, len(members), world.crosses(members)
+        met: dict[int, SyncStep] = {}
+        theirs.sort(key=lambda one: one[:2])
+        for end_s, worker, row in theirs:
+            if met and (worker in met or end_s - next(iter(met.values())).end_s > TOGETHER_S):
+                apart += met.values()
+                met = {}
+            met[worker] = row
+            if len(met) == len(members):
+                asked_s = max(one.asked_s for one in met.values())
+                found[shape].append(fmean(one.end_s for one in met.values()) - asked_s)
+                met = {}
+        apart += met.values()
+        total += len(theirs) if len(members) > 1 else 0
+    if 2 * len(apart) > total:
+        row = apart[0]
+        raise PipeplanError(
+            f"workers: most groups of workers do not continue at one moment, such as iteration "
+            f"{row.iteration} of pipeline rank {row.pipeline_rank} among workers "
+            f"{', '.join(map(str, row.members))}, which ends at {row.end_s:.2f} s for one of them: "
+            "the hosts' clocks differ or drift, or rows are missing; synchronise the clocks and "
+            "measure again"
+        )
+    return list(found.items())
 
 
-def _factor(world: World, rows: Sequence[SyncStep], steps_inside: bool) -> float | None:
-    """Return the median factor of a worker's measured times over the predicted ones."""
-    found = []
-    for row in _counted(rows):
-        rank = world.ranks[row.pipeline_rank]
-        expected_s = rank.last_backward_s + (rank.optimizer_s if steps_inside else 0.0)
-        found.append(row.compute_s / expected_s)
-    return median(found) if found else None
+def _fitted(link: LinkCost, rows: Mapping[tuple[int, int], float]) -> LinkCost:
+    """Return the latency and bandwidth that explain the seconds of rings.
 
-
-def _with_latency(world: World, trace: SyncTrace) -> World:
-    """Take the latency from what passes between iterations, in which ranks tell their losses."""
-    rows = [[row for row in rows if not row.pipeline_rank] for rows in trace.workers]
-    together = list(zip(*rows, strict=False))[WARM_UP:]
-    gaps_s = [
-        min(row.start_s for row in after) - max(row.end_s for row in before)
-        for before, after in pairwise(together)
-    ]
-    steps = len(trace.workers) - 1
-    if not gaps_s or not steps:
-        return world
-    latency_s = max(0.0, median(gaps_s)) / steps
-    crosses = world.crosses(tuple(range(world.workers)))
-    within, between = (
-        replace(link, latency_s=latency_s) if its == crosses else link
-        for its, link in ((False, world.within), (True, world.between))
-    )
-    return world.at_links(within, between)
-
-
-def _with_links(
-    world: World,
-    found: Mapping[Shape, Sequence[float]],
-    round_trip_s: float,
-    usual: Callable[[Sequence[float]], float],
-    open_figures: Sequence[int] = (BYTES, LATENCY, OVERHEAD),
-) -> World:
-    frequent = {shape: rows for shape, rows in found.items() if len(rows) >= FEWEST}
-    found = frequent or found
-    fits = {}
-    for crosses in (False, True):
-        rows = {
-            shape: max(usual(seconds) - round_trip_s, 1e-9)
-            for shape, seconds in found.items()
-            if shape[1] > 1 and shape[2] == crosses
-        }
-        if rows:
-            link = world.between if crosses else world.within
-            given = (1e-9 / link.bandwidth_gb_per_s, link.latency_s, world.collective_overhead_s)
-            fits[crosses] = _fitted(rows, given, round_trip_s, open_figures)
-    if not fits:
-        return world
-    links = {False: world.within, True: world.between}
-    for crosses, (s_per_byte, latency_s, _) in fits.items():
-        links[crosses] = LinkCost(latency_s, 1e-9 / max(s_per_byte, 1e-15))
-    overhead_s = median(fit[OVERHEAD] for fit in fits.values())
-    return replace(world.at_links(links[False], links[True]), collective_overhead_s=overhead_s)
-
-
-def _fitted(
-    rows: Mapping[Shape, float],
-    given: Sequence[float],
-    round_trip_s: float,
-    open_figures: Sequence[int],
-) -> tuple[float, float, float]:
-    """Return seconds a byte, of latency and of overhead.
-
-    Fits the ring's seconds as a linear function of bytes moved, steps and overhead.
-
-    A trace has few shapes, which several combinations of the three figures explain: of a group that
-    takes longer than expected, the link may be narrower, or each message may take longer before its
-    first byte. Every subset of them that is no larger than the number of shapes is fitted, while
-    the others stay as they were. The subset counts that explains the shapes with the least change:
-    least squares of errors and of changes, in units of :data:`USUAL_ERROR` and
-    :data:`USUAL_CHANGE`.
+    With n members and b bytes a ring takes ``2 (n - 1) (latency + b / n / bandwidth)``. Rings of
+    one shape, or figures below zero, do not tell the two apart: both are scaled then.
 
     Args:
-        rows: seconds by shape, without the scheduler's round trip.
-        given: seconds a byte, of latency and of overhead before.
-        round_trip_s: what was taken off.
-        open_figures: places of those that may change.
+        link: as planned.
+        rows: seconds by bytes and members.
     """
-    steps = np.array([2.0 * (count - 1) for _, count, _ in rows])
-    moved = np.array([2.0 * (count - 1) / count * bytes_ for bytes_, count, _ in rows])
-    columns = np.stack([moved, steps, np.ones(len(rows))], axis=1)
-    before, target = np.array(given), np.array(list(rows.values()))
-    found = []
-    for size in range(1, min(len(rows), len(open_figures)) + 1):
-        for free in map(list, combinations(open_figures, size)):
-            values = before.copy()
-            values[free] = 0.0
-            rest = target - columns @ values
-            values[free] = _not_negative(columns[:, free], rest, target)
-            errors = (columns @ values - target) / (target + round_trip_s)
-            found.append((_cost(errors, values, before), tuple(values)))
-    s_per_byte, latency_s, overhead_s = map(float, min(found)[1])
-    return s_per_byte, latency_s, overhead_s
-
-
-def _cost(errors: FloatArray, values: FloatArray, given: FloatArray) -> float:
-    changes = np.log(np.maximum(values, SMALL) / np.maximum(given, SMALL)) / USUAL_CHANGE
-    return float(np.sum((errors / USUAL_ERROR) ** 2) + np.sum(changes**2))
-
-
-def _not_negative(columns: FloatArray, rest: FloatArray, target: FloatArray) -> FloatArray:
-    """Return the least squares of the relative error, without terms that would be negative.
-
-    Args:
-        columns: of the terms, by rows.
-        rest: what they are to explain of each row.
-        target: which errors are relative to.
-    """
-    weights = 1 / np.maximum(target, 1e-9)
-    scale = np.abs(columns).max(axis=0) + 1e-300
-    kept = list(range(columns.shape[1]))
-    values = np.zeros(columns.shape[1])
-    while kept:
-        rows = (columns / scale)[:, kept] * weights[:, None]
-        solved = np.linalg.lstsq(rows, rest * weights, rcond=None)[0]
-        if (solved >= 0).all():
-            values[kept] = solved / scale[kept]
-            return values
-        kept = [name for name, value in zip(kept, solved, strict=True) if value >= 0]
-    return values
+    steps = np.array([2.0 * (count - 1) for _, count in rows])
+    moved = np.array([2.0 * (count - 1) / count * bytes_ for bytes_, count in rows])
+    seconds = np.array(list(rows.values()))
+    columns = np.stack([steps, moved * 1e-9], axis=1) / seconds[:, None]
+    (latency_s, s_per_gb), _, rank, _ = np.linalg.lstsq(columns, np.ones(len(rows)), rcond=1e-9)
+    if rank < 2 or latency_s < 0 or s_per_gb <= 0:
+        planned_s = steps * link.latency_s + moved * 1e-9 / link.bandwidth_gb_per_s
+        factor = float(np.median(seconds / np.maximum(planned_s, 1e-12)))
+        return LinkCost(link.latency_s * factor, link.bandwidth_gb_per_s / factor)
+    return LinkCost(float(latency_s), float(1 / s_per_gb))

@@ -31,22 +31,21 @@ class WorkerFlow:
         most_gb_per_s: bandwidth of its narrowest route.
         bytes: bytes over each crossing.
         fixed_s: latencies and overheads, before the bytes.
-        marks: bytes after which somebody waits for it, ascending, besides all of them.
+        sent_bytes: bytes of all senders together.
     """
 
     links: NDArray[np.int32]
     most_gb_per_s: float
     bytes: float
     fixed_s: float
-    marks: tuple[float, ...] = ()
+    sent_bytes: float
 
 
-def flow_over(
-    hops: Hops, bytes_: float, fixed_s: float, marks: tuple[float, ...] = ()
-) -> WorkerFlow:
+def flow_over(hops: Hops, bytes_: float, fixed_s: float) -> WorkerFlow:
     """Return the flow of a message over one hop, or of a ring whose members each send the bytes."""
     links = np.array([link for row, _ in hops for link in row], np.int32)
-    return WorkerFlow(links, min(most for _, most in hops), bytes_, fixed_s, marks)
+    most = min((most for _, most in hops), default=math.inf)
+    return WorkerFlow(links, most, bytes_, fixed_s, bytes_ * len(hops))
 
 
 def ring(routes: Routes, members: Sequence[int], key: int) -> Hops:

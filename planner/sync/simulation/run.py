@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from planner.errors import PipeplanError
-from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Sync
 from planner.sync.groups import scheduler_of
 from planner.sync.simulation.averaging import (
@@ -15,27 +14,17 @@ from planner.sync.simulation.averaging import (
     GroupAveraging,
     OverlappedGroupAveraging,
 )
-from planner.sync.simulation.course import (
-    OBSERVATIONS,
-    Course,
-    Observation,
-    Observer,
-    TraceRecorder,
-    spectral_gap,
+from planner.sync.simulation.engine import Engine, Strategy
+from planner.sync.simulation.observing import OBSERVATIONS, Observation, Observer, spectral_gap
+from planner.sync.simulation.rounds import (
+    AllReduce,
+    CrossIteration,
+    Decoupled,
+    Rounds,
+    SynchronousServer,
 )
-from planner.sync.simulation.engine import Behaviour, EventLoop
 from planner.sync.simulation.servers import AsynchronousServer, EagerServer, WaveServer
 from planner.sync.simulation.slowness import SimulatedFault, Slowdowns, Steady, Trace
-from planner.sync.simulation.synchronous import (
-    CrossIterationUpdate,
-    ExactUpdate,
-    Rounds,
-    Timing,
-    all_reduce_timing,
-    cross_iteration_timing,
-    decoupled_timing,
-    server_timing,
-)
 from planner.sync.simulation.training import Learning, Training
 from planner.sync.simulation.world import World
 from planner.sync.strategies import (
@@ -116,8 +105,8 @@ class SimulatedRun:
         staleness: the largest: for strategies with groups in iterations, between the newest and the
             oldest member of a group; for servers in updates, between a read and the gradient
             computed from it.
-        spectral_gap: of the groups (:func:`planner.sync.simulation.course.spectral_gap`); None if
-            workers do not average.
+        spectral_gap: of the groups (:func:`~planner.sync.simulation.observing.spectral_gap`); None
+            if workers do not average.
         observations: states of the model, in order of time.
     """
 
@@ -171,84 +160,42 @@ def simulate_sync(scenario: Scenario, sync: Sync) -> SimulatedRun:
     Raises:
         PipeplanError: if the strategy or an option is wrong.
     """
-    return _simulate(scenario, sync, None)
-
-
-def trace_sync(scenario: Scenario, sync: Sync) -> tuple[SimulatedRun, SyncTrace]:
-    """Run a strategy and return its trace, as a real run would have measured it."""
-    recorder = TraceRecorder(scenario.world.workers)
-    run = _simulate(scenario, sync, recorder)
-    world = scenario.world
-    return run, SyncTrace(
-        sync=sync,
-        pipelines_per_node=world.pipelines_per_node,
-        parameter_bytes=tuple(rank.parameter_bytes for rank in world.ranks),
-        workers=tuple(map(tuple, recorder.rows)),
-    )
-
-
-def _simulate(scenario: Scenario, sync: Sync, recorder: TraceRecorder | None) -> SimulatedRun:
     world, learning = scenario.world, scenario.learning
     require_fit(sync, world.workers)
-    options = options_of(sync)
     training = Training(world.workers, learning)
     interval_s = world.iteration_s * scenario.iterations / min(OBSERVATIONS, scenario.iterations)
-    course = Course(
-        world,
-        Slowdowns(world, scenario.trace, learning.seed),
-        training,
-        Observer(training.problem, interval_s),
-        scenario.iterations * world.workers,
-        scenario.faults,
-        recorder,
-    )
-    together = _synchronous(options, world, training)
-    gap: float | None = 1.0
-    if together is not None:
-        time_s, staleness = Rounds(course).run(*together), together[1].staleness
-    else:
-        engine = EventLoop(course)
-        behaviour = _behaviour(options, engine, learning.seed)
-        time_s = engine.run(behaviour)
-        staleness = behaviour.staleness
-        gap = min((spectral_gap(row, world.workers) for row in behaviour.groups), default=None)
+    observer = Observer(training.problem, interval_s)
+    slowdowns = Slowdowns(world, scenario.trace, learning.seed)
+    engine = Engine(world, slowdowns, training, observer, scenario.faults)
+    strategy = strategy_of(options_of(sync), engine, learning.seed)
+    time_s = engine.run(strategy, scenario.iterations * world.workers)
+    gaps = [spectral_gap(groups, world.workers) for groups in strategy.groups]
     return SimulatedRun(
         sync,
         time_s,
-        tuple(course.done),
-        course.busy_s,
-        course.sent_bytes,
-        staleness,
-        gap,
-        tuple(course.observer.observations),
+        tuple(engine.done),
+        engine.busy_s,
+        engine.sent_bytes,
+        strategy.staleness,
+        1.0 if isinstance(strategy, Rounds) else min(gaps, default=None),
+        tuple(observer.observations),
     )
 
 
-def _synchronous(
-    options: Options, world: World, training: Training
-) -> tuple[Timing, ExactUpdate] | None:
-    """Return timing and update of a synchronous strategy; None for any other."""
-    match options:
-        case AllReduceOptions():
-            timing = all_reduce_timing(world, options.bucket_mib, overlap=options.overlap)
-        case FusedOptions():
-            timing = all_reduce_timing(world, options.fusion_mib)
-        case DecoupledOptions():
-            timing = decoupled_timing(world, options.bucket_mib)
-        case ParameterServerOptions(mode="sync"):
-            timing = server_timing(world, options.servers or 1)
-        case CrossIterationOptions():
-            update = CrossIterationUpdate(training, options)
-            return cross_iteration_timing(world, options.fusion_mib), update
-        case _:
-            return None
-    return timing, ExactUpdate(training)
-
-
-def _behaviour(options: Options, engine: EventLoop, seed: int) -> Behaviour:
-    """Return the behaviour of a decentralized strategy."""
+def strategy_of(options: Options, engine: Engine, seed: int) -> Strategy:
+    """Return the simulated strategy with these options; ``seed`` draws the pairs of ``ad_psgd``."""
     world = engine.world
     match options:
+        case AllReduceOptions():
+            return AllReduce(engine, options.bucket_mib, overlap=options.overlap)
+        case FusedOptions():
+            return AllReduce(engine, options.fusion_mib)
+        case DecoupledOptions():
+            return Decoupled(engine, options.bucket_mib)
+        case CrossIterationOptions():
+            return CrossIteration(engine, options)
+        case ParameterServerOptions(mode="sync"):
+            return SynchronousServer(engine, options.servers or 1)
         case ParameterServerOptions():
             return AsynchronousServer(engine, options.servers)
         case EagerParameterServerOptions():

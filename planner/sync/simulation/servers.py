@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from planner.cluster.link_table import FloatArray
 from planner.sync.groups.events import Event, GroupRequest, Joined, Left
 from planner.sync.groups.scheduler import Scheduler
 from planner.sync.groups.waves import WaveChanges
-from planner.sync.simulation.engine import Behaviour, EventLoop, Then
+from planner.sync.simulation.engine import Engine, Handler, Strategy
 from planner.sync.strategies import EagerParameterServerOptions
 
 MOST_KEPT = 10_000
@@ -24,7 +25,7 @@ Who = tuple[int, int]
 """A worker and one of its pipeline ranks."""
 
 
-class Server(Behaviour):
+class Server(Strategy):
     """The parameters and their momentum, and what workers ask of them.
 
     A gradient changes the parameters by the learning rate over the number of workers, so that as
@@ -36,7 +37,7 @@ class Server(Behaviour):
         servers: number of servers; None: one.
     """
 
-    def __init__(self, engine: EventLoop, servers: int | None) -> None:
+    def __init__(self, engine: Engine, servers: int | None) -> None:
         super().__init__(engine)
         self._servers = servers or 1
         self._messages = lru_cache(MOST_KEPT)(engine.world.server_messages)
@@ -53,7 +54,7 @@ class Server(Behaviour):
     def ready(self, now_s: float, worker: int, key: int) -> None:
         """Push once the last push is over."""
         if (worker, key) in self._pushing:
-            self._waiting[worker, key] = self._engine.iteration[worker]
+            self._waiting[worker, key] = self.engine.iteration[worker]
         else:
             self._pushing.add((worker, key))
             self._push(now_s, worker, key)
@@ -64,27 +65,30 @@ class Server(Behaviour):
     def _has_pushed(self, now_s: float, worker: int, key: int) -> None:
         """Note the end of a push; begin the one that waits for it."""
         self._pushing.discard((worker, key))
-        if self._waiting.pop((worker, key), None) == self._engine.iteration[worker]:
+        if self._waiting.pop((worker, key), None) == self.engine.iteration[worker]:
             self.ready(now_s, worker, key)
 
-    def _call(self, now_s: float, worker: int, key: int, then: Then, *, is_push: bool) -> None:
-        """Move the parts between the worker and the servers, one after the other."""
-        flows = self._messages(worker, self._servers, key, is_push=is_push)
-        sent_bytes = self._engine.world.ranks[key].parameter_bytes
-        self._engine.transfer(now_s, flows, sent_bytes, then)
+    def _call(self, now_s: float, who: Who, then: Handler, *arguments: Any, is_push: bool) -> None:
+        """Move the parts between the worker and the servers, one after the other.
+
+        The handler has the worker and its rank as its first arguments.
+        """
+        flows = self._messages(who[0], self._servers, who[1], is_push=is_push)
+        self.engine.transfer(now_s, flows, then, *who, *arguments)
 
     def _apply(self, gradient: FloatArray, key: int, factor: float = 1.0) -> None:
         """Update the parameters of a pipeline rank by a worker's gradient."""
-        part = self._engine.parts[key]
+        part = self.engine.parts[key]
         velocity = self._velocity[part]
         velocity *= self._momentum
         velocity += factor * gradient[part]
         self._weights[part] -= self._rate * velocity
         self._updates += key == 0
 
-    def joined(self, worker: int, iteration: int, now_s: float) -> None:
+    def joined(self, now_s: float, worker: int) -> None:
         """Start the worker with the server's parameters."""
-        self._engine.training.weights[worker] = self._weights
+        self.engine.training.weights[worker] = self._weights
+        super().joined(now_s, worker)
 
     def models(self) -> FloatArray:
         """Return the server's parameters."""
@@ -94,34 +98,33 @@ class Server(Behaviour):
 class AsynchronousServer(Server):
     """A worker pushes its gradient, which is applied as it arrives, pulls, and continues."""
 
-    def __init__(self, engine: EventLoop, servers: int | None) -> None:
+    def __init__(self, engine: Engine, servers: int | None) -> None:
         super().__init__(engine, servers)
         self._read = [0] * engine.world.workers
 
     def ready(self, now_s: float, worker: int, key: int) -> None:
         """Send the gradient."""
-        then = (self._come, (worker, key), self._engine.iteration[worker])
-        self._call(now_s, worker, key, then, is_push=True)
+        iteration = self.engine.iteration[worker]
+        self._call(now_s, (worker, key), self._come, iteration, is_push=True)
 
-    def _come(self, now_s: float, who: Who, iteration: int) -> None:
-        worker, key = who
-        if self._engine.iteration[worker] == iteration:
+    def _come(self, now_s: float, worker: int, key: int, iteration: int) -> None:
+        if self.engine.iteration[worker] == iteration:
             self.staleness = max(self.staleness, self._updates - self._read[worker])
-            self._apply(self._engine.training.gradient(worker), key)
-            self._call(now_s, worker, key, (self._pulled, who, iteration), is_push=False)
+            self._apply(self.engine.training.gradient(worker), key)
+            self._call(now_s, (worker, key), self._pulled, iteration, is_push=False)
 
-    def _pulled(self, now_s: float, who: Who, iteration: int) -> None:
-        engine, (worker, key) = self._engine, who
+    def _pulled(self, now_s: float, worker: int, key: int, iteration: int) -> None:
+        engine = self.engine
         if engine.iteration[worker] == iteration:
             part = engine.parts[key]
             engine.training.weights[worker, part] = self._weights[part]
             self._read[worker] = self._updates
             engine.free(worker, key, now_s)
 
-    def joined(self, worker: int, iteration: int, now_s: float) -> None:
+    def joined(self, now_s: float, worker: int) -> None:
         """Start the worker with the server's parameters."""
-        super().joined(worker, iteration, now_s)
         self._read[worker] = self._updates
+        super().joined(now_s, worker)
 
 
 class EagerServer(Server):
@@ -135,7 +138,7 @@ class EagerServer(Server):
     its network waits for the push before, and continues with the parameters it has.
     """
 
-    def __init__(self, engine: EventLoop, options: EagerParameterServerOptions) -> None:
+    def __init__(self, engine: Engine, options: EagerParameterServerOptions) -> None:
         super().__init__(engine, options.servers)
         self._options = options
         workers = engine.world.workers
@@ -144,15 +147,15 @@ class EagerServer(Server):
         """Updates in the last copy, in the weights of the iteration, and that are known of."""
         self._pulling = [0] * workers
 
-    def begun(self, worker: int, now_s: float) -> None:
+    def begun(self, now_s: float, worker: int) -> None:
         """Send the pull for the next iteration."""
         self._used[worker] = self._copied[worker]
         if not self._pulling[worker]:
-            self._pulling[worker] = len(self._engine.keys)
-            for key in self._engine.keys:
-                self._call(now_s, worker, key, (self._pulled, worker, None), is_push=False)
+            self._pulling[worker] = len(self.engine.keys)
+            for key in self.engine.keys:
+                self._call(now_s, (worker, key), self._pulled, is_push=False)
 
-    def _pulled(self, now_s: float, worker: int, _: None) -> None:
+    def _pulled(self, now_s: float, worker: int, key: int) -> None:
         self._pulling[worker] -= 1
         if not self._pulling[worker]:
             self._copy(worker)
@@ -163,26 +166,27 @@ class EagerServer(Server):
 
     def _push(self, now_s: float, worker: int, key: int) -> None:
         """Send the gradient, and continue with the copy that has arrived."""
-        engine, used = self._engine, self._used[worker]
+        engine, used = self.engine, self._used[worker]
         factor = self._options.factor(self._newest[worker] - used, engine.world.workers)
         gradient = engine.training.gradient(worker).copy()
-        then = (self._come, (worker, key), (gradient, used, factor))
-        self._call(now_s, worker, key, then, is_push=True)
+        arguments = (gradient, used, factor)
+        self._call(now_s, (worker, key), self._come, *arguments, is_push=True)
         part = engine.parts[key]
         engine.training.weights[worker, part] = self._copies[worker, part]
         engine.free(worker, key, now_s)
 
-    def _come(self, now_s: float, who: Who, what: tuple[FloatArray, int, float]) -> None:
-        (worker, key), (gradient, used, factor) = who, what
+    def _come(
+        self, now_s: float, worker: int, key: int, gradient: FloatArray, used: int, factor: float
+    ) -> None:
         self.staleness = max(self.staleness, self._updates - used)
         self._apply(gradient, key, factor)
         self._newest[worker] = self._updates
         self._has_pushed(now_s, worker, key)
 
-    def joined(self, worker: int, iteration: int, now_s: float) -> None:
+    def joined(self, now_s: float, worker: int) -> None:
         """Start the worker with the server's parameters."""
-        super().joined(worker, iteration, now_s)
         self._copy(worker)
+        super().joined(now_s, worker)
 
 
 class WaveServer(Server):
@@ -200,7 +204,7 @@ class WaveServer(Server):
     """
 
     def __init__(
-        self, engine: EventLoop, scheduler: Scheduler, distance: int, servers: int | None
+        self, engine: Engine, scheduler: Scheduler, distance: int, servers: int | None
     ) -> None:
         super().__init__(engine, servers)
         self._scheduler, self._distance = scheduler, distance
@@ -215,52 +219,51 @@ class WaveServer(Server):
 
     def _push(self, now_s: float, worker: int, key: int) -> None:
         """Step, and push."""
-        engine, who = self._engine, (worker, key)
+        engine, who = self.engine, (worker, key)
         row, wave = engine.training.weights[worker, engine.parts[key]], engine.iteration[worker]
         before = row.copy()
         engine.training.step(worker, engine.parts[key])
         change = (row - before) / engine.world.workers
         row[:] = before + change
-        self._call(now_s, worker, key, (self._come, who, (wave, change)), is_push=True)
+        self._call(now_s, who, self._come, wave, change, is_push=True)
         if self._includes.get(who, 0) < wave - self._distance:
             self._lacking.add(who)
         else:
             engine.free(worker, key, now_s)
 
-    def _come(self, now_s: float, who: Who, what: tuple[int, FloatArray]) -> None:
-        (worker, key), (wave, change) = who, what
+    def _come(self, now_s: float, worker: int, key: int, wave: int, change: FloatArray) -> None:
         self._add(key, self._changes[key].push(wave, worker, change))
-        self._engine.at(now_s + self._half_s, self._asks, who, wave)
+        self.engine.at(now_s + self._half_s, self._asks, (worker, key), wave)
 
     def _add(self, key: int, changes: Sequence[FloatArray]) -> None:
         """Add changes to the server's weights."""
         for change in changes:
-            self._weights[self._engine.parts[key]] += change
+            self._weights[self.engine.parts[key]] += change
 
     def _asks(self, now_s: float, who: Who, wave: int) -> None:
-        if self._engine.alive[who[0]]:
+        if self.engine.alive[who[0]]:
             self._handle(GroupRequest(*who, wave), now_s)
 
     def _handle(self, event: Event, now_s: float) -> None:
         for group in self._scheduler.handle(event, now_s):
             who = (group.members[0], group.key)
-            self._engine.at(now_s + self._half_s, self._goes_on, who, group.iterations[0])
+            self.engine.at(now_s + self._half_s, self._goes_on, who, group.iterations[0])
 
     def _goes_on(self, now_s: float, who: Who, wave: int) -> None:
         """The slowest worker is near enough: pull what is lacking, or end the push."""
-        engine, (worker, key) = self._engine, who
+        engine, (worker, key) = self.engine, who
         if not engine.alive[worker]:
             return
         if wave - self._slowest > self.staleness:
             self._slowest = min(engine.iteration[w] for w in self._alive())
             self.staleness = max(self.staleness, wave - self._slowest)
         if who in self._lacking and engine.iteration[worker] == wave:
-            self._call(now_s, worker, key, (self._pulled, who, wave), is_push=False)
+            self._call(now_s, who, self._pulled, wave, is_push=False)
         else:
             self._has_pushed(now_s, worker, key)
 
-    def _pulled(self, now_s: float, who: Who, wave: int) -> None:
-        engine, (worker, key) = self._engine, who
+    def _pulled(self, now_s: float, worker: int, key: int, wave: int) -> None:
+        engine, who = self.engine, (worker, key)
         if engine.iteration[worker] != wave:
             return
         self._add(key, self._changes[key].pull(wave))
@@ -272,19 +275,19 @@ class WaveServer(Server):
         engine.free(worker, key, now_s)
 
     def _alive(self) -> list[int]:
-        return [worker for worker, alive in enumerate(self._engine.alive) if alive]
+        return [worker for worker, alive in enumerate(self.engine.alive) if alive]
 
-    def left(self, worker: int, now_s: float) -> None:
+    def left(self, now_s: float, worker: int) -> None:
         """Let others go on without the worker."""
-        for key in self._engine.keys:
+        for key in self.engine.keys:
             for known in (self._pushing, self._lacking):
                 known.discard((worker, key))
             self._waiting.pop((worker, key), None)
         self._handle(Left(worker), now_s)
 
-    def joined(self, worker: int, iteration: int, now_s: float) -> None:
+    def joined(self, now_s: float, worker: int) -> None:
         """Start the worker with the server's parameters."""
-        super().joined(worker, iteration, now_s)
-        for key in self._engine.keys:
+        for key in self.engine.keys:
             self._includes.pop((worker, key), None)
-        self._handle(Joined(worker, iteration), now_s)
+        self._handle(Joined(worker, self.engine.iteration[worker] + 1), now_s)
+        super().joined(now_s, worker)

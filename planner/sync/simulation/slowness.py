@@ -166,7 +166,7 @@ class Slowdowns:
         self._world = world
         self._source = trace.blocks(world, seed)
         self._slowdown = np.array(world.slowdown or (1.0,) * world.workers)[:, None]
-        self._draw, self._late = (np.random.default_rng((seed, name)) for name in (4, 5))
+        self._draw = np.random.default_rng((seed, 4))
         self._columns: list[FloatArray] = []
         self._rows: list[list[list[float]]] = []
 
@@ -183,11 +183,6 @@ class Slowdowns:
         while block >= len(self._columns):
             self._extend()
         return self._columns[block][:, rank]
-
-    def lateness_s(self) -> float:
-        """Draw how late a worker notices that its group's average is there."""
-        scale_s = self._world.lateness_s
-        return abs(self._late.normal(0.0, scale_s)) if scale_s else 0.0
 
     def _extend(self) -> None:
         factors, extra_s = next(self._source)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections import defaultdict, deque
-from collections.abc import Hashable, Sequence
-from itertools import pairwise
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -18,8 +15,6 @@ from planner.sync.simulation.links import WorkerFlow
 _ROUNDING = 1e-9
 """Share of a rate by which rounding may be off."""
 _ROUNDING_S, _ROUNDING_OF_TIME = 1e-12, 1e-15
-_MOST_GB_PER_S = 1e12
-"""A flow without links takes no time."""
 _ROW = [("left", "f8"), ("rate", "f8"), ("most", "f8"), ("crossings", "i8")]
 
 
@@ -85,24 +80,22 @@ class WorkerTransfers:
         self._of_links = capacity_gb_per_s, np.zeros(links), np.zeros(links), np.zeros(links, int)
         self._flows = np.zeros(8, _ROW)
         self._links = np.zeros((8, 8), np.int32)
-        self._names: list[tuple[int, Any, list[float]]] = []
-        """By flow: its number, what the caller knows it by, and the pieces between its marks."""
+        self._names: list[tuple[int, Any]] = []
+        """By flow: its number, and what the caller knows it by."""
         self._begun = 0
         self._since_s = 0.0
         self._end_s = math.inf
-        """When the first flow ends or comes to a mark, if the rates are those of all flows now."""
+        """When the first flow ends, if the rates are those of all flows now."""
         self._is_settled = True
 
     def begin(self, now_s: float, flow: WorkerFlow, what: Any) -> None:
-        """Start to move the bytes of a flow."""
+        """Start to move the bytes of a flow, which crosses a link."""
         self._advance(now_s)
         place, crossings = len(self._names), len(flow.links)
         self._make_room(place, crossings)
-        ends = [0.0, *(mark / 1e9 for mark in flow.marks), flow.bytes / 1e9]
-        first, *pieces = [after - before for before, after in pairwise(ends)]
-        self._flows[place] = first, 0.0, min(flow.most_gb_per_s, _MOST_GB_PER_S), crossings
+        self._flows[place] = flow.bytes / 1e9, 0.0, flow.most_gb_per_s, crossings
         self._links[place, :crossings] = flow.links
-        self._names.append((self._begun, what, pieces))
+        self._names.append((self._begun, what))
         self._begun += 1
 
     def _make_room(self, place: int, crossings: int) -> None:
@@ -136,61 +129,18 @@ class WorkerTransfers:
         self._is_settled = False
 
     def ended(self, now_s: float) -> list[Any]:
-        """Return what the caller knows the flows by that have come to a mark or their end by now.
-
-        Those at their end are removed.
-        """
+        """Remove the flows that have ended by now; return what the caller knows them by."""
         if self.next_end_s > now_s + _ROUNDING_S:
             return []
         self._advance(now_s)
         flows = self._flows[: len(self._names)]
         near = flows["rate"] * (_ROUNDING_S + _ROUNDING_OF_TIME * now_s)
         done = sorted(np.flatnonzero(flows["left"] <= near).tolist(), reverse=True)
-        told = sorted(self._names[place][:2] for place in done)
+        told = sorted((self._names[place] for place in done), key=itemgetter(0))
         for place in done:
-            self._end_or_mark(place)
+            last = self._names.pop()
+            if place < len(self._names):
+                self._names[place] = last
+                self._flows[place] = self._flows[len(self._names)]
+                self._links[place] = self._links[len(self._names)]
         return [what for _, what in told]
-
-    def _end_or_mark(self, place: int) -> None:
-        pieces = self._names[place][2]
-        if pieces:
-            self._flows["left"][place] = pieces.pop(0)
-            return
-        last = self._names.pop()
-        if place < len(self._names):
-            self._names[place] = last
-            self._flows[place] = self._flows[len(self._names)]
-            self._links[place] = self._links[len(self._names)]
-
-
-def ends_s(
-    transfers: WorkerTransfers, requests: Sequence[tuple[float, Hashable, WorkerFlow]]
-) -> list[float]:
-    """Return the ends of flows that begin on idle links.
-
-    Args:
-        transfers: with nothing under way.
-        requests: earliest begin, lane and flow; the bytes of a lane's flows move one after the
-            other, in this order. Latencies pass while earlier bytes still move, as those of
-            collectives that have been launched.
-    """
-    found = [0.0] * len(requests)
-    lanes: defaultdict[Hashable, deque[int]] = defaultdict(deque)
-    for number, (_, lane, _) in enumerate(requests):
-        lanes[lane].append(number)
-    starts = [(requests[row[0]][0] + requests[row[0]][2].fixed_s, row[0]) for row in lanes.values()]
-    heapq.heapify(starts)
-    while starts or transfers.next_end_s < math.inf:
-        if starts and starts[0][0] <= transfers.next_end_s:
-            now_s, number = heapq.heappop(starts)
-            transfers.begin(now_s, requests[number][2], number)
-            continue
-        now_s = transfers.next_end_s
-        for number in transfers.ended(now_s):
-            found[number] = now_s
-            waiting = lanes[requests[number][1]]
-            waiting.popleft()
-            if waiting:
-                ready_s, _, flow = requests[waiting[0]]
-                heapq.heappush(starts, (max(ready_s + flow.fixed_s, now_s), waiting[0]))
-    return found

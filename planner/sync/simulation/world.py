@@ -7,9 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-
-from planner.cluster.link_table import FloatArray
 from planner.errors import PipeplanError
 from planner.sync.simulation.links import (
     NodeLinks,
@@ -98,22 +95,6 @@ class PipelineRank:
 
 
 @dataclass(frozen=True)
-class StageReduction:
-    """An all-reduce or other collective of one pipeline rank.
-
-    Attributes:
-        sent_bytes: bytes of all members together.
-        flows: what it moves over the world's links, one after the other.
-        done: of an all-reduce, by mark of its flow and at its end, places of the members that have
-            everything then.
-    """
-
-    sent_bytes: float
-    flows: tuple[WorkerFlow, ...] = ()
-    done: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True)
 class World:
     """Pipelines that train replicas of one model, and the links between them.
 
@@ -133,8 +114,6 @@ class World:
         collective_overhead_s: overhead of every collective, whatever its size.
         scheduler_round_trip_s: time from a request until the answer, if nothing else delays it.
         jitter_s: standard deviation of an iteration's time, whatever else slows it down.
-        lateness_s: how late a member notices that its group's average is there: the scale of a
-            half-normal distribution, whose mean is 0.8 of it.
         slots: consecutive forwards and backwards in an iteration.
         slowdown: factors of the pipelines' iteration times over those of ``ranks``; empty: 1.
 
@@ -150,7 +129,6 @@ class World:
     collective_overhead_s: float = 0.0
     scheduler_round_trip_s: float = 2e-4
     jitter_s: float = 0.0
-    lateness_s: float = 0.0
     slots: int = 2
     slowdown: tuple[float, ...] = ()
     links: WorkerLinks | None = None
@@ -197,10 +175,6 @@ class World:
             self.between.bandwidth_gb_per_s,
         )
 
-    def each(self, name: str) -> FloatArray:
-        """Return a figure of every pipeline rank."""
-        return np.array([getattr(rank, name) for rank in self.ranks], dtype=float)
-
     def link(self, members: tuple[int, ...]) -> LinkCost:
         """Return the slowest link that ascending members need."""
         return self.between if self.crosses(members) else self.within
@@ -218,12 +192,16 @@ class World:
         links = None if self.links is None else self.links.at_speed(*factors)
         return replace(self, within=within, between=between, links=links)
 
-    def all_reduce(self, members: tuple[int, ...], bytes_: float, key: int = 0) -> StageReduction:
+    def all_reduce(self, members: tuple[int, ...], bytes_: float, key: int = 0) -> WorkerFlow:
         """Return an all-reduce of a pipeline rank by a ring, as real runs do it.
 
         Members are in the order of the nodes, so that each card carries the bytes once each way.
         """
         return self._ring(members, key, 2 * (len(members) - 1), bytes_)
+
+    def half(self, members: tuple[int, ...], bytes_: float, key: int = 0) -> WorkerFlow:
+        """Return a reduce-scatter or an all-gather: one half of a ring."""
+        return self._ring(members, key, len(members) - 1, bytes_)
 
     def telling_s(self, members: tuple[int, ...]) -> float:
         """Return how long it takes all to know each other's loss: a ring of small messages.
@@ -233,31 +211,35 @@ class World:
         """
         return (len(members) - 1) * self.link(members).latency_s
 
-    def half(self, members: tuple[int, ...], bytes_: float, key: int = 0) -> StageReduction:
-        """Return a reduce-scatter or an all-gather: one half of a ring."""
-        return self._ring(members, key, len(members) - 1, bytes_)
+    def group_all_reduce(
+        self, members: tuple[int, ...], key: int
+    ) -> tuple[tuple[WorkerFlow, tuple[int, ...]], ...]:
+        """Return the all-reduce of a rank's parameters in parts that follow each other.
 
-    def group_all_reduce(self, members: tuple[int, ...], key: int) -> StageReduction:
-        """Return the all-reduce of a rank's parameters, with what each member waits for.
-
-        A ring's members are done one after the other
-        (:func:`~planner.sync.simulation.links.ring_ends`), which matters where they then go
-        on by themselves.
+        Each part has the members that are done at its end. A ring's members are done one after the
+        other (:func:`~planner.sync.simulation.links.ring_ends`), which matters where they then
+        continue by themselves.
         """
-        bytes_, steps = self.ranks[key].parameter_bytes, 2 * (len(members) - 1)
-        whole = self._ring(members, key, steps, bytes_)
-        if len(members) == 1 or not bytes_:
-            return replace(whole, done=(tuple(range(len(members))),))
-        ends = ring_ends(ring(self.routes, members, key), self.routes.capacity_gb_per_s, steps)
-        marks = tuple(whole.flows[0].bytes * end for end, _ in ends[:-1])
-        flows = (replace(whole.flows[0], marks=marks),)
-        return replace(whole, flows=flows, done=tuple(places for _, places in ends))
+        whole = self.all_reduce(members, self.ranks[key].parameter_bytes, key)
+        if not whole.bytes:
+            return ((whole, members),)
+        hops, steps = ring(self.routes, members, key), 2 * (len(members) - 1)
+        parts, before, fixed_s = [], 0.0, whole.fixed_s
+        for end, places in ring_ends(hops, self.routes.capacity_gb_per_s, steps):
+            share = end - before
+            flow = replace(
+                whole,
+                bytes=whole.bytes * share,
+                fixed_s=fixed_s,
+                sent_bytes=whole.sent_bytes * share,
+            )
+            parts.append((flow, tuple(members[place] for place in places)))
+            before, fixed_s = end, 0.0
+        return tuple(parts)
 
-    def exchange(self, pair: tuple[int, int], key: int) -> StageReduction:
+    def exchange(self, pair: tuple[int, int], key: int) -> tuple[WorkerFlow, ...]:
         """Return a pair's exchange of weights: the first asks, the second answers."""
-        bytes_ = self.ranks[key].parameter_bytes
-        flows = self._messages((pair, pair[::-1]), key, bytes_)
-        return StageReduction(2.0 * bytes_, flows)
+        return self._messages((pair, pair[::-1]), key, self.ranks[key].parameter_bytes)
 
     def server_messages(
         self, worker: int, servers: int, key: int, *, is_push: bool
@@ -286,13 +268,10 @@ class World:
             overhead_s = 0.0
         return tuple(flows)
 
-    def _ring(
-        self, members: tuple[int, ...], key: int, steps: int, bytes_: float
-    ) -> StageReduction:
+    def _ring(self, members: tuple[int, ...], key: int, steps: int, bytes_: float) -> WorkerFlow:
         """Return so many steps of a ring, each with the members' share of the bytes."""
         count = len(members)
         if count == 1:
-            return StageReduction(0.0)
+            return flow_over((), 0.0, 0.0)
         fixed_s = self.collective_overhead_s + steps * self.link(members).latency_s
-        flow = flow_over(ring(self.routes, members, key), steps * bytes_ / count, fixed_s)
-        return StageReduction(steps * bytes_, (flow,))
+        return flow_over(ring(self.routes, members, key), steps * bytes_ / count, fixed_s)

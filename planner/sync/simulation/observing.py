@@ -1,4 +1,4 @@
-"""The state of a simulated run: its workers, weights, observations and recorded trace."""
+"""Observations of simulated weights: their loss, their distance, and how well groups mix them."""
 
 from __future__ import annotations
 
@@ -8,40 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from planner.cluster.link_table import FloatArray
-from planner.measured.sync_trace import SyncStep
-from planner.sync.simulation.slowness import SimulatedFault, Slowdowns
-from planner.sync.simulation.training import LearningProblem, Training
-from planner.sync.simulation.world import World
+from planner.sync.simulation.training import LearningProblem
 
 OBSERVATIONS = 100
 """Number of observations in the time that the iterations take without waiting."""
 MOST_OBSERVATIONS = 4 * OBSERVATIONS
-
-
-class TraceRecorder:
-    """Records the iterations of every worker."""
-
-    def __init__(self, workers: int) -> None:
-        self.rows: list[list[SyncStep]] = [[] for _ in range(workers)]
-        self._open: dict[tuple[int, int], tuple[int, float, float]] = {}
-
-    def begin(self, worker: int, key: int, iteration: int, start_s: float, ended_s: float) -> None:
-        """Record that a pipeline rank computes from ``start_s`` until ``ended_s``."""
-        self._open[worker, key] = (iteration, start_s, ended_s)
-
-    def free(self, worker: int, key: int, now_s: float, members: tuple[int, ...]) -> None:
-        """Record that a pipeline rank has synchronised with these workers."""
-        iteration, start_s, ended_s = self._open.pop((worker, key))
-        self.rows[worker].append(
-            SyncStep(
-                iteration=iteration,
-                pipeline_rank=key,
-                start_s=max(start_s, 0.0),
-                compute_s=ended_s - start_s,
-                sync_wait_s=max(now_s - ended_s, 0.0),
-                members=members or (worker,),
-            )
-        )
 
 
 @dataclass(frozen=True)
@@ -92,38 +63,6 @@ class Observer:
         self.observations.append(
             Observation(at_s, iterations, self.problem.held_out_loss(mean), distance)
         )
-
-
-@dataclass
-class Course:
-    """One run of one strategy.
-
-    Attributes:
-        world: pipelines and links.
-        slowdowns: slowdowns of iterations.
-        training: the problem and the weights.
-        observer: observes the weights.
-        limit: iterations of all workers together after which the run ends.
-        faults: workers that leave.
-        recorder: records a trace, if wanted.
-        done: iterations done, by worker.
-        busy_s: seconds in which workers computed, all together.
-        sent_bytes: bytes sent by all workers and servers.
-    """
-
-    world: World
-    slowdowns: Slowdowns
-    training: Training
-    observer: Observer
-    limit: int
-    faults: tuple[SimulatedFault, ...]
-    recorder: TraceRecorder | None
-    done: list[int] = field(init=False)
-    busy_s: float = 0.0
-    sent_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.done = [0] * self.world.workers
 
 
 def mixing_matrix(groups: Sequence[tuple[int, ...]], workers: int) -> FloatArray:
