@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import drawing
 import pytest
@@ -50,21 +49,26 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     numbers = plan_of("Numbers", "d0, d1", "mse")
     text = "skip_non_finite = true\n"
     files.add("skips", numbers, text, data="drawing:Holed", model="drawing:Numbers")
+    files.add("own_generator", words, "", 1, data="drawing:own_generator", model="drawing:Words")
+    for name, (text, run) in ENDED.items():
+        files.add(name, numbers, text, 1, model="drawing:Numbers", **run)
     files.launch(2)
     return files
 
 
-def ended(folder: Path, model: str, text: str = "", **run: str) -> tuple[str, list[str]]:
+ENDED = {
+    "diverges": ("learning_rate = 1e200", {}),
+    "diverges_clipped": ("learning_rate = 1e200\nclip_norm = 1.0", {}),
+    "holed": ("", {"data": "drawing:Holed"}),
+}
+"""Trainings that end on all ranks alike."""
+
+
+def ended(runs: RunFiles, name: str) -> tuple[str, list[str]]:
     """Return by what a training was ended, and the checkpoints that it left."""
-    files = RunFiles(folder, STEPS)
-    arguments = {"loss": "mse"} if model == "Numbers" else {"drawn": "nothing"}
-    files.add(
-        "run", plan_of(model, "d0, d1", **arguments), text, 1, model=f"drawing:{model}", **run
-    )
-    files.launch(2)
     with pytest.raises(AssertionError) as told:
-        files.history("run")
-    return str(told.value), sorted(p.name for p in files.checkpoints("run").glob("step-*"))
+        runs.history(name)
+    return str(told.value), sorted(p.name for p in runs.checkpoints(name).glob("step-*"))
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -78,24 +82,22 @@ def test_values_drawn_otherwise_on_each_rank_train_as_those_of_the_first(
 
 
 def test_a_data_set_that_differs_from_rank_to_rank_is_refused_in_the_first_step(
-    runs: RunFiles, tmp_path: Path
+    runs: RunFiles,
 ) -> None:
-    told, kept = ended(tmp_path, "Words", data="drawing:own_generator")
+    told, kept = ended(runs, "own_generator")
     assert "data: step 1, microbatch 0: ranks 0, 1 read other batches" in told
     assert kept == []
     assert len(runs.history("by_index")) == STEPS
 
 
-@pytest.mark.parametrize("text", ["", "clip_norm = 1.0\n"], ids=["plain", "clipped"])
-def test_what_diverges_ends_alike_with_and_without_clipping(text: str, tmp_path: Path) -> None:
-    told, kept = ended(tmp_path, "Numbers", f"learning_rate = 1e200\n{text}")
+@pytest.mark.parametrize("name", ["diverges", "diverges_clipped"])
+def test_what_diverges_ends_alike_with_and_without_clipping(runs: RunFiles, name: str) -> None:
+    told, kept = ended(runs, name)
     assert "step 2: the loss is inf" in told
     assert kept == ["step-00000001"]
 
 
-def test_a_step_that_is_not_finite_ends_the_training_or_is_left_out(
-    runs: RunFiles, tmp_path: Path
-) -> None:
+def test_a_step_that_is_not_finite_ends_the_training_or_is_left_out(runs: RunFiles) -> None:
     alone = Alone(plan_of("Numbers", "d0, d1", "mse"), runs.config("skips"))
     example = alone.model.example_batch(1)
     example = {name: x.double() for name, x in example.items()}
@@ -112,7 +114,7 @@ def test_a_step_that_is_not_finite_ends_the_training_or_is_left_out(
             alone.step(step)
     assert worst_error(runs.parameters("skips"), alone.parameters()) < 1e-9
     assert [m["step"] for m in runs.history("skips") if m["skipped"]] == wrong
-    told, kept = ended(tmp_path, "Numbers", data="drawing:Holed")
+    told, kept = ended(runs, "holed")
     assert f"step {wrong[0]}: the loss is nan" in told
     assert kept == [f"step-{step:08d}" for step in range(1, wrong[0])]
 

@@ -239,8 +239,9 @@ def test_a_rank_holds_shares_of_what_is_split_and_all_of_the_rest() -> None:
     assert held["h.0.ln_1.weight"] == (64,)
 
 
-def trained_by_two(folder: Path) -> tuple[RunFiles, Plan]:
-    plan = on_groups(
+@cache
+def trained_by_two() -> Plan:
+    return on_groups(
         "gpt_tiny",
         [],
         ["g0"],
@@ -249,28 +250,11 @@ def trained_by_two(folder: Path) -> tuple[RunFiles, Plan]:
         optimizer="adamw",
         microbatches=3,
     )
-    runs = RunFiles(folder, steps=2)
-    runs.add("two", plan, f'clip_norm = 0.5\ntimeline = "{folder / "timeline.json"}"')
-    runs.launch(2)
-    return runs, plan
 
 
-def test_ranks_of_a_group_train_save_and_tell_times_as_one_device(tmp_path: Path) -> None:
-    runs, plan = trained_by_two(tmp_path)
-    alone = Alone(plan, runs.config("two"))
-    assert runs.losses("two") == pytest.approx(alone.train(2), rel=1e-12)
-    assert worst_error(runs.parameters("two"), alone.parameters()) < 1e-12
-    timeline = MeasuredTimeline.load(tmp_path / "timeline.json")
-    assert [(row.name, row.rank) for row in timeline.devices] == [("g0", 0)]
-    assert len(timeline.operations) == 2 * sum(map(len, plan.parsed_orders().values()))
-    for event in timeline.operations:
-        assert event.collective_s is not None
-        assert event.collective_s < event.seconds
-        assert (event.collective_s > 0) == (event.what.kind != "W")
-
-
-def test_ranks_send_rows_to_experts_and_save_whole_ones(tmp_path: Path) -> None:
-    plan = on_groups(
+@cache
+def experts_of_two() -> Plan:
+    return on_groups(
         "mixtral_tiny",
         [],
         ["g0"],
@@ -279,29 +263,56 @@ def test_ranks_send_rows_to_experts_and_save_whole_ones(tmp_path: Path) -> None:
         microbatches=3,
         expert_parallel=True,
     )
-    runs = RunFiles(tmp_path, steps=2)
-    runs.add("experts", plan, "clip_norm = 0.5")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
+    """Trainings of two ranks that are one group."""
+    runs = RunFiles(tmp_path_factory.mktemp("pair"), steps=2)
+    timeline = f'timeline = "{runs.folder / "timeline.json"}"'
+    runs.add("two", trained_by_two(), f"clip_norm = 0.5\n{timeline}")
+    runs.add("experts", experts_of_two(), "clip_norm = 0.5")
     runs.launch(2)
-    alone = Alone(plan, runs.config("experts"))
-    assert runs.losses("experts") == pytest.approx(alone.train(2), rel=1e-6)
-    found = runs.parameters("experts")
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "within"), [("two", trained_by_two, 1e-12), ("experts", experts_of_two, 1e-6)]
+)
+def test_ranks_of_a_group_train_and_save_as_one_device(
+    pair: RunFiles, name: str, make: Callable[[], Plan], within: float
+) -> None:
+    alone = Alone(make(), pair.config(name))
+    assert pair.losses(name) == pytest.approx(alone.train(2), rel=within)
+    assert worst_error(pair.parameters(name), alone.parameters()) < within
+
+
+def test_a_checkpoint_has_whole_experts(pair: RunFiles) -> None:
+    found = pair.parameters("experts")
     assert found["layers.0.block_sparse_moe.experts.up_proj"].shape == (4, 48, 32)
-    assert worst_error(found, alone.parameters()) < 1e-6
+
+
+def test_ranks_of_a_group_tell_times_as_one_device(pair: RunFiles) -> None:
+    plan, timeline = trained_by_two(), MeasuredTimeline.load(pair.folder / "timeline.json")
+    assert [(row.name, row.rank) for row in timeline.devices] == [("g0", 0)]
+    assert len(timeline.operations) == 2 * sum(map(len, plan.parsed_orders().values()))
+    for event in timeline.operations:
+        assert event.collective_s is not None
+        assert event.collective_s < event.seconds
+        assert (event.collective_s > 0) == (event.what.kind != "W")
 
 
 @pytest.mark.extensive
-def test_a_checkpoint_is_resumed_under_other_degrees(tmp_path: Path) -> None:
-    runs, plan = trained_by_two(tmp_path)
-    resumed = RunFiles(tmp_path / "resumed", steps=4)
-    resumed.folder.mkdir()
+def test_a_checkpoint_is_resumed_under_other_degrees(pair: RunFiles, tmp_path: Path) -> None:
+    resumed = RunFiles(tmp_path, steps=4)
     fields = {"precision": "float64", "optimizer": "adamw", "microbatches": 3}
     four = on_groups("gpt_tiny", [], ["g0"], scheduled, 4, **fields)
     stages = on_groups("gpt_tiny", [5], ["g0", "g1"], scheduled, sequence=True, **fields)
-    checkpoint = str(runs.checkpoints("two"))
+    checkpoint = str(pair.checkpoints("two"))
     for name, other in (("four", four), ("stages", stages)):
         resumed.add(name, other, "clip_norm = 0.5", resume=checkpoint)
     resumed.launch(4)
-    alone = Alone(plan, runs.config("two"))
+    alone = Alone(trained_by_two(), pair.config("two"))
     losses = alone.train(4)
     for name in ("four", "stages"):
         assert resumed.losses(name) == pytest.approx(losses[2:], rel=1e-12)
