@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 from planner.lengths import LengthOrder
 from planner.plan.plan import Plan, gap
 from planner.simulation.noise import Noise, NoisyTimes
-from planner.units import format_seconds, listed, plural
+from planner.units import format_seconds, plural
 
 FEW_LAYOUTS, SMALL_GAP, BUSY = 1000, 0.01, 0.7
 """Fewer layouts, larger gaps and smaller shares of a core tell of a search that was short."""
@@ -321,6 +321,6 @@ class Result:
         samples = plural(self.plan.job.samples_per_microbatch, "sample")
         own = format_seconds(self.plan.predicted.lower_bound_s)
         return (
-            f"\nmicrobatches of {samples}, the best of {listed(self.sizes)}; the bound is for all "
-            f"these sizes, for this one it is {own}"
+            f"\nmicrobatches of {samples}, the best of {', '.join(map(str, self.sizes))}; the "
+            f"bound is for all these sizes, for this one it is {own}"
         )
