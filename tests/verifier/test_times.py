@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable
 from typing import Any
@@ -78,3 +79,15 @@ def test_replicas_that_start_together_need_equally_many_microbatches() -> None:
 def test_what_is_no_plan_is_named(what: Any) -> None:
     with pytest.raises(PipeplanError, match=r"verify\(plan\): .* is no plan; read the file first"):
         verify(what)
+
+
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_the_collector_of_circles_is_as_it_was_before(is_enabled: bool) -> None:
+    plan = dividing()
+    was_enabled = gc.isenabled()
+    try:
+        (gc.enable if is_enabled else gc.disable)()
+        assert verify(plan) == []
+        assert gc.isenabled() == is_enabled
+    finally:
+        (gc.enable if was_enabled else gc.disable)()
