@@ -16,7 +16,7 @@ from executor_plans import scheduled, zoo_pipeline
 from launch import ROOT, environment, start
 from thread_ranks import some, together
 
-from executor.checkpoint import Checkpoint, save_checkpoint
+from executor.checkpoint import Checkpoint, Ranks, save_checkpoint
 from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
 from executor.training.beginning import Beginning
@@ -302,6 +302,24 @@ def test_ranks_of_a_host_that_was_not_started_again_follow_those_that_were(
     assert beginnings[0].checkpoint is None
     found = together(2, lambda ranks: beginnings[ranks.rank].agreed(ranks, lambda _: 0))
     assert [checkpoint.step for checkpoint in found] == [4, 4]
+
+
+def test_a_restart_goes_on_from_what_its_own_training_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not from a later step that an earlier training left in the folder."""
+    save_checkpoint(tmp_path, 9, some(9), {})
+    config = TrainingConfig.parse({"checkpoint": {"folder": str(tmp_path), "every": 1}}, "test")
+    first = Beginning(config, RunSettings(), 0)
+    assert first.agreed(Ranks.alone(), lambda _: 0) is None
+    first.tell(20)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert Beginning(config, RunSettings(), 0).checkpoint is None
+    save_checkpoint(tmp_path, 2, some(2), {})
+    assert Beginning(config, RunSettings(), 0).checkpoint.step == 2
+    (tmp_path / ".begun").write_text("yesterday")
+    with pytest.raises(PipeplanError, match=r"\.begun: not a time in seconds; delete the file"):
+        Beginning(config, RunSettings(), 0)
 
 
 def test_a_step_that_is_named_and_missing_is_refused(tmp_path: Path) -> None:
