@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from executor.coordinator.watch import is_in_step, run_rank
 from executor.launch.command_line import config_of, parser, run_of
 from executor.launch.console import (
     print_error_once,
@@ -20,6 +21,7 @@ from executor.launch.console import (
 )
 from executor.launch.rank_options import WrongUsageError
 from planner.errors import PipeplanError
+from planner.prediction import load_plan
 from planner.units import format_bytes
 
 if TYPE_CHECKING:
@@ -36,6 +38,11 @@ def main() -> int:
     except WrongUsageError as error:
         print_error_once(error, rank)
         raise SystemExit(2) from None
+    return run_rank(_status, options, rank)
+
+
+def _status(options: argparse.Namespace, rank: int) -> int:
+    """Run a rank and return its exit status."""
     try:
         _run(options, rank)
     except SystemExit as error:
@@ -56,17 +63,10 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace, rank: int) -> None:
-    if options.coordinator is not None:
-        # Connections to others that are gone are no news here, and torch, which reads this as it is
-        # imported, tells each in 20 lines of C++ frames.
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from executor.distributed.process_group import device_of_this_process
-    from executor.launch.run import sync_of
     from executor.training.beginning import restarts
     from executor.training.loop import StepReport
     from executor.training.training import run_emulation, run_training
-    from planner.prediction import load_plan
-    from planner.sync.strategies import SYNCHRONOUS
 
     plan = load_plan(options.plan)
     config, run = config_of(options), run_of(options)
@@ -77,8 +77,7 @@ def _run(options: argparse.Namespace, rank: int) -> None:
     else:
         history = run_training(plan, config, run, report)
     # Pipelines side by side tell themselves what all of them have trained.
-    in_step = sync_of(plan, run).strategy in SYNCHRONOUS
-    if rank == 0 and in_step and history:
+    if rank == 0 and is_in_step(options) and history:
         print(_summary(history, f"{plan.world_size} ranks", options.emulate), flush=True)
     if rank == 0 and history:
         if not options.emulate and device_of_this_process(options.device).type == "cpu":

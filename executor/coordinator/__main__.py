@@ -1,6 +1,6 @@
 """``python -m executor.coordinator PLAN --listen HOST:PORT``: for pipelines started one by one.
 
-Each pipeline is then a torchrun job of its own, so that one that dies ends no other:
+Each pipeline is then a torchrun job of its own, which may run on machines of its own:
 ``torchrun --nproc-per-node P -m executor PLAN --pipeline I --coordinator HOST:PORT``.
 """
 
@@ -8,26 +8,20 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import shlex
 import socket
 import sys
-import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.checkpoint.read import Checkpoint
-from executor.coordinator.log import MessageLog, report_lines
-from executor.coordinator.secret import SECRET_VARIABLE, key_of
-from executor.coordinator.store import ABOUT, DONE, ENDED, REPORT, STRANDED, Meeting
-from executor.coordinator.supervised import CoordinatorWork, SupervisedCoordinator, work_of
+from executor.coordinator.notes import report_lines, stranded
+from executor.coordinator.server import ServerThread, Serving
+from executor.coordinator.wire import SECRET_VARIABLE, Endpoint
+from executor.coordinator.work import CoordinatorWork
 from executor.launch.config import TrainingConfig
 from executor.launch.console import print_error, say, show_log
 from executor.launch.rank_options import DEFAULT_SILENT_S, require_silent
@@ -40,10 +34,8 @@ from planner.records.document import require_file_path
 from planner.sync.strategies import SYNCHRONOUS
 from planner.verification import require_valid
 
-_POLL_S = 0.2
 _LAST_WAIT_S = 30.0
-_STRANDED_WAIT_S = 5.0
-"""Seconds in which pipelines that come back late are still refused with the reason."""
+_MOST_S = 1e8
 _REMEDIES = {
     errno.EADDRINUSE: "is taken by another process; name another port, or end that process",
     errno.EADDRNOTAVAIL: "is no address of this machine; name one that it has, as `ip address` "
@@ -65,11 +57,10 @@ class _Options:
 
 
 def main() -> int:
-    """Serve until all shares are done; returns the exit status."""
+    """Serve until all work units are done; return the exit status."""
     show_log()
     try:
-        options = _Options(**vars(parser().parse_args()))
-        return _serve(options)
+        return _serve(_Options(**vars(parser().parse_args())))
     except PipeplanError as error:
         for problem in error.problems:
             print_error(problem)
@@ -80,57 +71,38 @@ def main() -> int:
 
 def _serve(options: _Options) -> int:
     require_silent(options.silent_s)
-    meeting = Meeting.parse(options.listen, field="--listen")
+    endpoint = Endpoint.parse(options.listen, "--listen")
     plan = load_plan(options.plan)
     work = _work(options, plan)
     if options.log is not None:
         _require_log(options.log)
-    with _listening(meeting), _supervised(work, meeting, options) as failures:
-        store = meeting.connect()
-        _tell_how_to_start(options, plan, work)
+    listener, store = _listening(endpoint), _store(endpoint.host)
+    serving = Serving(work.facts(), options.silent_s, store.port, _LAST_WAIT_S)
+    with listener:
+        server = ServerThread(listener, serving, options.log)
+        _print_how_to_start(options, plan, work)
         try:
-            return _until_the_end(store, work, failures, options)
+            server.wait(_MOST_S)
         except KeyboardInterrupt:
-            done = store.add(DONE, 0)
             print(
-                f"interrupted: {done} of {work.shares} work units are done; the pipelines end "
-                "too, as they cannot go on without this process",
+                f"interrupted: {server.done} of {work.shares} work units are done; the pipelines "
+                "end too, as they cannot go on without this process",
                 file=sys.stderr,
                 flush=True,
             )
             return 130
-
-
-def _until_the_end(
-    store: Store, work: CoordinatorWork, failures: Sequence[str], options: _Options
-) -> int:
-    """Wait for it, and say what became of the work."""
-    while not store.check([REPORT]):
-        if failures:
-            raise PipeplanError(failures)
-        if store.check([STRANDED]):
-            print_error(_stranded(json.loads(store.get(STRANDED)), options))
-            time.sleep(_STRANDED_WAIT_S)
-            return 1
-        time.sleep(_POLL_S)
-    for line in report_lines(json.loads(store.get(REPORT))):
+    if server.report is None:
+        return 1
+    if server.report["remaining"]:
+        print_error(stranded(server.report))
+        return 1
+    for line in report_lines(server.report):
         say(line)
-    _wait_for_all(store, work)
     return 0
 
 
-def _stranded(report: Mapping[str, Any], options: _Options) -> str:
-    pipelines = ", ".join(map(str, range(len(report["incarnations"]))))
-    log = "" if options.log is None else ", another --log file"
-    return (
-        f"all pipelines ({pipelines}) are lost with {report['committed']} of "
-        f"{report['total']} work units done, and nobody has the weights; start a new "
-        f"coordinator{log}, and all pipelines, with --resume FOLDER, that of their last checkpoint"
-    )
-
-
 def parser() -> argparse.ArgumentParser:
-    """Every option with its help."""
+    """Return the parser of every option, with its help."""
     found = argparse.ArgumentParser(prog="python -m executor.coordinator", description=__doc__)
     found.add_argument("plan", help="plan file with data-parallel pipelines")
     found.add_argument(
@@ -177,15 +149,14 @@ def _work(options: _Options, plan: Plan) -> CoordinatorWork:
         )
     steps = config.steps if options.steps is None else options.steps
     before = 0 if options.resume is None else Checkpoint.open(options.resume).step
-    return work_of(plan, steps - before, sync)
+    return CoordinatorWork.of_plan(plan, steps - before, sync)
 
 
 def _require_log(path: Path) -> None:
-    """Refuse a log before anything is started: the process that writes it would end at once."""
+    """Refuse a log that cannot be written."""
     try:
         require_file_path(path)
         path.open("ab").close()
-        deque(MessageLog(path).new_messages(), maxlen=0)
     except OSError as error:
         raise PipeplanError(
             f"--log: {path}: cannot be written: {error.strerror}; name another file"
@@ -194,50 +165,34 @@ def _require_log(path: Path) -> None:
         raise PipeplanError(f"--log: {problem}" for problem in error.problems) from None
 
 
-@contextmanager
-def _listening(meeting: Meeting) -> Iterator[None]:
-    """A store at this one address; torch's own would listen at all of the machine."""
+def _listening(endpoint: Endpoint) -> socket.socket:
+    """Return a socket that listens at this one address."""
     try:
-        family = socket.AF_INET6 if ":" in meeting.host else socket.AF_INET
-        listener = socket.create_server((meeting.host, meeting.port), family=family)
-        store = TCPStore(
-            meeting.host,
-            meeting.port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+        family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+        return socket.create_server((endpoint.host, endpoint.port), family=family, backlog=1024)
     except socket.gaierror:
         raise PipeplanError(
-            f"--listen: {meeting}: no machine is known as {meeting.host!r}; name an address of "
+            f"--listen: {endpoint}: no machine is known as {endpoint.host!r}; name an address of "
             "this one"
         ) from None
-    except (RuntimeError, OSError) as error:
-        reason = f"cannot be used ({str(error).splitlines()[0]}); name another address"
-        remedy = _REMEDIES.get(getattr(error, "errno", None) or 0, reason)
-        raise PipeplanError(f"--listen: {meeting} {remedy}") from None
-    yield
-    del store
+    except OSError as error:
+        reason = f"cannot be used ({error.strerror}); name another address"
+        raise PipeplanError(
+            f"--listen: {endpoint} {_REMEDIES.get(error.errno or 0, reason)}"
+        ) from None
 
 
-@contextmanager
-def _supervised(work: CoordinatorWork, meeting: Meeting, options: _Options) -> Iterator[list[str]]:
-    """Keeps it running; yields why it does not any more, if so."""
-    store = meeting.connect()
-    key_of(store)
-    store.set(ABOUT, json.dumps(work.facts()))
-    failures: list[str] = []
-    supervised = SupervisedCoordinator(
-        work, meeting, options.silent_s, failures.append, options.log
+def _store(host: str) -> TCPStore:
+    """Return a store at a free port of this address, where pipelines make process groups."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family)
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
     )
-    try:
-        yield failures
-    finally:
-        supervised.close()
 
 
-def _tell_how_to_start(options: _Options, plan: Plan, work: CoordinatorWork) -> None:
-    last = work.pipelines - 1
+def _print_how_to_start(options: _Options, plan: Plan, work: CoordinatorWork) -> None:
     words = ["torchrun", "--nproc-per-node", str(work.places)]
     words += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--max-restarts", "3"]
     words += ["-m", "executor", options.plan, *leave_words(plan)]
@@ -251,8 +206,8 @@ def _tell_how_to_start(options: _Options, plan: Plan, work: CoordinatorWork) -> 
     for option, value in given.items():
         words += [] if value is None else [option, str(value)]
     print(
-        f"{work.shares} shares for {work.pipelines} pipelines; start each, I from 0 to {last}:\n"
-        f"{shlex.join(words)}",
+        f"{work.shares} shares for {work.pipelines} pipelines; start each, I from 0 to "
+        f"{work.pipelines - 1}:\n{shlex.join(words)}",
         flush=True,
     )
     if not os.environ.get(SECRET_VARIABLE):
@@ -261,14 +216,6 @@ def _tell_how_to_start(options: _Options, plan: Plan, work: CoordinatorWork) -> 
             "of this process and of all pipelines keeps others out.",
             flush=True,
         )
-
-
-def _wait_for_all(store: Store, work: CoordinatorWork) -> None:
-    """Wait until all have left, or some seconds have passed."""
-    until_s = time.monotonic() + _LAST_WAIT_S
-    # Those who were lost may be on their way back, to be told that all is done.
-    while store.add(ENDED, 0) < work.pipelines * work.places and time.monotonic() < until_s:
-        time.sleep(_POLL_S)
 
 
 if __name__ == "__main__":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator
 
-from executor.coordinator.messages import Answer, Ask, Generations, Take
-from executor.coordinator.pipelines import PipelineRecord, Pipelines
+from executor.coordinator.messages import Answer, Ask, Take
+from executor.coordinator.pipelines import Incarnations, PipelineRecord, Pipelines
 from planner.sync.groups.events import (
     Event,
     Finished,
@@ -17,6 +17,49 @@ from planner.sync.groups.events import (
     Tick,
 )
 from planner.sync.groups.scheduler import Scheduler
+
+KEPT = 32
+"""Process groups that a rank keeps: each has connections to all its members, and a thread."""
+
+
+class Generations:
+    """Which generation of a process group all its members use.
+
+    A rank keeps the process groups of the last sets of members it was in. Whoever meets a set again
+    has to know whether all others have kept theirs too. The coordinator tells every rank its groups
+    in order, so that it knows what each has kept.
+    """
+
+    def __init__(self) -> None:
+        self._generation: dict[tuple[int, Incarnations], int] = defaultdict(int)
+        self._kept: dict[tuple[int, int], OrderedDict[Incarnations, None]] = defaultdict(
+            OrderedDict
+        )
+
+    def of(self, place: int, members: Incarnations) -> int:
+        """Return the generation that all members use now.
+
+        Args:
+            place: of the pipelines.
+            members: pipelines with their incarnations.
+        """
+        if len(members) < 2:
+            return 0
+        for number, _ in members:
+            for dropped in keep(self._kept[number, place], members):
+                self._generation[place, dropped] += 1
+        return self._generation[place, members]
+
+    def raise_(self, place: int, members: Incarnations) -> None:
+        """Let all members make a new process group the next time: a reduction of theirs failed."""
+        self._generation[place, members] += 1
+
+
+def keep(kept: OrderedDict[Incarnations, None], members: Incarnations) -> list[Incarnations]:
+    """Note that a set is used; return the least recently used ones, which are dropped for it."""
+    kept[members] = None
+    kept.move_to_end(members)
+    return [kept.popitem(last=False)[0] for _ in range(max(0, len(kept) - KEPT))]
 
 
 class GroupRequests:
@@ -58,11 +101,7 @@ class GroupRequests:
         if ask.step < pipeline.first_step or pipeline.is_idle or self._scheduler is None:
             yield self._tell_alone(ask.pipeline, ask.place, ask.step)
         else:
-            if ask.step > pipeline.expected.get(ask.place, pipeline.joined_step):
-                # Its question before died with an earlier coordinator, and it went on by itself.
-                yield from self._goes_on_alone(ask.pipeline, ask.step, now_s)
             pipeline.asked[ask.place] = ask.step
-            pipeline.expected[ask.place] = ask.step + 1
             request = GroupRequest(ask.pipeline, ask.place, ask.step)
             yield from self._schedule([request], now_s)
 
@@ -72,20 +111,9 @@ class GroupRequests:
             yield from self._is_through(take, now_s)
 
     def _is_through(self, message: Take | Ask, now_s: float) -> Iterator[Answer]:
-        """A rank is done with the group of an earlier step, or waits for it no more."""
-        pipeline = self._pipelines[message.pipeline]
-        if pipeline.asked.pop(message.place, None) is not None:
-            yield from self._goes_on_alone(message.pipeline, message.step, now_s)
+        """A rank is done with the group of an earlier step."""
         yield from self._end_group(message.pipeline, message.place, message.reduced, now_s)
         self.failed[message.pipeline] += not message.reduced
-
-    def _goes_on_alone(self, number: int, step: int, now_s: float) -> Iterator[Answer]:
-        """It did not wait for its group, this coordinator having been away."""
-        pipeline = self._pipelines[number]
-        yield from self._release(number)
-        pipeline.first_step = step
-        yield from self._schedule([Left(number)], now_s)
-        yield from self.join(number, step, now_s)
 
     def leave(self, number: int, now_s: float) -> Iterator[Answer]:
         """A pipeline asks for none for a while; what its ranks have asked for, they do alone."""
@@ -94,7 +122,6 @@ class GroupRequests:
 
     def join(self, number: int, step: int, now_s: float) -> Iterator[Answer]:
         """A pipeline asks for groups again, or for the first time, from this step on."""
-        self._pipelines[number].join_groups_at(step)
         yield from self._schedule([Joined(number, step)], now_s)
 
     def lose(self, number: int, pipeline: PipelineRecord, now_s: float) -> Iterator[Answer]:

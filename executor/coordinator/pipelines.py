@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from executor.coordinator.messages import Answer, Incarnations, groups_of
-from executor.coordinator.messages import answers_of as queue_of
+from executor.coordinator.messages import Address, Answer
 from planner.sync.groups.events import Group
+
+Incarnations = tuple[tuple[int, int], ...]
+"""Pipelines with the numbers of their incarnations."""
 
 
 @dataclass
@@ -18,7 +20,8 @@ class PipelineRecord:
     Attributes:
         incarnation_id: of this incarnation; empty before the first.
         incarnation: counts them, from 1.
-        greeted: places that have said hello.
+        greeted: by place that has said hello, the address at which it serves tensors.
+        left: places that have said goodbye.
         is_there: whether groups may hold it.
         is_idle: whether it waits for others to end, at all places.
         since: orders the pipelines that are there by when they came.
@@ -27,16 +30,16 @@ class PipelineRecord:
         shares: by step; None: the work is over.
         waiting: by place, the step whose share is asked for and not yet told.
         asked: by place, the step whose group is asked for and not yet told.
-        joined_step: the first step that the scheduler of groups expects at all places.
-        expected: by place, the step that it expects now, where that is a later one.
         told: by place and kind, the last answer.
         running: by place, the group it is in.
         snapshots: steps before which it puts its weights aside for others.
+        loss: of its last step; None if it has none.
     """
 
     incarnation_id: str = ""
     incarnation: int = 0
-    greeted: set[int] = field(default_factory=set)
+    greeted: dict[int, str] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
     is_there: bool = False
     is_idle: bool = False
     since: int = 0
@@ -45,16 +48,10 @@ class PipelineRecord:
     shares: dict[int, int] = field(default_factory=dict)
     waiting: dict[int, int] = field(default_factory=dict)
     asked: dict[int, int] = field(default_factory=dict)
-    joined_step: int = 1
-    expected: dict[int, int] = field(default_factory=dict)
     told: dict[tuple[int, str], Answer] = field(default_factory=dict)
     running: dict[int, Group] = field(default_factory=dict)
     snapshots: set[int] = field(default_factory=set)
-
-    def join_groups_at(self, step: int) -> None:
-        """Be expected at all places, for groups from this step on."""
-        self.joined_step = step
-        self.expected.clear()
+    loss: float | None = None
 
     @property
     def next_step(self) -> int:
@@ -104,21 +101,37 @@ class Pipelines:
         found = [(p.since, n) for n, p in enumerate(self._pipelines) if p.is_there]
         return {str(number): self._pipelines[number].incarnation for _, number in sorted(found)}
 
-    def greeted(self) -> Iterator[tuple[int, str, frozenset[int]]]:
-        """Pipelines that are alive: number, incarnation_id, and the places that have said hello."""
-        for number, pipeline in enumerate(self._pipelines):
-            if pipeline.greeted:
-                yield number, pipeline.incarnation_id, frozenset(pipeline.greeted)
+    def watched(self) -> list[Address]:
+        """Return the ranks that have said hello and not goodbye."""
+        return [
+            (number, place, pipeline.incarnation_id)
+            for number, pipeline in enumerate(self._pipelines)
+            for place in sorted(pipeline.greeted.keys() - pipeline.left)
+        ]
+
+    def is_given_up(self, number: int, incarnation_id: str) -> bool:
+        """Return whether an incarnation was lost, or another has begun since."""
+        pipeline = self._pipelines[number]
+        is_current = pipeline.incarnation_id == incarnation_id
+        return self.has_ended(number, incarnation_id) or (is_current and not pipeline.greeted)
+
+    def addresses(self, place: int) -> list[tuple[int, int, str]]:
+        """Return number, incarnation and address of the pipelines that take part, as they came."""
+        if place >= self.places:
+            return []
+        rows = ((int(number), incarnation) for number, incarnation in self.there.items())
+        return [(n, incarnation, self[n].greeted[place]) for n, incarnation in rows]
 
     def incarnations_of(self, numbers: Iterable[int]) -> Incarnations:
         """These pipelines with their incarnations."""
         return tuple((number, self._pipelines[number].incarnation) for number in numbers)
 
     def wake(self, number: int) -> Iterator[Answer]:
-        """Have who waits at all places put its weights aside."""
+        """Have the ranks that wait at all places put their weights aside."""
         pipeline = self._pipelines[number]
-        for place in sorted(pipeline.waiting):
-            yield Answer(queue_of(number, place, pipeline.incarnation_id), {"kind": "snapshot"})
+        for place, step in sorted(pipeline.waiting.items()):
+            address = number, place, pipeline.incarnation_id
+            yield Answer(address, {"kind": "snapshot", "step": step})
 
     def tell_all(self, number: int, body: dict[str, Any]) -> Iterator[Answer]:
         """Tell all places of a pipeline the same, and which incarnation this is."""
@@ -129,9 +142,6 @@ class Pipelines:
     def tell(self, number: int, place: int, body: dict[str, Any]) -> Answer:
         """Tell one rank, which may ask for it again."""
         pipeline = self._pipelines[number]
-        queue = (groups_of if body["kind"] == "group" else queue_of)(
-            number, place, pipeline.incarnation_id
-        )
-        answer = Answer(queue, body)
+        answer = Answer((number, place, pipeline.incarnation_id), body)
         pipeline.told[place, body["kind"]] = answer
         return answer

@@ -12,12 +12,27 @@ from collections.abc import Iterator
 from typing import Any
 
 from executor.coordinator.groups import GroupRequests
-from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take
+from executor.coordinator.messages import (
+    Address,
+    Answer,
+    Ask,
+    Beat,
+    Bye,
+    Fault,
+    Hello,
+    Late,
+    Loss,
+    Lost,
+    Message,
+    Question,
+    Take,
+    Write,
+    Wrote,
+)
+from executor.coordinator.notes import WritingTurns
 from executor.coordinator.pipelines import PipelineRecord, Pipelines
 from planner.sync.groups.scheduler import Scheduler
 from planner.sync.ledger import WorkUnitLedger
-
-Rank = Hello | Take | Ask
 
 
 class Coordinator:
@@ -48,6 +63,8 @@ class Coordinator:
         self._groups = GroupRequests(
             self._pipelines, scheduler, overlapped_averages=overlapped_averages
         )
+        self._turns = WritingTurns()
+        self._faults: list[str] = []
         self._joins = 0
         self._has_begun = False
         self._last: dict[str, int] | None = None
@@ -90,8 +107,9 @@ class Coordinator:
                 return list(self._groups.late(now_s))
             case Lost():
                 return list(self._lost(message.pipeline, message.incarnation_id, now_s))
-            case Hello() | Take() | Ask():
-                return list(self._from_rank(message, now_s))
+            case Beat():
+                return []
+        return list(self._from_rank(message, now_s))
 
     def has_place_of(self, message: Message) -> bool:
         """Return whether the plan has what a message names; any other changes nothing."""
@@ -100,35 +118,63 @@ class Coordinator:
                 return True
             case Lost():
                 return message.pipeline < len(self._pipelines)
-            case Hello() | Take() | Ask():
-                return message.pipeline < len(self._pipelines) and message.place < self.places
+        return message.pipeline < len(self._pipelines) and message.place < self.places
 
     @property
     def there(self) -> dict[str, int]:
         """Incarnations of the pipelines that take part, by number, in the order they came."""
         return self._pipelines.there
 
-    def incarnations(self) -> Iterator[tuple[int, str, frozenset[int]]]:
-        """Pipelines that are alive: number, incarnation_id, and the places that have said hello."""
-        return self._pipelines.greeted()
+    def addresses(self, place: int) -> list[tuple[int, int, str]]:
+        """Return number, incarnation and address of the pipelines that take part, as they came."""
+        return self._pipelines.addresses(place)
+
+    def watched(self) -> list[Address]:
+        """Return the ranks that are to give signs of life."""
+        return self._pipelines.watched()
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a pipeline is lost and has not come back."""
+        return any(not pipeline.greeted for pipeline in self._pipelines)
+
+    def is_given_up(self, rank: Address) -> bool:
+        """Return whether the others go on without a rank's incarnation of its pipeline."""
+        number, _, incarnation_id = rank
+        return self._pipelines.is_given_up(number, incarnation_id)
 
     # --- ranks ---------------------------------------------------------------------------------
 
-    def _from_rank(self, message: Rank, now_s: float) -> Iterator[Answer]:
+    def _from_rank(self, message: Question, now_s: float) -> Iterator[Answer]:
         pipeline = self._pipelines[message.pipeline]
         if isinstance(message, Hello):
             yield from self._hello(pipeline, message, now_s)
-        elif message.incarnation_id != pipeline.incarnation_id or not pipeline.greeted:
-            yield Answer(message.queue, {"kind": "fenced"})
-        elif isinstance(message, Take):
-            yield from self._take(pipeline, message, now_s)
-        else:
-            yield from self._groups.ask(pipeline, message, now_s)
+            return
+        if message.incarnation_id != pipeline.incarnation_id or not pipeline.greeted:
+            yield fenced(message.sender)
+            return
+        match message:
+            case Take():
+                yield from self._take(pipeline, message, now_s)
+            case Ask():
+                yield from self._groups.ask(pipeline, message, now_s)
+            case Loss():
+                yield self._mean_loss(pipeline, message)
+            case Write():
+                yield self._turns.ask(message)
+            case Wrote():
+                self._turns.end(message)
+            case Fault():
+                self._faults += [message.word]
+                yield Answer(message.sender, {"kind": "noted", "of": message.word})
+            case Bye():
+                pipeline.left.add(message.place)
+                yield Answer(message.sender, {"kind": "report", "report": self.report()})
 
     def _hello(self, pipeline: PipelineRecord, hello: Hello, now_s: float) -> Iterator[Answer]:
         if hello.incarnation_id != pipeline.incarnation_id:
             if self._pipelines.has_ended(hello.pipeline, hello.incarnation_id):
-                yield Answer(hello.queue, {"kind": "fenced"})
+                yield fenced(hello.sender)
                 return
             yield from self._lost(hello.pipeline, pipeline.incarnation_id, now_s)
             incarnation = pipeline.incarnation + 1
@@ -139,7 +185,7 @@ class Coordinator:
         if told is not None:
             yield told
             return
-        pipeline.greeted.add(hello.place)
+        pipeline.greeted[hello.place] = hello.address
         if len(pipeline.greeted) < self.places:
             return
         if self._has_begun:
@@ -152,7 +198,10 @@ class Coordinator:
                 yield from self._pipelines.tell_all(number, body)
 
     def _welcome_back(self, number: int) -> Iterator[Answer]:
-        """Somebody came after the beginning: it takes over the weights of who is furthest."""
+        """Tell a pipeline that comes after the beginning whose weights it takes over.
+
+        The donor is the pipeline that is furthest.
+        """
         donors = [n for n, other in enumerate(self._pipelines) if other.is_there]
         if not self.ledger.remaining:
             body = {"kind": "refused", "why": "all work is done", "is_done": True}
@@ -167,16 +216,27 @@ class Coordinator:
             return
         donor = max(donors, key=lambda n: (self._pipelines[n].next_step, -n))
         giver = self._pipelines[donor]
-        step = giver.next_step
-        if giver.is_idle:
-            step -= 1
+        # An idle donor has asked for its next step already, and waits.
+        step = giver.next_step - giver.is_idle
         giver.snapshots.add(step)
         self._pipelines[number].first_step = step
-        body = {"kind": "welcome", "step": step, "donor": [donor, giver.incarnation]}
+        address = [donor, giver.incarnation]
+        body = {"kind": "welcome", "step": step, "donor": address}
         yield from self._pipelines.tell_all(number, body)
         if giver.is_idle:
-            # It waits and puts nothing aside before it is told something.
             yield from self._pipelines.wake(donor)
+
+    def _mean_loss(self, pipeline: PipelineRecord, loss: Loss) -> Answer:
+        """Return the mean of the last losses of the pipelines, the same at all places."""
+        told = pipeline.told.get((-1, "loss"))
+        if told is None or told.body["step"] != loss.step:
+            pipeline.loss = loss.loss
+            others = (other.loss for other in self._pipelines if other.is_there)
+            known = [value for value in others if value is not None]
+            mean = sum(known) / len(known) if known else None
+            body = {"kind": "loss", "step": loss.step, "mean": mean}
+            told = pipeline.told[-1, "loss"] = Answer(loss.sender, body)
+        return Answer(loss.sender, told.body)
 
     # --- shares --------------------------------------------------------------------------------
 
@@ -246,6 +306,7 @@ class Coordinator:
         if pipeline.incarnation_id != incarnation_id or not pipeline.greeted:
             return
         self._pipelines.begin_incarnation(number, incarnation_id, pipeline.incarnation)
+        self._turns.lose(number, incarnation_id)
         if pipeline.is_there:
             yield from self._groups.lose(number, pipeline, now_s)
         self.ledger.give_back(number)
@@ -259,10 +320,16 @@ class Coordinator:
             "failed": [self._groups.failed[number] for number in range(len(self._pipelines))],
             "incarnations": [pipeline.incarnation for pipeline in self._pipelines],
             "last": self._last,
+            "faults": self._faults,
         }
 
 
 def _refusals(message: Message) -> list[Answer]:
     if isinstance(message, Lost | Late):
         return []
-    return [Answer(message.queue, {"kind": "refused", "why": "the plan has no such place"})]
+    return [Answer(message.sender, {"kind": "refused", "why": "the plan has no such place"})]
+
+
+def fenced(rank: Address) -> Answer:
+    """Return the answer to a rank that is given up."""
+    return Answer(rank, {"kind": "fenced", "incarnation_id": rank[2]})

@@ -18,23 +18,19 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
-from executor.elastic.rank_assignment import RankAssignment
 from planner.errors import PipeplanError
 
 _CALL = re.compile(r"([a-z]+)_(at|in)\(([^()]*)\)")
-_ARGUMENTS = {
-    "fail": ("PIPELINE", "STEP"),
-    "stop": ("PIPELINE", "STEP", "SECONDS"),
-    "hang": ("PIPELINE", "STEP", "SECONDS"),
-    "return": ("PIPELINE", "SECONDS"),
+_STOPS = "(PIPELINE,STEP,SECONDS)", "(2,5,3)"
+_FAILS = "(PIPELINE,STEP)", "(2,5)"
+_FORMS = {
+    **{"fail_at": _FAILS, "fail_in": _FAILS, "stop_at": _STOPS, "stop_in": _STOPS},
+    **{"hang_at": _STOPS, "hang_in": _STOPS, "return_at": ("(PIPELINE,SECONDS)", "(2,3)")},
 }
-_EXAMPLE = {"PIPELINE": "2", "STEP": "5", "SECONDS": "3"}
+"""The arguments of each kind of fault, and an example."""
 _MOST_S = 1e6
 
 
@@ -48,21 +44,15 @@ class InjectedFault:
         pipeline: that it happens to.
         step: when; 0 of a return.
         seconds: how long, where that has a meaning.
+        word: the fault as it was written.
     """
 
     kind: str
-    moment: Literal["at", "in"]
+    moment: str
     pipeline: int
-    step: int
-    seconds: float
-
-    @property
-    def word(self) -> str:
-        """The fault as a call."""
-        arguments = [str(self.pipeline)]
-        arguments += [] if self.kind == "return" else [str(self.step)]
-        arguments += [] if self.kind == "fail" else [f"{self.seconds:g}"]
-        return f"{self.kind}_{self.moment}({','.join(arguments)})"
+    step: int = 0
+    seconds: float = 0.0
+    word: str = field(default="", compare=False)
 
 
 def parse_faults(text: str, pipelines: int | None = None) -> tuple[InjectedFault, ...]:
@@ -75,40 +65,36 @@ def parse_faults(text: str, pipelines: int | None = None) -> tuple[InjectedFault
     Raises:
         PipeplanError: naming the word that is none, or happens to a pipeline that there is not.
     """
-    faults = [(word, _fault(word)) for word in text.split()]
-    for word, fault in faults:
+    faults = tuple(map(_fault, text.split()))
+    for fault in faults:
         if pipelines is not None and fault.pipeline >= pipelines:
             raise PipeplanError(
-                f"inject: {word!r}: there is no pipeline {fault.pipeline}; the plan has pipelines "
-                f"0 to {pipelines - 1}"
+                f"inject: {fault.word!r}: there is no pipeline {fault.pipeline}; the plan has "
+                f"pipelines 0 to {pipelines - 1}"
             )
-    return tuple(fault for _, fault in faults)
+    return faults
 
 
 def _fault(word: str) -> InjectedFault:
     call = _CALL.fullmatch(word)
-    if call is None or call[1] not in _ARGUMENTS or word.startswith("return_in"):
-        forms = [_form(f"{kind}_{at}") for kind in _ARGUMENTS for at in ("at", "in")]
+    name = f"{call[1]}_{call[2]}" if call else ""
+    if call is None or name not in _FORMS:
+        forms = ", ".join(f"{name}{form}" for name, (form, _) in _FORMS.items())
         raise PipeplanError(
             f"inject: {word!r} is no fault; write a call without spaces, such as fail_at(2,5), "
-            f"one of {', '.join(form for form in forms if not form.startswith('return_in'))}"
+            f"one of {forms}"
         )
-    kind, moment, texts = call[1], call[2], call[3].split(",")
-    form = _form(f"{kind}_{moment}")
-    example = ",".join(_EXAMPLE[name] for name in _ARGUMENTS[kind])
-    remedy = f"write {form}, such as {kind}_{moment}({example})"
-    if len(texts) != len(_ARGUMENTS[kind]):
+    form, example = _FORMS[name]
+    remedy = f"write {name}{form}, such as {name}{example}"
+    names, texts = form.strip("()").split(","), call[3].split(",")
+    if len(texts) != len(names):
         raise PipeplanError(f"inject: {word!r} is no fault; {remedy}")
-    given = dict(zip(_ARGUMENTS[kind], texts, strict=True))
-    values = {name: _number(word, name, text, remedy) for name, text in given.items()}
+    values = {
+        argument: _number(word, argument, text, remedy)
+        for argument, text in zip(names, texts, strict=True)
+    }
     step, seconds = int(values.get("STEP", 0)), float(values.get("SECONDS", 0))
-    return InjectedFault(
-        kind, "in" if moment == "in" else "at", int(values["PIPELINE"]), step, seconds
-    )
-
-
-def _form(name: str) -> str:
-    return f"{name}({','.join(_ARGUMENTS[name.partition('_')[0]])})"
+    return InjectedFault(call[1], call[2], int(values["PIPELINE"]), step, seconds, word)
 
 
 def _number(word: str, name: str, text: str, remedy: str) -> float:
@@ -178,30 +164,3 @@ def _happen(fault: InjectedFault) -> None:
         wake = f"sleep {fault.seconds}; kill -CONT {os.getpid()}"
         subprocess.Popen(["sh", "-c", wake], start_new_session=True)
         os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def note_fault(store: Store, fault: InjectedFault) -> None:
-    """Say that one happens now."""
-    store.set(_key(fault), "1")
-
-
-def missed_faults(
-    store: Store, faults: Iterable[InjectedFault], assignment: RankAssignment
-) -> list[InjectedFault]:
-    """Return the faults that never happened, of those that this process reports.
-
-    Args:
-        store: that all meet at.
-        faults: of all pipelines.
-        assignment: of this process.
-    """
-    mine = None if assignment.hosts_coordinator else assignment.pipeline
-    return [
-        fault
-        for fault in faults
-        if mine in (None, fault.pipeline) and not store.check([_key(fault)])
-    ]
-
-
-def _key(fault: InjectedFault) -> str:
-    return f"fault {fault.word}"

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from executor.coordinator.client import Client, Welcome, WorkUnit
-from executor.coordinator.store import address_of
 from executor.distributed.failure import talking_to
 from executor.elastic.faults import Faults
 from executor.elastic.neighbours import Neighbours
@@ -88,7 +87,6 @@ class PipelineMember:
 
     Args:
         plan: of the pipeline alone.
-        rank: this one in the pipeline.
         optimisation: trains the rank's parameters.
         neighbours: the ranks at the same place of other pipelines.
         strategy: exchanges weights or gradients with them.
@@ -100,7 +98,6 @@ class PipelineMember:
     def __init__(
         self,
         plan: Plan,
-        rank: int,
         optimisation: Optimisation,
         neighbours: Neighbours,
         strategy: DecentralizedStrategy,
@@ -115,7 +112,7 @@ class PipelineMember:
         self._times = times
         self._faults = faults
         self._snapshots = Snapshots(neighbours)
-        self._tied = _TiedParameters(plan, rank, optimisation.weights)
+        self._tied = _TiedParameters(plan, client.place, optimisation.weights)
         self._step = 0
 
     @property
@@ -128,12 +125,16 @@ class PipelineMember:
         """Whether its pipeline is the first of those that take part."""
         return self._client.pipeline == min(self._neighbours.there, default=0)
 
-    def work_units(self) -> Iterator[int]:
+    def work_units(self, begun: Callable[[], object]) -> Iterator[int]:
         """Yield the numbers of the work units to train on, until all work is done.
 
         The weights are the mean over all pipelines then.
+
+        Args:
+            begun: called once the pipeline takes part.
         """
         self._step = self._begin()
+        begun()
         while (unit := self._take()).number is not None:
             self._times.begin(self._step)
             self._faults.at(self._step)
@@ -172,15 +173,17 @@ class PipelineMember:
         self._faults.before_hello(
             is_back=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
         )
+        client = self._client
         while True:
-            welcome = self._client.hello()
-            client = self._client
-            address = address_of(client.pipeline, client.place, welcome.incarnation)
-            client.store.set(address, self._neighbours.server.address)
+            client.begin(new_incarnation())
+            if dist.get_world_size() > 1:
+                # The others are this incarnation before any of them is greeted as it.
+                with talking_to("the other ranks of the pipeline"):
+                    dist.barrier()
+            welcome = client.hello(self._neighbours.server.address)
             if self._has_weights(welcome):
                 return welcome.step
-            # The donor is lost: as a new pipeline it is given another one.
-            client.begin_again(new_incarnation())
+            # The donor is lost: as a new incarnation the pipeline is given another one.
 
     def _has_weights(self, welcome: Welcome) -> bool:
         """Copy the donor's weights, if there is one.

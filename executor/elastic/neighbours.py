@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.coordinator.client import Client, GroupAssignment
-from executor.coordinator.store import address_of, incarnations_there
 from executor.elastic.process_groups import DynamicGroups
 from executor.elastic.tensor_calls import (
     CallError,
@@ -30,10 +27,7 @@ _LOOK_S = 0.02
 
 
 class Waits(Protocol):
-    """Threads of this rank that wait for pipelines; false while there are none."""
-
-    def __bool__(self) -> bool:
-        """Return whether a thread waits."""
+    """Threads of this rank that wait for pipelines."""
 
     def end_all_but(self, there: Mapping[int, int]) -> None:
         """End the waits for pipelines that are not there any more.
@@ -56,7 +50,8 @@ class Neighbours:
         met: called with the members of each group.
 
     Attributes:
-        there: incarnations of the pipelines that take part, by number, in the order they came in.
+        there: incarnations of the pipelines that took part as this rank's last work unit was told,
+            by number, in the order they came in.
         open_calls: to neighbours, that fail as soon as the coordinator gives up whom they are to.
     """
 
@@ -79,18 +74,11 @@ class Neighbours:
         self.met = met
         self.there: Mapping[int, int] = {}
         self.open_calls = OpenCalls()
-        self._waits: list[Waits] = [self.open_calls]
-        client.at_each_beat(self._end_waits_for_lost)
+        self.end_with_losses(self.open_calls)
 
     def end_with_losses(self, waits: Waits) -> None:
         """Have waits ended as soon as the coordinator gives up whom they are for."""
-        self._waits.append(waits)
-
-    def _end_waits_for_lost(self, store: Store) -> None:
-        if any(self._waits):
-            there = incarnations_there(store)
-            for waits in self._waits:
-                waits.end_all_but(there)
+        self.client.at_change(waits.end_all_but)
 
     @property
     def pipeline(self) -> int:
@@ -125,7 +113,6 @@ class Calls:
 
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
-        self._store = neighbours.client.meeting.connect()
         self._clients: dict[tuple[int, int], TensorClient] = {}
 
     def call(
@@ -153,13 +140,15 @@ class Calls:
 
     def _connected(self, pipeline: int, incarnation: int) -> TensorClient:
         near = self._neighbours
-        address = self._address(address_of(pipeline, near.client.place, incarnation))
+        address = near.client.addresses.get((pipeline, incarnation))
+        if address is None:
+            raise CallError(f"pipeline {pipeline} takes no part")
         during = partial(near.open_calls.to, pipeline, incarnation)
         return TensorClient(address, near.client.key, near.timeout_s, during)
 
     def there(self) -> dict[int, int]:
         """Return the incarnations of the pipelines that take part now, in the order they came."""
-        return incarnations_there(self._store)
+        return dict(self._neighbours.client.there)
 
     def there_without(self, pipeline: int, incarnation: int) -> dict[int, int]:
         """Wait until a pipeline is given up, and return who is left; none if it takes too long."""
@@ -169,11 +158,3 @@ class Calls:
                 return {}
             time.sleep(_LOOK_S)
         return there
-
-    def _address(self, key: str) -> str:
-        """Return the address at which a neighbour that has just come serves tensors."""
-        try:
-            self._store.wait([key], timedelta(seconds=self._neighbours.timeout_s))
-            return str(self._store.get(key).decode())
-        except (RuntimeError, ConnectionError):
-            raise CallError(f"nothing at {key}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
 from functools import partial
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from executor.coordinator.client import GroupAssignment
-from executor.coordinator.messages import Incarnations, keep
-from executor.coordinator.store import incarnations_there
+from executor.coordinator.groups import keep
+from executor.coordinator.pipelines import Incarnations
 from executor.distributed.host_tuning import let_others_finish
 from planner.tracing.torch_private import GlooDevice, gloo_device, gloo_group
 
@@ -30,12 +30,12 @@ class DynamicGroups:
 
     A group that failed is never used again: a collective that timed out leaves its connections in
     no known state. So each set of members has its own, and the pipelines' messages have others.
-    A member that the coordinator has given up is not waited for: whoever waited for it would keep
-    others waiting in turn. That holds while connections are made too, which gloo itself goes on
-    trying for up to 10 s where a member has ended in the middle of it.
+    A member that the coordinator has given up is not waited for, neither in a reduction nor while
+    connections are made, which gloo itself goes on trying for up to 10 s.
 
     Args:
         connect: makes a connection to the store where members meet.
+        there: returns the incarnations of the pipelines that take part now, by number.
         pipeline, place: of this rank.
         host: address of this rank's connections.
         timeout_s: of a member that does not come, or stops within.
@@ -45,6 +45,7 @@ class DynamicGroups:
     def __init__(
         self,
         connect: Callable[[], Store],
+        there: Callable[[], Mapping[int, int]],
         pipeline: int,
         place: int,
         host: str,
@@ -53,16 +54,15 @@ class DynamicGroups:
     ) -> None:
         self._connect = connect
         self._store = connect()
-        # What makes a group may block the connection of its own.
-        self._looks = connect()
+        self._there = there
         self._pipeline = pipeline
         self._place = place
         self._timeout = timedelta(seconds=timeout_s)
         self._device: GlooDevice = gloo_device(host)
         self._kept: OrderedDict[Incarnations, None] = OrderedDict()
         self._made: dict[Incarnations, tuple[int, Any]] = {}
-        # Reductions that are not waited for any more, until when they may run; ending a process
-        # group waits for its reductions.
+        # Groups whose reductions are not waited for any more, and until when these may run: ending
+        # a process group waits for its reductions.
         self._left: list[tuple[float, Any]] = []
         self._before_reduction = before_reduction
 
@@ -116,7 +116,7 @@ class DynamicGroups:
         work.wait()
 
     def _require_all(self, members: Incarnations) -> None:
-        there = incarnations_there(self._looks)
+        there = self._there()
         gone = [number for number, incarnation in members if there.get(number) != incarnation]
         if gone:
             raise ConnectionError(f"pipelines {gone} are given up")
@@ -125,14 +125,11 @@ class DynamicGroups:
         """Wait until all members are about to make their group."""
         store.set(f"at/{rank}", "")
         names = [f"at/{number}" for number in range(len(members))]
-        begin_s = looked_s = time.monotonic()
+        until_s = time.monotonic() + self._timeout.total_seconds()
         while not store.check(names):
-            now_s = time.monotonic()
-            if now_s - begin_s > self._timeout.total_seconds():
+            if time.monotonic() > until_s:
                 raise ConnectionError("a member did not come")
-            if now_s - looked_s > _LOOK.total_seconds():
-                looked_s = now_s
-                self._require_all(members)
+            self._require_all(members)
             time.sleep(_POLL_S)
 
     def _make(self, group: GroupAssignment) -> Any:

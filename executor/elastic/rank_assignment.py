@@ -14,7 +14,7 @@ from itertools import count
 import torch
 import torch.distributed as dist
 
-from executor.coordinator.store import Meeting
+from executor.coordinator.wire import Endpoint
 from executor.distributed.process_group import Part
 from executor.launch.run import PlanRank
 from planner.errors import PipeplanError
@@ -33,14 +33,14 @@ class RankAssignment:
     Attributes:
         pipeline: its number.
         place: in the pipeline.
-        meeting: with the coordinator.
+        coordinator: that runs already; None: the first of torchrun's processes starts one.
         hosts_coordinator: whether it starts the coordinator.
         part: of torchrun's processes that is its pipeline; None: all of them.
     """
 
     pipeline: int
     place: PlanRank
-    meeting: Meeting
+    coordinator: Endpoint | None
     hosts_coordinator: bool
     part: Part | None
 
@@ -88,7 +88,9 @@ def rank_assignment_of(
     )
     inside = PlanRank(replica.devices.index(device), len(replica.devices))
     part = Part(f"pipeline {number}", inside.rank, inside.world_size)
-    return RankAssignment(number, inside, _own_meeting(), place.rank == 0, part)
+    if "MASTER_ADDR" not in os.environ:
+        raise PipeplanError("several pipelines are started by torchrun; start the plan with it")
+    return RankAssignment(number, inside, None, place.rank == 0, part)
 
 
 def _of_one_pipeline(
@@ -104,17 +106,19 @@ def _of_one_pipeline(
             f"a pipeline of the plan has {size} ranks, {place.world_size} processes were started; "
             f"run it with torchrun --nproc-per-node {size} -m executor PLAN --pipeline {pipeline}"
         )
-    return RankAssignment(pipeline, place, Meeting.parse(coordinator), False, None)
+    return RankAssignment(pipeline, place, Endpoint.parse(coordinator), False, None)
 
 
-def _own_meeting() -> Meeting:
-    """Return the meeting point in the store that torchrun's processes share."""
-    if "MASTER_ADDR" not in os.environ:
-        raise PipeplanError("several pipelines are started by torchrun; start the plan with it")
+def torchrun_address() -> tuple[str, int]:
+    """Return host and port of the store that torchrun's processes share."""
+    return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+
+
+def training_name() -> str:
+    """Return a name of this training among those that torchrun's processes run, on all the same."""
     run = os.environ.get("TORCHELASTIC_RUN_ID", "run")
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    prefix = f"pipeplan/{run}/{attempt}/{next(_trainings)}"
-    return Meeting(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), prefix)
+    return f"{run}/{attempt}/{next(_trainings)}"
 
 
 def new_incarnation() -> str:
@@ -125,11 +129,11 @@ def new_incarnation() -> str:
     return bytes(drawn.tolist()).hex()
 
 
-def own_address(meeting: Meeting) -> str:
-    """The address of this machine that others reach it by.
+def own_address(towards: Endpoint) -> str:
+    """Return the address of this machine that others reach it by.
 
     That of the network interface which ``GLOO_SOCKET_IFNAME`` names, as for all of gloo's data;
-    else the one that leads to the meeting.
+    else of the one that leads to ``towards``.
 
     Raises:
         PipeplanError: if there is no such interface, or it has no IPv4 address.
@@ -137,7 +141,7 @@ def own_address(meeting: Meeting) -> str:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
     if interface:
         return _address_of(interface)
-    found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_DGRAM)
+    found = socket.getaddrinfo(towards.host, towards.port, type=socket.SOCK_DGRAM)
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as probe:
         probe.connect(address)

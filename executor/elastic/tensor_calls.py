@@ -8,10 +8,8 @@ use a private network.
 
 from __future__ import annotations
 
-import hmac
 import json
 import math
-import secrets
 import socket
 import struct
 import threading
@@ -23,7 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from executor.coordinator.secret import MAC_BYTES, mac
+from executor.coordinator.wire import (
+    MAC_BYTES,
+    answer_to,
+    is_proof,
+    new_challenge,
+    proof_for,
+)
 from planner.errors import PipeplanError, shorten
 
 Header = dict[str, Any]
@@ -291,28 +295,31 @@ def greet(connection: socket.socket, key: bytes) -> None:
         CallError: if the server does not have it.
         OSError: if it ends the connection, as it does with who does not have it.
     """
-    challenge, mine = bytearray(MAC_BYTES), secrets.token_bytes(MAC_BYTES)
-    _fill(connection, memoryview(challenge))
-    connection.sendall(mine + mac(key, b"caller", challenge, mine))
-    proof = bytearray(MAC_BYTES)
+    nonce = new_challenge()
+    challenge = _piece(connection, MAC_BYTES)
+    connection.sendall(answer_to(key, challenge, nonce))
     try:
-        _fill(connection, memoryview(proof))
+        proof = _piece(connection, MAC_BYTES)
     except ConnectionError:
         raise CallError(_WRONG_KEY) from None
-    if not hmac.compare_digest(proof, mac(key, b"server", challenge, mine)):
+    if not is_proof(key, challenge, nonce, proof):
         raise CallError(_WRONG_KEY)
 
 
 def _is_of_training(connection: socket.socket, key: bytes) -> bool:
     """Challenge who called, and return whether it has the key; the server's side of greet()."""
-    challenge, answer = secrets.token_bytes(MAC_BYTES), bytearray(2 * MAC_BYTES)
+    challenge = new_challenge()
     connection.sendall(challenge)
-    _fill(connection, memoryview(answer))
-    theirs, proof = answer[:MAC_BYTES], answer[MAC_BYTES:]
-    if not hmac.compare_digest(proof, mac(key, b"caller", challenge, theirs)):
-        return False
-    connection.sendall(mac(key, b"server", challenge, theirs))
-    return True
+    proof = proof_for(key, challenge, _piece(connection, 2 * MAC_BYTES))
+    if proof is not None:
+        connection.sendall(proof)
+    return proof is not None
+
+
+def _piece(connection: socket.socket, count: int) -> bytes:
+    data = bytearray(count)
+    _fill(connection, memoryview(data))
+    return bytes(data)
 
 
 def _end(connection: socket.socket) -> None:
@@ -335,9 +342,7 @@ def _send(connection: socket.socket, header: Mapping[str, Any], tensors: Sequenc
 
 def _header_bytes(connection: socket.socket, most: int) -> int:
     """Wait for a frame, and return the length of its header."""
-    head = bytearray(_LENGTH.size)
-    _fill(connection, memoryview(head))
-    length: int = _LENGTH.unpack(head)[0]
+    length: int = _LENGTH.unpack(_piece(connection, _LENGTH.size))[0]
     if length > most:
         raise CallError(f"a header of {length} bytes; at most {most} are read")
     return length

@@ -7,38 +7,39 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from executor.coordinator.work import CoordinatorWork
 from executor.runtime.runtime import StepRecord
 from executor.runtime.timeline import on_clock_of_first_s, read_clock
 from executor.training.loop import StepMetrics
 from executor.training.optimisation import Factor
-from planner.measured.sync_trace import SyncStep, SyncTrace
+from planner.measured.sync_trace import SyncTrace
 from planner.plan.plan import Plan, Sync
 from planner.sync.pipeline_replicas import PipelineReplica, pipeline_replicas_of
 from planner.sync.simulation.planned import from_plan
 
 _GATHER_S = 10.0
 """All ranks end at about the same time."""
+Row = tuple[int, float, float, float, list[int]]
+"""Iteration, its start on the host's clock, computation and wait in seconds, and members."""
 
 
 class PipelineStepTimes:
     """Notes one rank's iterations.
 
     Args:
-        pipeline, place: of the rank.
-        store: that all ranks meet at.
+        pipeline: of the rank.
     """
 
-    def __init__(self, pipeline: int, place: int, store: Store) -> None:
+    def __init__(self, pipeline: int) -> None:
         self._pipeline = pipeline
-        self._place = place
-        self._origin_s = float(store.compare_set("trace/origin", "", str(time.time())).decode())
-        self._rows: list[dict[str, object]] = []
+        self._rows: list[Row] = []
         self._start_s = self._asked_s = 0.0
         self._members: tuple[int, ...] = ()
         self._iteration = 0
@@ -47,12 +48,12 @@ class PipelineStepTimes:
         """An iteration begins; the one before has ended."""
         self.end()
         self._iteration = iteration
-        self._start_s = self._asked_s = self._now_s()
+        self._start_s = self._asked_s = time.time()
         self._members = (self._pipeline,)
 
     def asks(self) -> None:
         """The local step is done."""
-        self._asked_s = self._now_s()
+        self._asked_s = time.time()
 
     def met(self, members: tuple[int, ...]) -> None:
         """These synchronised together."""
@@ -61,45 +62,64 @@ class PipelineStepTimes:
 
     def end(self) -> None:
         """The iteration is over."""
-        if not self._iteration:
-            return
-        row = SyncStep(
-            iteration=self._iteration,
-            pipeline_rank=self._place,
-            start_s=self._start_s,
-            compute_s=max(0.0, self._asked_s - self._start_s),
-            sync_wait_s=max(0.0, self._now_s() - self._asked_s),
-            members=self._members,
-        )
-        self._rows.append(row.model_dump(mode="json"))
+        if self._iteration:
+            computed_s = max(0.0, self._asked_s - self._start_s)
+            waited_s = max(0.0, time.time() - self._asked_s)
+            row = self._iteration, self._start_s, computed_s, waited_s, list(self._members)
+            self._rows.append(row)
         self._iteration = 0
 
-    def _now_s(self) -> float:
-        """Return the time since the first rank was here, on the clocks of the hosts."""
-        return max(0.0, time.time() - self._origin_s)
+    def publish(self, store: Store, place: int, parameter_bytes: int) -> None:
+        """Put what was noted into the store that all ranks share.
 
-    def publish(self, store: Store, parameter_bytes: int) -> None:
-        """Put what was noted where the trace is gathered."""
-        data = {"rows": self._rows, "parameter_bytes": parameter_bytes}
-        store.set(_key(self._pipeline, self._place), json.dumps(data))
+        Args:
+            store: of the training.
+            place: of the rank.
+            parameter_bytes: that it averages.
+        """
+        store.set(_key(self._pipeline, place), json.dumps([parameter_bytes, self._rows]))
 
 
-def save_trace(
-    path: Path, store: Store, sync: Sync, pipelines: int, places: int, pipelines_per_node: int
-) -> None:
-    """Gather what all ranks published, and write it; those who are gone have no rows."""
-    rows: list[list[dict[str, object]]] = []
-    sizes = [0] * places
-    for pipeline in range(pipelines):
-        mine = []
-        for place in range(places):
-            key = _key(pipeline, place)
-            if _has_come(store, key):
-                data = json.loads(store.get(key))
-                sizes[place] = data["parameter_bytes"]
-                mine += data["rows"]
-        rows.append(sorted(mine, key=lambda row: (row["iteration"], row["pipeline_rank"])))
-    _trace(sync, pipelines_per_node, sizes, rows).save(path)
+def save_trace(path: Path, store: Store, work: CoordinatorWork) -> None:
+    """Gather what all ranks published, and write the trace; ranks that are gone have no rows."""
+    found = {
+        (pipeline, place): json.loads(store.get(_key(pipeline, place)))
+        for pipeline in range(work.pipelines)
+        for place in range(work.places)
+        if _has_come(store, _key(pipeline, place))
+    }
+    origin_s = min((row[1] for _, rows in found.values() for row in rows), default=0.0)
+    sizes = [0] * work.places
+    workers: list[list[dict[str, Any]]] = [[] for _ in range(work.pipelines)]
+    for (pipeline, place), (parameter_bytes, rows) in found.items():
+        sizes[place] = parameter_bytes
+        for iteration, start_s, compute_s, wait_s, members in rows:
+            row = {
+                "iteration": iteration,
+                "pipeline_rank": place,
+                "start_s": start_s - origin_s,
+                "compute_s": compute_s,
+                "sync_wait_s": wait_s,
+                "members": members,
+            }
+            workers[pipeline].append(row)
+    ordered = [
+        sorted(rows, key=lambda row: (row["iteration"], row["pipeline_rank"])) for rows in workers
+    ]
+    _trace(work.sync, work.pipelines_per_node, sizes, ordered).save(path)
+
+
+def _key(pipeline: int, place: int) -> str:
+    return f"trace/{pipeline}.{place}"
+
+
+def _has_come(store: Store, key: str) -> bool:
+    until_s = time.monotonic() + _GATHER_S
+    while not store.check([key]):
+        if time.monotonic() > until_s:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _trace(
@@ -114,19 +134,6 @@ def _trace(
             "workers": workers,
         }
     )
-
-
-def _key(pipeline: int, place: int) -> str:
-    return f"trace/{pipeline}.{place}"
-
-
-def _has_come(store: Store, key: str) -> bool:
-    until_s = time.monotonic() + _GATHER_S
-    while not store.check([key]):
-        if time.monotonic() > until_s:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 class SynchronousStepTimes:

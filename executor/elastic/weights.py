@@ -53,7 +53,8 @@ class Weights:
         }
         scale = self._optimisation.loss_scale
         if scale is not None:
-            found["scale/scale"] = torch.tensor(scale.scale, dtype=torch.float64)
+            numbers = [scale.scale, float(scale.good_steps)]
+            found["scale"] = torch.tensor(numbers, dtype=torch.float64)
         return {name: tensor.detach().clone() for name, tensor in found.items()}
 
     @torch.no_grad()
@@ -82,9 +83,10 @@ class Weights:
             if name.startswith("optimizer/")
         }
         import_state(weights.optimizer, weights.masters, optimizer_state)
-        if self._optimisation.loss_scale is not None and "scale/scale" in state:
-            scale = replace(self._optimisation.loss_scale, scale=float(state["scale/scale"]))
-            self._optimisation.resume_scale(scale)
+        if self._optimisation.loss_scale is not None and "scale" in state:
+            scale, good_steps = state["scale"].tolist()
+            moved = replace(self._optimisation.loss_scale, scale=scale, good_steps=int(good_steps))
+            self._optimisation.resume_scale(moved)
         self.put_back()
 
 

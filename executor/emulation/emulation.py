@@ -8,8 +8,8 @@ that moment absorbs how late the previous sleep woke, so that lateness does not 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,10 +89,9 @@ def _empty(spec: TensorSpec) -> Tensor:
 def emulating_trainer(
     plan: Plan,
     place: PlanRank,
-    timeout: timedelta | None = None,
     *,
-    watch: bool = False,
     pace: Pace | None = None,
+    **options: Any,
 ) -> Trainer:
     """Return this rank's part of a plan, emulated; the process group exists.
 
@@ -101,9 +100,8 @@ def emulating_trainer(
     Args:
         plan: verified.
         place: this process's rank.
-        timeout: of collectives.
-        watch: whether arrivals of messages are noted, for a timeline.
         pace: how operations differ from their predicted time.
+        **options: see :class:`~executor.training.trainer.Trainer`.
 
     Raises:
         PipeplanError: if stages offload their stashes: copies are not emulated.
@@ -119,11 +117,9 @@ def emulating_trainer(
         Prepared(plan, place, torch.device("cpu"), nn.Module(), (), program, parameters),
         Optimisation({}, frozenset(), partial(job_optimizer, plan.job)),
         partial(EmulatedWorker, place_plan(plan)),
-        optimise=lambda step: StepOutcome(None, None, skipped=False),
-        timeout=timeout,
-        watch=watch,
         pace=pace or Pace(),
         emulates=True,
+        **{"optimise": lambda step: StepOutcome(None, None, skipped=False), **options},
     )
 
 

@@ -169,10 +169,6 @@ class ServedGradients(ServedWeights):
         self._serving: dict[int, GradientShard] = {}
         neighbours.end_with_losses(self)
 
-    def __bool__(self) -> bool:
-        """Return whether this server waits for gradients."""
-        return any(list(self._serving.values()))
-
     def end_all_but(self, there: Mapping[int, int]) -> None:
         """Wait no more for gradients of pipelines that are not there.
 

@@ -306,6 +306,7 @@ class Loop:
         late: iterations that a device may be behind its host; theirs are asked for so much later,
             when a GPU has its next iteration to work on.
         stop: what asks this rank to stop; all ranks end after the same iteration then.
+        loss_of: returns the loss to be told of an iteration, by its number and its own loss.
 
     Attributes:
         history: the metrics of the iterations so far.
@@ -320,7 +321,9 @@ class Loop:
         lag: int = 0,
         late: int = 0,
         stop: StopRequest | None = None,
+        loss_of: Callable[[int, float], float] = lambda step, loss: loss,
     ) -> None:
+        self._loss_of = loss_of
         self.history: list[StepMetrics] = []
         self.end: int | None = None
         self._stop = stop or StopRequest(None)
@@ -387,7 +390,8 @@ class Loop:
         """Report all iterations but the last ``left``."""
         while len(self._gathering) > left:
             gathering = self._gathering.pop(0)
-            metrics = replace(gathering.metrics(), step=self._first + len(self.history))
+            metrics, step = gathering.metrics(), self._first + len(self.history)
+            metrics = replace(metrics, step=step, loss=self._loss_of(step, metrics.loss))
             self._stop.agreed = self._stop.agreed or gathering.stop
             self.history.append(metrics)
             for observer in self._observers:

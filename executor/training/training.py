@@ -56,7 +56,6 @@ from planner.errors import PipeplanError, shorten
 from planner.plan.plan import Plan
 from planner.prediction import with_strategy
 from planner.records.document import require_file_path
-from planner.sync.pipeline_replicas import ONE_OF_SYNCHRONOUS
 from planner.sync.strategies import STALE, SYNCHRONOUS
 from planner.tracing.factory import Loss
 
@@ -308,22 +307,19 @@ def run_emulation(
         report: called on every rank after every iteration.
     """
     plan = _planned(plan, run)
-    if plan.sync.strategy not in SYNCHRONOUS:
-        raise PipeplanError(
-            f"--emulate with sync.strategy {plan.sync.strategy!r}: it emulates ranks in step only; "
-            "use --emulate-speed in its place, which computes and then waits, or --sync with "
-            f"{ONE_OF_SYNCHRONOUS}"
-        )
     require_possible(plan, run, None)
+    if plan.sync.strategy not in SYNCHRONOUS:
+        config = TrainingConfig(steps=steps, timeline=timeline)
+        return PipelineRun(plan, config, run, emulates=True).train(report)
     require_strategy(plan)
     place = PlanRank.of_this_process()
     require_runnable(plan, place.world_size)
     if timeline is not None:
         require_file_path(timeline)
-    device, timeout = torch.device("cpu"), timedelta(seconds=run.timeout_s)
+    device, limit = torch.device("cpu"), timedelta(seconds=run.timeout_s)
     with process_group(device, run.timeout_s) as machines:
         require_machines(plan, machines)
-        trainer = emulating_trainer(plan, place, timeout, watch=timeline is not None, pace=run.pace)
+        trainer = emulating_trainer(plan, place, timeout=limit, watch=bool(timeline), pace=run.pace)
         observers = _observers(plan, place, device, run, timeline, emulated=True)
         history = Loop(report, observers, lag=_lag(plan)).run(trainer, range(1, steps + 1))
         trainer.close()

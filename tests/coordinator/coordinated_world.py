@@ -12,7 +12,16 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from executor.coordinator.messages import Answer, Ask, Hello, Late, Lost, Message, Take
+from executor.coordinator.messages import (
+    Address,
+    Answer,
+    Ask,
+    Hello,
+    Late,
+    Lost,
+    Message,
+    Take,
+)
 from executor.coordinator.state import Coordinator
 
 
@@ -52,7 +61,7 @@ class World:
         self.deaths = deaths
         self.now_s = 0.0
         self.born = 0
-        self.ranks: dict[str, Rank] = {}
+        self.ranks: dict[Address, Rank] = {}
         self.dead: set[tuple[int, int]] = set()
         self.trained: list[tuple[int, int, int]] = []
         self.messages: list[tuple[Message, float]] = []
@@ -65,7 +74,7 @@ class World:
         incarnation_id = f"n{self.born}"
         for place in range(self.places):
             rank = Rank(pipeline, place, incarnation_id)
-            self.ranks[f"answers/{pipeline}.{place}.{incarnation_id}"] = rank
+            self.ranks[pipeline, place, incarnation_id] = rank
 
     def send(self, message: Message) -> None:
         for _ in range(1 + (self.rng.random() < 0.2)):
@@ -74,10 +83,9 @@ class World:
                 self.deliver(answer)
 
     def deliver(self, answer: Answer) -> None:
-        line, _, name = answer.queue.partition("/")
-        rank = self.ranks.get(f"answers/{name}")
+        rank = self.ranks.get(answer.to)
         if rank is not None:
-            (rank.inbox if line == "answers" else rank.groups).append(answer.body)
+            (rank.groups if answer.body["kind"] == "group" else rank.inbox).append(answer.body)
 
     def run(self, most: int = 100_000) -> None:
         """Until every rank has ended.

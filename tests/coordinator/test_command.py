@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -11,17 +10,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from builders import graph, layer, orders, star
-from torch.distributed import Store
 
 from executor.coordinator.__main__ import main
-from executor.coordinator.messages import Hello, Message, Take, write_message
-from executor.coordinator.secret import key_of, sealed, unsealed
-from executor.coordinator.store import DONE, REQUESTS, Meeting
+from executor.coordinator.client import Client, NothingLeftError
+from executor.coordinator.wire import Endpoint
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place
@@ -92,24 +90,13 @@ def test_a_port_that_is_taken_is_named(
     assert f"--listen: {address} is taken by another process; name another port" in said
 
 
-def test_a_log_with_a_line_that_is_none_is_refused_before_anything_starts(
-    plan: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "log"
-    log.write_text("nonsense\n")
-    words = ["--listen", f"127.0.0.1:{free_port()}", "--sync", "ad_psgd", "--log", str(log)]
-    monkeypatch.setattr(sys, "argv", ["coordinator", str(plan), *words])
-    assert main() == 1
-    assert f"--log: {log}: line 1 is no message; name another --log file" in capsys.readouterr().err
-
-
 class Running:
-    """A coordinator of 2 x 4 shares, and a connection to its store as ranks have it."""
+    """A coordinator of 2 x 4 work units, and a client of each pipeline's only rank."""
 
     def __init__(self, plan: Path, silent_s: float) -> None:
-        self.meeting = Meeting("127.0.0.1", free_port())
+        self.endpoint = Endpoint("127.0.0.1", free_port())
         self.out = plan.with_name("coordinator.out")
-        listen = ["--listen", str(self.meeting), "--silent", str(silent_s)]
+        listen = ["--listen", str(self.endpoint), "--silent", str(silent_s)]
         given = ["--steps", "4", "--sync", "ad_psgd"]
         with self.out.open("w") as out:
             self.process = subprocess.Popen(
@@ -121,8 +108,7 @@ class Running:
                 start_new_session=True,
             )
         self.until("torchrun")
-        self.store: Store = self.meeting.connect()
-        self.key = key_of(self.store)
+        self.clients = [Client(self.endpoint, number, 0, 1000.0) for number in (0, 1)]
 
     def until(self, word: str) -> None:
         until_s = time.monotonic() + MOST_S
@@ -130,27 +116,15 @@ class Running:
             assert time.monotonic() < until_s, self.out.read_text()
             time.sleep(0.05)
 
-    def ask(self, message: Message) -> dict:
-        self.send(message)
-        return self.answer(message)
-
-    def send(self, message: Message) -> None:
-        self.store.queue_push(REQUESTS, sealed(self.key, REQUESTS, write_message(message)))
-
-    def answer(self, message: Message) -> dict:
-        while True:
-            data = self.store.queue_pop(message.queue)
-            body = json.loads(unsealed(self.key, message.queue, data))
-            if body["kind"] != "again":
-                return body
-
     def begin(self) -> None:
-        hellos = [Hello(pipeline=n, place=0, incarnation_id=f"n{n}") for n in (0, 1)]
-        for hello in hellos:
-            self.send(hello)
-        assert {self.answer(hello)["kind"] for hello in hellos} == {"welcome"}
+        for client in self.clients:
+            client.begin(f"n{client.pipeline}")
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda client: client.hello(""), self.clients))
 
     def end(self) -> None:
+        for client in self.clients:
+            client.close()
         # Also of its children, where it was killed.
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -166,14 +140,23 @@ def running(plan: Path, request: pytest.FixtureRequest) -> Iterator[Running]:
         found.end()
 
 
+def come_back(client: Client) -> None:
+    """Say hello until there is nobody left to copy weights from."""
+    while True:
+        client.begin(f"back{time.monotonic_ns()}")
+        client.hello("")
+
+
 @pytest.mark.extensive
 @pytest.mark.parametrize("running", [0.5], indirect=True)
 def test_where_all_pipelines_are_lost_it_says_so_and_ends(running: Running) -> None:
     running.begin()
-    running.until("are lost")
-    answer = running.ask(Hello(pipeline=0, place=0, incarnation_id="back"))
-    assert answer["kind"] == "refused"
-    assert "--resume" in answer["why"]
+    for client in running.clients:
+        client.close()
+    back = Client(running.endpoint, 0, 0)
+    with pytest.raises(NothingLeftError, match="--resume"):
+        come_back(back)
+    back.close()
     assert running.process.wait() == 1
     said = running.out.read_text()
     assert said.count("all pipelines (0, 1) are lost with 0 of 8 work units done") == 1
@@ -188,25 +171,13 @@ def test_it_prints_the_command_of_pipelines_and_at_ctrl_c_how_many_shares_are_do
     command = running.out.read_text().splitlines()[1]
     # With the leave to import what the plan names.
     assert "a plan.json' --model lib.net:make --loss lib.net:loss --pipeline I" in command
-    assert command.endswith(f"--coordinator {running.meeting} --steps 4 --sync ad_psgd")
+    assert command.endswith(f"--coordinator {running.endpoint} --steps 4 --sync ad_psgd")
     running.begin()
     for step in (1, 2):
-        running.ask(Take(pipeline=0, place=0, incarnation_id="n0", step=step))
-    # It answers first, and counts then.
-    until_s = time.monotonic() + MOST_S
-    while running.store.add(DONE, 0) < 1:
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+        running.clients[0].take(step, reduced=True)
+    time.sleep(1.0)  # The count comes with a heartbeat.
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.process.wait() == 130
     said = running.out.read_text()
     assert "interrupted: 1 of 8 work units are done; the pipelines end too" in said
     assert "Traceback" not in said
-
-
-def test_without_its_store_the_deciding_process_ends_with_one_line(running: Running) -> None:
-    running.begin()
-    os.kill(running.process.pid, signal.SIGKILL)
-    running.until(f"coordinator: the store at {running.meeting} is gone")
-    said = running.out.read_text().splitlines()[3:]
-    assert len(said) == 1, said

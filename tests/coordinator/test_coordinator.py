@@ -9,9 +9,9 @@ from coordinated_world import World
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executor.coordinator.child import coordinator_for
-from executor.coordinator.messages import Ask, Hello, Lost, Take
+from executor.coordinator.messages import Ask, Hello, Loss, Lost, Take, Write, Wrote
 from executor.coordinator.state import Coordinator
+from executor.coordinator.work import CoordinatorWork, coordinator_for
 from planner.sync.strategies import parse_sync
 
 STRATEGIES = [
@@ -32,7 +32,7 @@ STRATEGIES = [
 
 
 def coordinator(strategy: str, pipelines: int, places: int, shares: int) -> Coordinator:
-    return coordinator_for(parse_sync(strategy), pipelines, places, 2, shares)
+    return coordinator_for(CoordinatorWork(pipelines, places, shares, parse_sync(strategy), 2))
 
 
 @settings(max_examples=40, deadline=None)
@@ -73,7 +73,7 @@ def test_the_log_of_its_messages_brings_it_back(strategy: str, seed: int) -> Non
     for message, at_s in world.messages:
         again.handle(message, at_s)
     assert again.report() == world.coordinator.report()
-    assert list(again.incarnations()) == list(world.coordinator.incarnations())
+    assert again.watched() == world.coordinator.watched()
 
 
 def begun(strategy: str = "semi_decentralized", shares: int = 10) -> Coordinator:
@@ -90,8 +90,8 @@ def test_a_pipeline_that_was_given_up_is_fenced() -> None:
     made = begun()
     made.handle(Lost(pipeline=1, incarnation_id="n1"), 1.0)
     (answer,) = made.handle(Ask(pipeline=1, place=0, incarnation_id="n1", step=1), 1.1)
-    assert answer.queue == "groups/1.0.n1"
-    assert answer.body == {"kind": "fenced"}
+    assert answer.to == (1, 0, "n1")
+    assert answer.body == {"kind": "fenced", "incarnation_id": "n1"}
 
 
 def test_who_comes_back_copies_the_weights_of_a_donor_before_one_step() -> None:
@@ -127,42 +127,58 @@ def test_who_has_copied_weights_may_go_on_though_its_donor_is_lost() -> None:
     assert made.is_stranded
 
 
-def test_who_goes_on_without_its_group_holds_up_nobody() -> None:
-    """While the coordinator was away a pipeline went on: its old request is not grouped."""
-    made = begun()
-    made.handle(Ask(pipeline=0, place=0, incarnation_id="n0", step=1), 1.0)
-    answers = made.handle(Take(pipeline=0, place=0, incarnation_id="n0", step=2), 1.001)
-    assert [answer.body["kind"] for answer in answers] == ["share"]
-    answers = made.handle(Ask(pipeline=1, place=0, incarnation_id="n1", step=1), 1.002)
-    assert not any(answer.queue.startswith("groups/0") for answer in answers)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_question_that_died_with_a_coordinator_holds_up_nobody(strategy: str) -> None:
-    """It was taken from the queue and not yet logged; the rank went on without a group."""
-    made = begun(strategy)
-    made.handle(Ask(pipeline=1, place=0, incarnation_id="n1", step=1), 1.0)
-    for step in (2, 3):
-        for pipeline in (0, 1):
-            made.handle(
-                Take(pipeline=pipeline, place=0, incarnation_id=f"n{pipeline}", step=step), step
-            )
-        for pipeline in (0, 1):
-            made.handle(
-                Ask(pipeline=pipeline, place=0, incarnation_id=f"n{pipeline}", step=step), step
-            )
-    for pipeline in (0, 1):
-        (share,) = [
-            answer
-            for answer in made.handle(
-                Take(pipeline=pipeline, place=0, incarnation_id=f"n{pipeline}", step=4), 4.0
-            )
-            if answer.queue == f"answers/{pipeline}.0.n{pipeline}"
-        ]
-        assert share.body["share"] is not None
-
-
 @pytest.mark.parametrize("place", [1, 7])
 def test_a_place_that_the_plan_has_not_is_refused(place: int) -> None:
     (answer,) = begun().handle(Hello(pipeline=0, place=place, incarnation_id="x"), 0.0)
     assert answer.body["kind"] == "refused"
+
+
+def test_the_loss_is_the_mean_of_the_pipelines_last_losses_and_the_same_at_all_places() -> None:
+    made = coordinator("ad_psgd", 2, 2, 10)
+    ranks = [{"pipeline": n, "place": p, "incarnation_id": f"n{n}"} for n in (0, 1) for p in (0, 1)]
+    for rank in ranks:
+        made.handle(Hello(**rank), 0.0)
+
+    def told(rank: int, step: int, loss: float | None) -> float | None:
+        (answer,) = made.handle(Loss(**ranks[rank], step=step, loss=loss), 1.0)
+        assert answer.body["step"] == step
+        return answer.body["mean"]
+
+    assert told(0, 1, 4.0) == 4.0
+    assert told(2, 1, 2.0) == 3.0
+    assert told(1, 1, 4.0) == 4.0
+    assert told(0, 2, 1.0) == 1.5
+    assert told(2, 2, None) == 1.0
+    made.handle(Lost(pipeline=0, incarnation_id="n0"), 2.0)
+    assert told(3, 3, 7.0) == 7.0
+
+
+def writes(made: Coordinator, pipeline: int, name: str, step: int) -> bool:
+    rank = {"pipeline": pipeline, "place": 0, "incarnation_id": name}
+    (answer,) = made.handle(Write(**rank, step=step), 1.0)
+    return bool(answer.body["writes"])
+
+
+def wrote(made: Coordinator, pipeline: int, name: str, step: int, *, done: bool = True) -> None:
+    rank = {"pipeline": pipeline, "place": 0, "incarnation_id": name}
+    made.handle(Wrote(**rank, step=step, done=done), 1.0)
+
+
+def test_one_pipeline_at_a_time_writes_and_no_step_twice_or_after_a_later_one() -> None:
+    made = begun()
+    assert writes(made, 1, "n1", 40)
+    assert not writes(made, 0, "n0", 45)
+    wrote(made, 1, "n1", 40)
+    for step, expected in ((40, False), (35, False), (41, True)):
+        assert writes(made, 0, "n0", step) == expected
+    wrote(made, 0, "n0", 41)
+    assert not writes(made, 1, "n1", 41)
+
+
+def test_a_write_that_failed_or_whose_pipeline_is_lost_leaves_the_step_to_others() -> None:
+    made = begun()
+    assert writes(made, 0, "n0", 40)
+    wrote(made, 0, "n0", 40, done=False)
+    assert writes(made, 1, "n1", 40)
+    made.handle(Lost(pipeline=1, incarnation_id="n1"), 1.0)
+    assert writes(made, 0, "n0", 40)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.coordinator import messages as generations
-from executor.coordinator.messages import Generations, Incarnations
+from executor.coordinator import groups as generations
+from executor.coordinator.groups import Generations
+from executor.coordinator.pipelines import Incarnations
 
 KEPT = 3
 

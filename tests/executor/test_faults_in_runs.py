@@ -134,16 +134,6 @@ class Training:
     def printed(self, name: str) -> str:
         return (self.folder / f"{name}.out").read_text()
 
-    def kill_coordinator(self) -> None:
-        """The process that serves, not the one that people start."""
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                parent = int(path.read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if parent == self.coordinator.pid:
-                os.kill(int(path.parent.name), signal.SIGKILL)
-
     def end(self) -> None:
         for process in (*self.pipelines, self.coordinator):
             if process.poll() is None:
@@ -196,20 +186,6 @@ def test_who_was_not_hit_goes_on_meanwhile(training: Training) -> None:
     assert {16, 24} <= set(only.failed)
     assert sorted(set(only.taken)) == list(range(1, max(only.taken) + 1))
     assert "rror" not in training.printed("pipeline0")
-
-
-def test_training_goes_on_after_the_coordinator_was_killed(training: Training) -> None:
-    before = [of(training.log, number)[-1] for number in range(PIPELINES)]
-    training.kill_coordinator()
-
-    def goes_on() -> bool:
-        now = [of(training.log, number)[-1] for number in range(PIPELINES)]
-        pairs = zip(before, now, strict=True)
-        return all(max(b.taken) > max(a.taken) + 20 for a, b in pairs)
-
-    until(goes_on, training.folder)
-    assert "the coordinator ended (-9); another goes on" in training.printed("coordinator")
-    assert len(of(training.log, 0)) == 1
 
 
 def test_ctrl_c_leaves_no_process_behind(training: Training) -> None:

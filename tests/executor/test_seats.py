@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import socket
 
 import pytest
 from executor_plans import pipeline_of, scheduled, traced
-from torch.distributed import TCPStore
 
-from executor.coordinator.store import ABOUT, Meeting
+from executor.coordinator.server import ServerThread, Serving
 from executor.elastic.rank_assignment import rank_assignment_of
 from executor.elastic.run import PipelineRun
 from executor.launch.config import TrainingConfig
@@ -77,18 +76,18 @@ def test_a_coordinator_of_other_work_is_refused_by_the_field(
     monkeypatch: pytest.MonkeyPatch, field: str, value: object
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    address = f"127.0.0.1:{server.port}"
     plan = plan_of(1).model_copy(update={"sync": parse_sync("semi_decentralized")})
-    run = PipelineRun(
-        plan,
-        TrainingConfig(steps=5, data="random"),
-        RunSettings(pipeline=1, coordinator=address, device="cpu"),
-    )
-    facts = {**run.work.facts(), field: value}
-    Meeting.parse(address).connect().set(ABOUT, json.dumps(facts))
-    with pytest.raises(PipeplanError) as caught:
-        run.train()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        run = PipelineRun(
+            plan,
+            TrainingConfig(steps=5, data="random"),
+            RunSettings(pipeline=1, coordinator=address, device="cpu"),
+        )
+        facts = {**run.work.facts(), field: value}
+        ServerThread(listener, Serving(facts, 1000.0))
+        with pytest.raises(PipeplanError) as caught:
+            run.train()
     (problem,) = caught.value.problems
     assert problem.startswith(f"coordinator at {address}: it has {field} {value}, here it is ")
     assert problem.endswith("start all with the same plan, --steps, --sync and --resume")

@@ -66,11 +66,6 @@ def test_options_of_pipelines_side_by_side_are_refused_in_step(plan: Plan, field
         run_emulation(plan, 1, run)
 
 
-def test_emulated_ranks_run_in_step_and_the_message_says_what_else_there_is(plan: Plan) -> None:
-    with pytest.raises(PipeplanError, match=r"--emulate with .*'ad_psgd'.*use --emulate-speed"):
-        run_emulation(plan, 1, RunSettings(sync="ad_psgd"))
-
-
 @pytest.mark.parametrize("word", ["all", "choose"])
 def test_words_of_other_commands_are_told_where_they_belong(plan: Plan, word: str) -> None:
     with pytest.raises(PipeplanError, match=f"sync: '{word}' is of `pipeplan "):
