@@ -1,5 +1,5 @@
-"""One small process that tells pipelines who averages with whom and which share of data is next.
+"""Tells pipelines who averages with whom and which work unit is next.
 
-What it decides is a pure state machine (:mod:`executor.coordinator.state`); around it are messages
-over a store, signs of life, and a log from which it goes on after a restart.
+The decisions are a pure state machine (:mod:`executor.coordinator.state`). Around it are a server
+of one thread, a client on each rank, and the processes that watch ranks under one torchrun.
 """
