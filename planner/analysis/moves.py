@@ -39,7 +39,7 @@ MOST_TASKS = 6_000_000
 """Tasks of all list schedules, a second or two; changes beyond are left out."""
 MOST_EVENTS = 100_000
 """Events of all simulations, a second or two; the fastest by their list schedules come first."""
-CUTS = (1, 2, 4)
+CUTS = (1, 2, 3, 4)
 """Possible cuts by which a boundary is moved; it is also moved to the nearest two blocks' ends."""
 
 
