@@ -29,7 +29,7 @@ from planner.prediction import load_plan
 from planner.sync.strategies import SYNCHRONOUS, parse_sync
 
 _parent: socket.socket | None = None
-"""Of a rank that another process watches: the connection to it."""
+"""The connection to the process that watches this rank; None if no process does."""
 Run = Callable[[argparse.Namespace, int], int]
 """Runs a rank, by the options of the command line, and returns its exit status."""
 

@@ -22,7 +22,7 @@ from planner.errors import PipeplanError
 from planner.plan.programs import Compute
 
 _STEP = 0
-"""Of the seeds of microbatches; those of training count from 1."""
+"""The step from which the seeds of its microbatches are made; steps of training count from 1."""
 
 
 class ForwardWorker(Worker):

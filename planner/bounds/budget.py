@@ -28,7 +28,7 @@ STEPS = 2_000
 MOST_WORK = 1e8
 """Stages of all amounts, times pairs of types, that are looked at for one time."""
 SPREAD = 1.1
-"""By this factor the price of a type is raised or lowered to see whether that proves more."""
+"""The factor by which the price of a type is raised or lowered to see whether that proves more."""
 MOST_LOOKED = 40_000
 """Stages after which no further prices are tried for one time."""
 

@@ -24,7 +24,7 @@ MARGIN = 1 + 2e-9
 Classes = tuple[tuple[str, ...], ...]
 """All devices, in classes of one type each."""
 MOST_CASES = 7
-"""With more sets of classes nothing is known of the devices of the other tied stage."""
+"""The most sets of classes; with more, nothing is known of the devices of the other tied stage."""
 MOST_WORK = 6e7
 """Stages of all states, times classes, that are looked at for one time."""
 

@@ -18,7 +18,7 @@ from planner.cluster.collective_algorithms import all_reduce_algorithms
 from planner.cluster.routing import Route
 
 FEW_CLASSES = 6
-"""With more classes of devices single links are taken for what limits a flow, not pairs of them."""
+"""The most classes of devices for which pairs of links limit a flow; with more, single ones do."""
 WIDER = 1.5
 """By this factor links are wider than others, as those of a node than those between nodes."""
 
