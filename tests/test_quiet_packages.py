@@ -53,21 +53,6 @@ def test_a_package_logs_to_nobody_until_someone_listens(package: object) -> None
     assert any(isinstance(handler, logging.NullHandler) for handler in logger.handlers)
 
 
-@pytest.mark.extensive
-def test_a_program_without_logging_hears_nothing_of_a_new_prediction(other_plan: Path) -> None:
-    made = run(f"from planner import load_plan; load_plan({str(other_plan)!r})")
-    assert (made.stdout, made.stderr) == ("", "")
-
-
-@pytest.mark.extensive
-def test_a_program_with_logging_hears_of_it_by_its_name(other_plan: Path) -> None:
-    made = run(
-        "import logging; logging.basicConfig(format='%(levelname)s %(name)s')\n"
-        f"from planner import load_plan; load_plan({str(other_plan)!r})"
-    )
-    assert made.stderr.splitlines() == ["WARNING planner.prediction"]
-
-
 @pytest.fixture
 def own_loggers() -> object:
     """Loggers of the packages as they were, after a test."""

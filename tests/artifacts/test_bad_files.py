@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import boundary, cluster, graph, layer
+from builders import cluster, graph, layer
 from hypothesis import example, given
 from hypothesis import strategies as st
 from small_plan import PLAN, refusal
@@ -66,25 +66,6 @@ def test_a_missing_file_and_a_folder_are_refused(
     assert "no such file" in refusal(load, tmp_path / "nothing.json")
     (tmp_path / "folder.json").mkdir()
     assert "cannot be read" in refusal(load, tmp_path / "folder.json")
-
-
-@pytest.mark.parametrize(
-    ("load", "kind", "current"),
-    [
-        (Plan.load, "pipeplan", 8),
-        (LayerGraph.load, "pipeplan-graph", 2),
-        (Cluster.load, "pipeplan-cluster", 1),
-    ],
-)
-def test_a_future_format_asks_for_an_upgrade(
-    load: Callable[[Path], object], kind: str, current: int, tmp_path: Path
-) -> None:
-    path = tmp_path / "file.json"
-    for version in (current + 1, 10**6):
-        path.write_text(json.dumps({"format": f"{kind}/{version}", "news": 1}))
-        found = refusal(load, path)
-        assert f"'{kind}/{version}' is newer" in found
-        assert "upgrade Pipeplan" in found
 
 
 @given(st.one_of(json_values, st.text(alphabet="pipeplan/0129²\u0661- ", max_size=14)))
@@ -258,14 +239,6 @@ def test_a_wrong_job_file_names_the_field(text: str, field: str, tmp_path: Path)
     assert f"{path}: {field}" in refusal(Job.load, path)
 
 
-def test_the_sample_jobs_are_right() -> None:
-    from builders import ROOT
-
-    jobs = {path.stem: Job.load(path) for path in (ROOT / "examples" / "jobs").iterdir()}
-    assert jobs["demo"].model_arguments == {"sequence_length": 64}
-    assert jobs["gpt2"].precision == "bfloat16"
-
-
 # --- layer graphs ---------------------------------------------------------------------------------
 
 
@@ -347,22 +320,6 @@ def test_a_file_of_another_kind_is_said_to_be_one(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{"format": "pipeplan/1"}')
     assert "this is a plan, give a layer graph" in refusal(LayerGraph.load, path)
-
-
-@pytest.mark.parametrize(
-    ("change", "place"),
-    [
-        ({"boundaries": [boundary("b", "a")]}, "boundaries[0]: "),
-        ({"layers": [layer("a", parameters=["w"]), layer("b")]}, "layers[0].parameters: "),
-        ({"layers": [layer("a"), layer("a")]}, "layers: "),
-        ({"layers": []}, "layers: expected 1 or more of them, found none"),
-    ],
-)
-def test_what_concerns_several_fields_names_one(change: dict, place: str, tmp_path: Path) -> None:
-    path = tmp_path / "graph.json"
-    data = graph([layer("a"), layer("b")]).record.model_dump(mode="json")
-    path.write_text(json.dumps({**data, **change}))
-    assert refusal(LayerGraph.load, path).startswith(f"{path}: {place}")
 
 
 @pytest.mark.parametrize(

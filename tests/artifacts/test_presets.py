@@ -7,82 +7,46 @@ from planner.cli.commands import app
 from planner.cluster.ports import FABRIC_LINKS, OTHER_PORTS, PORTS
 from planner.cluster.presets import DEVICE_SOURCES, DEVICES, LINK_SOURCES, LINKS
 
-# Cores (SMs or CUs), dense 16-bit FLOPs of one in a cycle with float32 accumulation, boost GHz:
-# whitepapers of Volta, Ampere, Ada, Hopper and CDNA 2 and 3, and the boards' datasheets.
-SIXTEEN_BIT = {
-    "V100-16GB": (80, 1024, 1.53),
-    "V100-32GB": (80, 1024, 1.53),
-    "V100-16GB-PCIe": (80, 1024, 1.38),
-    "V100-32GB-PCIe": (80, 1024, 1.38),
-    "T4": (40, 1024, 1.59),
-    "A10": (72, 1024, 1.695),
-    "A10G": (80, 512, 1.71),
-    "A30": (56, 2048, 1.44),
-    "A40": (84, 1024, 1.74),
-    "L4": (58, 1024, 2.04),
-    "L40": (142, 512, 2.49),
-    "L40S": (142, 1024, 2.49),
-    "A6000": (84, 1024, 1.8),
-    "RTX-3090": (82, 512, 1.695),
-    "RTX-4090": (128, 512, 2.52),
-    "RTX-5090": (170, 512, 2.407),
-    "RTX-6000-Ada": (142, 1024, 2.505),
-    "RTX-PRO-6000": (188, 1024, 2.617),
-    "A100-40GB": (108, 2048, 1.41),
-    "A100-80GB": (108, 2048, 1.41),
-    "A100-80GB-PCIe": (108, 2048, 1.41),
-    "H100-80GB": (132, 4096, 1.83),
-    "H100-80GB-PCIe": (114, 4096, 1.62),
-    "H100-94GB-NVL": (132, 4096, 1.545),
-    "H200": (132, 4096, 1.83),
-    "H200-NVL": (132, 4096, 1.545),
-    "GH200-96GB": (132, 4096, 1.83),
-    "B200": (148, 8192, 1.85),
-    "B300": (148, 8192, 1.85),
-    "MI210": (104, 1024, 1.7),
-    "MI250": (104, 1024, 1.7),
-    "MI250X": (110, 1024, 1.7),
-    "MI300A": (228, 2048, 2.1),
-    "MI300X": (304, 2048, 2.1),
-    "MI325X": (304, 2048, 2.1),
-    "MI355X": (256, 4096, 2.4),
-}
-# Bits of the memory's bus and Gbit/s of each pin.
-MEMORY = {
-    "V100-16GB": (4096, 1.752),
-    "V100-32GB": (4096, 1.752),
-    "V100-16GB-PCIe": (4096, 1.752),
-    "V100-32GB-PCIe": (4096, 1.752),
-    "T4": (256, 10),
-    "A10": (384, 12.5),
-    "A10G": (384, 12.5),
-    "A30": (3072, 2.43),
-    "A40": (384, 14.5),
-    "L4": (192, 12.5),
-    "L40": (384, 18),
-    "L40S": (384, 18),
-    "A6000": (384, 16),
-    "RTX-3090": (384, 19.5),
-    "RTX-4090": (384, 21),
-    "RTX-5090": (512, 28),
-    "RTX-6000-Ada": (384, 20),
-    "RTX-PRO-6000": (512, 28),
-    "A100-40GB": (5120, 2.43),
-    "A100-80GB": (5120, 3.186),
-    "A100-80GB-PCIe": (5120, 3.024),
-    "H100-80GB": (5120, 5.23),
-    "H100-80GB-PCIe": (5120, 3.12),
-    "H200": (6144, 6.25),
-    "H200-NVL": (6144, 6.25),
-    "B200": (7680, 7.992),
-    "B300": (7680, 7.992),
-    "MI210": (4096, 3.2),
-    "MI250": (4096, 3.2),
-    "MI250X": (4096, 3.2),
-    "MI300A": (8192, 5.2),
-    "MI300X": (8192, 5.2),
-    "MI325X": (8192, 5.86),
-    "MI355X": (8192, 7.8),
+# Cores (SMs or CUs), dense 16-bit FLOPs of one in a cycle with float32 accumulation, boost GHz,
+# bits of the memory's bus and Gbit/s of each pin, where published: whitepapers of Volta,
+# Ampere, Ada, Hopper and CDNA 2 and 3, and the boards' datasheets.
+CHIPS = {
+    "V100-16GB": (80, 1024, 1.53, 4096, 1.752),
+    "V100-32GB": (80, 1024, 1.53, 4096, 1.752),
+    "V100-16GB-PCIe": (80, 1024, 1.38, 4096, 1.752),
+    "V100-32GB-PCIe": (80, 1024, 1.38, 4096, 1.752),
+    "T4": (40, 1024, 1.59, 256, 10),
+    "A10": (72, 1024, 1.695, 384, 12.5),
+    "A10G": (80, 512, 1.71, 384, 12.5),
+    "A30": (56, 2048, 1.44, 3072, 2.43),
+    "A40": (84, 1024, 1.74, 384, 14.5),
+    "L4": (58, 1024, 2.04, 192, 12.5),
+    "L40": (142, 512, 2.49, 384, 18),
+    "L40S": (142, 1024, 2.49, 384, 18),
+    "A6000": (84, 1024, 1.8, 384, 16),
+    "RTX-3090": (82, 512, 1.695, 384, 19.5),
+    "RTX-4090": (128, 512, 2.52, 384, 21),
+    "RTX-5090": (170, 512, 2.407, 512, 28),
+    "RTX-6000-Ada": (142, 1024, 2.505, 384, 20),
+    "RTX-PRO-6000": (188, 1024, 2.617, 512, 28),
+    "A100-40GB": (108, 2048, 1.41, 5120, 2.43),
+    "A100-80GB": (108, 2048, 1.41, 5120, 3.186),
+    "A100-80GB-PCIe": (108, 2048, 1.41, 5120, 3.024),
+    "H100-80GB": (132, 4096, 1.83, 5120, 5.23),
+    "H100-80GB-PCIe": (114, 4096, 1.62, 5120, 3.12),
+    "H100-94GB-NVL": (132, 4096, 1.545, None, None),
+    "H200": (132, 4096, 1.83, 6144, 6.25),
+    "H200-NVL": (132, 4096, 1.545, 6144, 6.25),
+    "GH200-96GB": (132, 4096, 1.83, None, None),
+    "B200": (148, 8192, 1.85, 7680, 7.992),
+    "B300": (148, 8192, 1.85, 7680, 7.992),
+    "MI210": (104, 1024, 1.7, 4096, 3.2),
+    "MI250": (104, 1024, 1.7, 4096, 3.2),
+    "MI250X": (110, 1024, 1.7, 4096, 3.2),
+    "MI300A": (228, 2048, 2.1, 8192, 5.2),
+    "MI300X": (304, 2048, 2.1, 8192, 5.2),
+    "MI325X": (304, 2048, 2.1, 8192, 5.86),
+    "MI355X": (256, 4096, 2.4, 8192, 7.8),
 }
 WITHOUT_CHIP = {"CPU-core"}
 OF_RACKS = {"GB200", "GB300"}
@@ -91,7 +55,7 @@ OF_RACKS = {"GB200", "GB300"}
 
 @pytest.mark.parametrize("name", sorted(set(DEVICES) - WITHOUT_CHIP - OF_RACKS))
 def test_peaks_are_dense_with_float32_accumulation(name: str) -> None:
-    cores, flops, ghz = SIXTEEN_BIT[name]
+    cores, flops, ghz, *_ = CHIPS[name]
     assert DEVICES[name].peak_tflop_per_s["float16"] == pytest.approx(
         cores * flops * ghz * 1e-3, rel=0.015
     )
@@ -111,9 +75,9 @@ def test_a_gpu_of_a_rack_has_its_part(name: str, float32: float, gigabytes: floa
     assert gpu.memory_gib == pytest.approx(gigabytes / 72, rel=0.01)
 
 
-@pytest.mark.parametrize("name", sorted(MEMORY))
+@pytest.mark.parametrize("name", sorted(name for name in CHIPS if CHIPS[name][-1]))
 def test_memory_bandwidth_is_that_of_the_bus(name: str) -> None:
-    bits, gbit = MEMORY[name]
+    *_, bits, gbit = CHIPS[name]
     assert DEVICES[name].memory_bandwidth_gb_per_s == pytest.approx(bits * gbit / 8, rel=0.01)
 
 

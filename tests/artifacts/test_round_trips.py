@@ -203,43 +203,6 @@ def test_a_copy_of_a_layer_graph_is_a_layer_graph() -> None:
         assert nx.is_frozen(twin)
 
 
-@pytest.mark.extensive
-@given(layer_graphs())
-def test_networkx_derives_ordinary_graphs_from_a_layer_graph(the_graph: LayerGraph) -> None:
-    rows = [row.name for row in the_graph.record.layers]
-    plain = nx.DiGraph(name=the_graph.name)
-    plain.add_nodes_from((name, dict(the_graph.nodes[name])) for name in rows)
-    plain.add_edges_from((u, v, dict(data)) for u, v, data in the_graph.edges(data=True))
-    some = rows[::2]
-    pairs = [
-        (nx.DiGraph(the_graph), plain),
-        (the_graph.reverse(), plain.reverse()),
-        (the_graph.reverse(copy=False), plain.reverse()),
-        (the_graph.subgraph(some), plain.subgraph(some)),
-        (the_graph.subgraph(some).copy(), plain.subgraph(some)),
-        (the_graph.edge_subgraph(list(plain.edges)[:1]), plain.edge_subgraph([*plain.edges][:1])),
-        (the_graph.to_directed(), plain),
-        (nx.transitive_reduction(the_graph), nx.transitive_reduction(plain)),
-        (nx.compose(the_graph, the_graph), plain),
-    ]
-    for derived, expected in pairs:
-        assert type(derived) is nx.DiGraph
-        assert nx.utils.graphs_equal(nx.DiGraph(derived), nx.DiGraph(expected))
-    assert nx.utils.graphs_equal(the_graph.to_undirected(), plain.to_undirected())
-    assert list(nx.lexicographical_topological_sort(the_graph, rows.index)) == rows
-    assert set(nx.topological_sort(the_graph)) == set(rows)
-    renamed = nx.relabel_nodes(the_graph, {rows[0]: "renamed"})
-    assert len(renamed) == len(rows)
-    with pytest.raises(nx.NetworkXError, match=r"[Ff]rozen"):
-        nx.transitive_closure(the_graph)  # It edits a copy.
-    editable = nx.DiGraph(the_graph)
-    assert set(nx.transitive_closure(editable).edges) == set(nx.transitive_closure(plain).edges)
-    editable.nodes[rows[0]]["forward_flops"] = -1
-    editable.add_edge("new", rows[0], bytes=1)
-    assert the_graph.nodes[rows[0]]["forward_flops"] != -1
-    assert len(the_graph) == len(rows)
-
-
 def test_an_edit_of_an_attribute_that_no_solver_would_see_is_refused() -> None:
     measured = {"gpu": {"forward_s": 1, "input_gradient_s": 1, "weight_gradient_s": 1}}
     plain = graph([layer("a"), layer("b")]).record.model_dump(mode="json")

@@ -107,15 +107,6 @@ def test_figures_in_json_are_checked_alike(
     assert problem.endswith('or set "unusual_figures": true at the top')
 
 
-@pytest.mark.parametrize(("field", "value", "unit"), WRONG)
-def test_data_of_programs_may_have_any_figures(
-    tmp_path: Path, field: str, value: str, unit: str
-) -> None:
-    """Such as a bandwidth that stands for no limit."""
-    data = tomllib.loads(cluster_file(tmp_path / "a.toml", **{field: value}).read_text())
-    assert Cluster.from_data(data).device_names == ("a", "b")
-
-
 @pytest.mark.parametrize("value", [np.float32(80), b"80", {80}, Path("80")])
 def test_a_value_that_no_file_can_hold_is_named_with_its_field(
     tmp_path: Path, value: object

@@ -1,28 +1,9 @@
-"""Which test runs which page. A group is a file of tests, so that groups run side by side."""
+"""The pages whose snippets run, and why some snippets do not."""
 
 from builders import ROOT
 from documents import Block, blocks
 
 DOCS = ROOT / "docs"
-GROUPS = {
-    "tutorial": ("tutorial.md",),
-    "executor": ("executor.md", "frozen_parts.md", "unequal_microbatches.md"),
-    "plans": ("plans.md", "synchronisation.md"),
-    "running_plans": ("adopt.md", "replan.md"),
-    "readme": ("../README.md",),
-    "others": (
-        "cli_conventions.md",
-        "classic_planners.md",
-        "cost_model.md",
-        "experts.md",
-        "export.md",
-        "how_plans_are_found.md",
-        "index.md",
-        "models_and_clusters.md",
-        "proofs.md",
-        "runtimes.md",
-    ),
-}
 ELSEWHERE = {
     "own_constraints.md": "tests/solver/test_own_constraints.py",
     "sweep.md": "tests/sweeping/test_sweep_docs.py",
@@ -40,3 +21,11 @@ MOST_NOT_RUN = 12
 def steps(page: str) -> list[Block]:
     """The blocks of a page that a reader runs or writes to a file."""
     return [block for block in blocks(DOCS / page) if block.is_step]
+
+
+PAGES = [*sorted(path.name for path in DOCS.glob("*.md")), "../README.md"]
+RUN = [
+    page
+    for page in PAGES
+    if page not in ELSEWHERE and any(block.not_run is None for block in steps(page))
+]

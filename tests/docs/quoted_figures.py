@@ -4,8 +4,7 @@ A sentence that links to a page of ``benchmarks/`` or names the command of a ben
 table after it, may only have figures that a row of :data:`QUOTED` finds. In its ``text``, a regular
 expression of the words on the page, each ``#`` is a figure; ``figures`` gives them, in order, from
 the raw rows in ``benchmarks/results``. They are compared at the digits that the page has. None
-stands for a cell without a figure, a bool for a group of words that stand there if, and only if,
-something holds. A row may also find figures of sentences without a link.
+stands for a cell without a figure. A row may also find figures of sentences without a link.
 """
 
 import statistics
@@ -31,7 +30,7 @@ class Quoted:
 
     page: str
     text: str
-    figures: Callable[[], Sequence[float | bool | None]]
+    figures: Callable[[], Sequence[float | None]]
 
     @property
     def pattern(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 import typer
 from builders import ROOT
 from documents import SLOW, Block, blocks
-from page_groups import DOCS, ELSEWHERE, GROUPS, MOST_NOT_RUN, REASONS, steps
+from page_groups import DOCS, ELSEWHERE, MOST_NOT_RUN, REASONS, steps
 
 from executor.coordinator.__main__ import parser as coordinator_parser
 from executor.detect.options import parser as measure_links_parser
@@ -20,14 +20,6 @@ PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 
 def not_run() -> list[Block]:
     return [block for page in PAGES for block in steps(page) if block.not_run is not None]
-
-
-def test_every_page_with_snippets_is_run_by_one_test() -> None:
-    run = [page for pages in GROUPS.values() for page in pages] + list(ELSEWHERE)
-    assert len(run) == len(set(run))
-    left = {page for page in PAGES if any(block.not_run is None for block in steps(page))}
-    assert left <= set(run), "add the page to tests/docs/page_groups.py, or mark its blocks"
-    assert all(steps(page) for page in run)
 
 
 def test_pages_run_elsewhere_are_named_there() -> None:

@@ -4,10 +4,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
-import pytest
 from builders import ROOT
 from quoted_figures import QUOTED, Quoted
-from reports import column
 
 PAGES = {"README.md": (ROOT / "README.md").read_text(encoding="utf-8")}
 SOURCE = re.compile(r"\]\([^)]*benchmarks/\w+\.md[^)]*\)|python -m benchmarks\.\w+")
@@ -53,10 +51,8 @@ def disagreements(row: Quoted, found: re.Match[str]) -> Iterator[str]:
             yield f"{row.page}, {found[0]!r}: says {text}, the rows {figure}"
 
 
-def agrees(text: str | None, figure: float | bool | None) -> bool:
+def agrees(text: str | None, figure: float | None) -> bool:
     """Whether a figure is the one that a page has, at the digits of the page."""
-    if isinstance(figure, bool):
-        return (text is not None) is figure
     if text is None or figure is None:
         return text is None and figure is None
     shown = Decimal(text.replace(",", ""))
@@ -88,55 +84,3 @@ def passages(text: str) -> Iterator[tuple[int, int]]:
                 yield start, cut.start()
                 start = cut.end()
         yield start, end
-
-
-def speed() -> list[float]:
-    return [41.6]
-
-
-@pytest.mark.parametrize(
-    ("page", "said"),
-    [
-        ("It drives 42 km/h ([s](benchmarks/SPEED.md)).", []),
-        ("It drives 41.6 km/h ([s](benchmarks/SPEED.md)).", []),
-        ("It drives 41 km/h ([s](benchmarks/SPEED.md)).", ["says 41, the rows 41.6"]),
-        ("It drives fast ([s](benchmarks/SPEED.md)).", ["no longer says"]),
-        ("It drives 42 km/h. In 3 s ([s](benchmarks/SPEED.md)).", ["3 is quoted from benchmarks"]),
-        ("It drives 42 km/h. See `python -m benchmarks.speed`: 7.", ["7 is quoted from python"]),
-        (
-            "It drives 42 km/h.\n\nAll ([s](benchmarks/SPEED.md)):\n\n| a |\n| 5 |\n",
-            ["5 is quoted"],
-        ),
-        ("It drives 42 km/h. In 3 s. `x 4` of GPT-2 and 1F1B ([s](benchmarks/SPEED.md#5)).", []),
-    ],
-)
-def test_stale_and_unknown_figures_are_told(page: str, said: list[str]) -> None:
-    found = list(problems({"a.md": page}, [Quoted("a.md", "drives # km/h", speed)]))
-    assert len(found) == len(said)
-    assert all(words in line for words, line in zip(said, found, strict=True))
-
-
-def test_rows_that_lack_what_is_quoted_are_named() -> None:
-    row = Quoted("a.md", "drives # km/h", lambda: column("executor", "lorries", "km/h"))
-    (line,) = problems({"a.md": "It drives 42 km/h."}, [row])
-    assert "benchmarks/results/executor.json has no row in lorries" in line
-
-
-@pytest.mark.parametrize(
-    ("text", "figure", "expected"),
-    [
-        ("1,024", 1024.0, True),
-        ("1e-6", 1e-6, True),
-        ("1e-6", 2e-6, False),
-        (None, None, True),
-        ("5", None, False),
-        (None, 5.0, False),
-        (", none", True, True),
-        (None, True, False),
-        (None, False, True),
-    ],
-)
-def test_figures_agree_at_the_digits_of_the_page(
-    text: str | None, figure: float | bool | None, expected: bool
-) -> None:
-    assert agrees(text, figure) is expected

@@ -41,17 +41,6 @@ def test_every_page_is_in_the_navigation(folder: str) -> None:
 
 
 @pytest.mark.extensive
-def test_every_page_is_there(site: Path) -> None:
-    for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.md")]:
-        folder = "benchmarks/" if path.parent.name == "benchmarks" else ""
-        assert (site / f"{folder}{path.stem}.html").is_file()
-    assert {"commands.html", "artifacts.html", "presets.html", "CHANGELOG.html"} <= {
-        path.name for path in site.iterdir()
-    }
-    assert not (site / "hooks").exists()
-
-
-@pytest.mark.extensive
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert len(pages) > 20

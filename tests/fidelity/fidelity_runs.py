@@ -21,9 +21,8 @@ from planner.tracing.trace import trace_step
 
 HERE = Path(__file__).parent
 STEPS, RANKS, MICROBATCHES = 3, 2, 4
-KINDS = ("chain", "mixed")
-"""Two stages, and stages with replicas, recomputation, split backwards and a random order."""
 Case = tuple[str, str]
+"""A model, and "chain" (two stages) or "mixed" (replicas, recomputation, split backwards)."""
 
 
 def plan_of(name: str, kind: str) -> Plan:

@@ -1,6 +1,5 @@
 """The wheel is whole: it plans, reports, trains and profiles outside of a checkout."""
 
-import json
 import re
 import tarfile
 import zipfile
@@ -89,43 +88,6 @@ def test_what_is_imported_is_what_was_installed(installed: Installed) -> None:
     assert said.stderr == ""
     for line in said.stdout.splitlines():
         assert Path(line).is_relative_to(installed.folder.parent / "venv")
-
-
-def test_a_model_of_ones_own_is_planned_checked_and_explained(
-    installed: Installed, plan: Path
-) -> None:
-    assert installed.pipeplan("verify", plan).stdout.startswith(f"{plan}: holds; ")
-    explained = installed.pipeplan("explain", plan, "--json")
-    assert explained.returncode == 0, explained.stderr
-    assert json.loads(explained.stdout)
-
-
-def test_the_report_finds_its_templates(installed: Installed, plan: Path) -> None:
-    made = installed.pipeplan("report", plan, "-o", "plan.html")
-    assert made.returncode == 0, made.stderr
-    page = (installed.folder / "plan.html").read_text()
-    style = (ROOT / "planner" / "report" / "templates" / "page.css").read_text()
-    assert style.strip() in page
-
-
-def test_a_plan_is_trained(installed: Installed, plan: Path) -> None:
-    ranks = len(json.loads(plan.read_text())["ranks"])
-    ran = installed.run(
-        *("-m", "torch.distributed.run", "--nproc-per-node", ranks, "-m", "executor", plan),
-        *("--model", "my_net:build", "--data", "random", "--steps", 2),
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert f"trained 2 steps on {ranks} rank" in ran.stdout
-
-
-def test_a_model_is_profiled(installed: Installed) -> None:
-    ran = installed.run(
-        *("-m", "executor.profiling", "my_net:build", "--job", "job.toml", "--device", "cpu"),
-        *("--threads", 1, "--samples", 2, "--seconds", 0, "-o", "costs.json", "--json"),
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert json.loads(ran.stdout)["written"] == ["costs.json"]
-    assert (installed.folder / "costs.json").is_file()
 
 
 def test_the_zoo_is_said_to_be_in_the_repository(installed: Installed) -> None:

@@ -3,10 +3,14 @@
 from itertools import combinations, pairwise
 
 import pytest
-from builders import boundary, cluster, device_type, graph, layer, link, parameter
+from builders import boundary, cluster, device_type, graph, layer, link, parameter, star
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import problems
 
-from planner import Job, Problem, solve
+from planner import Job, Problem, solve, verify
 from planner.errors import InfeasibleError, PipeplanError
+from planner.plan.plan import Plan
 
 
 def test_a_model_that_takes_no_time_is_planned() -> None:
@@ -14,6 +18,18 @@ def test_a_model_that_takes_no_time_is_planned() -> None:
     machines = cluster(["d0", "d1"], [link("d0", "d1")])
     result = solve(Problem(nothing, machines, Job(optimizer="sgd")), time_limit_s=1)
     assert result.iteration_time_s == 0
+
+
+def test_several_stages_a_device_may_take_no_time() -> None:
+    nothing = graph([layer(name, 0.0, 0.0) for name in "abcd"])
+    problem = Problem(nothing, star(2), Job(microbatches=4, max_stages_per_device=2))
+    assert solve(problem, time_limit_s=0.5, deterministic=True).iteration_time_s >= 0
+
+
+def test_a_search_without_time_has_a_plan() -> None:
+    problem = Problem(graph([layer(name) for name in "abcd"]), star(3), Job(microbatches=4))
+    result = solve(problem, time_limit_s=1e-3, deterministic=True)
+    assert 0 < result.lower_bound_s <= result.iteration_time_s * (1 + 1e-9)
 
 
 def test_replicas_that_reduce_nothing_need_no_link() -> None:
@@ -98,3 +114,25 @@ def test_a_good_plan_is_found_before_the_bounds_take_their_time() -> None:
     unproved_s = [row.iteration_time_s for row in result.history if row.lower_bound_s == 0]
     assert unproved_s[0] > 3 * result.iteration_time_s
     assert unproved_s[-1] <= 1.1 * result.iteration_time_s
+
+
+# --- idle replicas -------------------------------------------------------------------------------
+
+
+def idle(plan: Plan) -> list[tuple[int, str]]:
+    runs = {(row.stage, name) for name, rows in plan.parsed_orders().items() for row in rows}
+    held = ((k, name) for k, stage in enumerate(plan.stages) for name in stage.devices)
+    return [row for row in held if row not in runs]
+
+
+@given(problems(min_devices=2), st.sampled_from([1e-3, 0.1]))
+def test_however_short_a_search_every_replica_runs_a_microbatch(
+    problem: Problem, limit_s: float
+) -> None:
+    try:
+        result = solve(problem, time_limit_s=limit_s, deterministic=True)
+    except InfeasibleError:
+        return
+    assert idle(result.plan) == []
+    assert verify(result.plan) == []
+    assert result.lower_bound_s <= result.iteration_time_s * (1 + 1e-9)

@@ -34,7 +34,7 @@ def job(**fields: object) -> dict[str, object]:
     return {"microbatches": 2, "backward": "whole", "overlap_reduction": False, **fields}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_bounds_hold_and_any_size_is_as_good_as_each(seed: int) -> None:
     problem = tiny_problem(seed, layers=2 + seed % 2, **job(replication=seed == 0))
     best_s = {n: brute_force(of_groups(problem, n)).time_s for n in (1, 2)}

@@ -20,7 +20,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("layers", "devices", "microbatches", "types", "replication"), CASES)
-@pytest.mark.parametrize("seed", seeds(1, 3))
+@pytest.mark.parametrize("seed", seeds(1, 2))
 def test_proved_optimum_is_the_best_of_all_plans(
     seed, layers, devices, microbatches, types, replication
 ):
@@ -62,7 +62,7 @@ KINDS = {
 
 @pytest.mark.extensive
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_bound_and_plan_enclose_the_best_of_all_plans(seed, kind):
     layers, devices, microbatches, settings = KINDS[kind]
     problem = tiny_problem(
@@ -94,7 +94,7 @@ def best_with_large_cuts_s(seed, memory_mib):
     return brute_force(large_cuts(seed, memory_mib)).time_s
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_where_memory_binds_a_plan_is_found_if_there_is_one(seed):
     problem = large_cuts(seed, memory_mib=170)
     best_s = best_with_large_cuts_s(seed, 170)
@@ -109,15 +109,15 @@ def test_where_memory_binds_a_plan_is_found_if_there_is_one(seed):
 
 def test_memory_binds_in_some_of_these_problems_and_rules_out_others():
     tight, ample = (
-        [best_with_large_cuts_s(seed, memory_mib) for seed in range(30)]
+        [best_with_large_cuts_s(seed, memory_mib) for seed in range(12)]
         for memory_mib in (170, 1000)
     )
     slower = [t > a for t, a in zip(tight, ample, strict=True)]
-    assert sum(slower) >= 5
+    assert sum(slower) >= 3
     assert float("inf") in tight
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_bound_holds_after_no_time_at_all(seed):
     problem = tiny_problem(seed, layers=4, devices=3, microbatches=2, types=2, replication=False)
     best = brute_force(problem)
@@ -129,7 +129,7 @@ def test_bound_holds_after_no_time_at_all(seed):
 
 
 @pytest.mark.extensive
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_faster_network_never_worsens_a_proved_optimum(seed):
     settings = {"layers": 4, "devices": 3, "microbatches": 3, "replication": False}
     slow = solve(tiny_problem(seed, **settings), time_limit_s=30, deterministic=True)

@@ -83,8 +83,9 @@ KEPT = {
 }
 
 
-@pytest.mark.parametrize("topology", ["mesh", "switches"])
-@pytest.mark.parametrize("constrain", KEPT, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize(
+    ("constrain", "topology"), zip(KEPT, ("mesh", "switches") * 2, strict=True), ids=str
+)
 def test_the_plan_keeps_the_constraint_and_is_near_the_best_that_does(constrain, topology):
     """With two switches some devices are interchangeable, but not for who names them."""
     problem = tiny_problem(

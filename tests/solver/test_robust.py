@@ -62,7 +62,7 @@ def test_rare_slowness_changes_nothing() -> None:
     assert result.robustness.times.predicted_s <= result.robustness.fastest.predicted_s
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_robust_plans_hold_and_are_the_same_every_time(seed: int) -> None:
     problem = tiny_problem(seed, layers=5, devices=3, microbatches=6)
     result = solved(robust=True, problem=problem)

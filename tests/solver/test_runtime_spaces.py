@@ -53,18 +53,17 @@ OWN = [
 ]
 PIPELINES = {"devices": 4, "microbatches": 2, "max_stages": 2}
 CASES = [
-    *(("deepspeed", seed, {}) for seed in range(6)),
-    *(("megatron", seed, {"devices": 2, "max_stages_per_device": 2}) for seed in range(6)),
+    *(("deepspeed", seed, {}) for seed in range(3)),
+    *(("megatron", seed, {"devices": 2, "max_stages_per_device": 2}) for seed in range(3)),
     *(
         ("megatron", seed, {"devices": 2, "memory_mib": 140, "recompute": True})
-        for seed in range(5)
+        for seed in range(3)
     ),
-    *(("torch", seed, {"devices": 2, "microbatches": 2}) for seed in range(3)),
+    *(("torch", seed, {"devices": 2, "microbatches": 2}) for seed in range(2)),
     *(("torchtitan", seed, PIPELINES) for seed in (0, 1)),
     *(
-        (own(number, **rules), seed, {"devices": 2, "microbatches": 2})
+        (own(number, **rules), 2 * (number % 2), {"devices": 2, "microbatches": 2})
         for number, rules in enumerate(OWN)
-        for seed in (0, 2)
     ),
 ]
 
@@ -87,7 +86,7 @@ def test_plan_and_bound_are_those_of_the_narrow_space(
         assert result.iteration_time_s == pytest.approx(best_s, rel=2e-4)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_plan_for_a_runtime_is_no_slower_there_than_one_for_another(seed: int) -> None:
     """Both keep to what Megatron-LM can express; the other is for messages that overlap."""
     problem = small("megatron", seed, devices=3)

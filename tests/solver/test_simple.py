@@ -149,7 +149,7 @@ def every_simple_schedule(problem: Problem, longest_s: float) -> Iterator[Comple
                     yield complexity_of(schedule)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_plan_within_the_tolerance_is_simpler(seed: int) -> None:
     problem = tiny_problem(seed, layers=3, devices=3, microbatches=4, topology="switches")
     result = solved(problem, within=0.05)
