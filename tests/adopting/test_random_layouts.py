@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from test_public_layouts import by_megatron, by_torchtitan, differences
 
-COUNT = 200
+COUNT = 150
 
 pytestmark = pytest.mark.extensive
 
@@ -80,9 +80,8 @@ def apart(action: str) -> tuple[int, str, str]:
     return int(stage), kind, microbatch
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_megatron_core_agrees_about_random_arguments(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
+def test_megatron_core_agrees_about_random_arguments(tmp_path: Path) -> None:
+    draw = random.Random(0)
     texts = {text: text for text in (arguments(draw) for _ in range(COUNT))}
     compared = by_megatron(texts, tmp_path)
     rows = [(text, mine, without_empty(told, text)) for text, mine, told in compared]
@@ -101,9 +100,8 @@ SCHEDULES = (
 )
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_torchtitan_agrees_about_random_configurations(tmp_path: Path, seed: int) -> None:
-    draw = random.Random(seed)
+def test_torchtitan_agrees_about_random_configurations(tmp_path: Path) -> None:
+    draw = random.Random(0)
     asked = {}
     for _ in range(COUNT):
         parallelism: dict[str, Any] = {

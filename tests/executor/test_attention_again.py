@@ -7,6 +7,7 @@ import torch
 from held_bytes import allocated
 from in_turn import assert_same, cut_everywhere, run_stages, run_whole, used_by_many
 from torch import Tensor, nn
+from traces import trace_once
 
 from executor.stage.runner import StageRunner
 from models import ZOO
@@ -15,6 +16,7 @@ from planner.job import Job
 from planner.tracing.factory import example_batch, import_factory
 from planner.tracing.trace import trace
 
+pytestmark = pytest.mark.usefixtures("shared_exports")
 WIDTH, HEADS, TOKENS, SAMPLES = 32, 4, 16, 3
 ROUND = 64
 """Bytes of scalars, such as what a recomputed core starts from besides."""
@@ -34,6 +36,10 @@ class Blocks(nn.Module):
         self.writes = writes
         self.h = nn.ModuleList([nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2)])
         self.head = nn.Linear(WIDTH, 5)
+
+    def extra_repr(self) -> str:
+        """Tell exports of the two forms apart."""
+        return f"writes={self.writes}"
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Classify every position."""
@@ -57,14 +63,14 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.parametrize("split", [(), (0,)], ids=["whole", "split"])
-@pytest.mark.parametrize("name", ["blocks", "gpt_tiny", "t5_tiny", "bert_tiny"])
+@pytest.mark.parametrize("name", ["blocks", "gpt_tiny", "t5_tiny"])
 def test_gradients_are_those_of_plain_torch(name: str, split: tuple[int, ...]) -> None:
     """Bit by bit; T5's attention has a bias that is computed from weights, for all blocks."""
     factory = Blocks if name == "blocks" else import_factory(ZOO[name])
     model, cut_model, layers = cut_everywhere(factory, AGAIN)
     batch = example_batch(model, AGAIN)
     expected = run_whole(model, batch, AGAIN.loss)
-    rounded = used_by_many(trace(factory, AGAIN))
+    rounded = used_by_many(trace_once(factory, AGAIN))
     if name == "t5_tiny":
         # Blocks add up the gradients of the bias they share in another order.
         rounded |= dict(model.named_parameters()).keys()

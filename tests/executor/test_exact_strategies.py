@@ -9,9 +9,7 @@ from plain_torch import Alone, worst_error
 from run_files import RunFiles
 
 from models import ZOO
-from planner.job import Job
 from planner.plan.plan import Plan
-from planner.tracing.trace import trace
 
 pytestmark = pytest.mark.extensive
 STEPS, RANKS = 5, 3
@@ -52,25 +50,12 @@ def a_replica_without_a_microbatch() -> Plan:
     return shuffled(pipeline, 2, owners)
 
 
-def recomputed_and_split() -> Plan:
-    """Every second layer, with dropout; split backwards of microbatches that change ranks."""
-    arguments = {"dropout": 0.2}
-    job = Job(samples_per_microbatch=2, precision="float64", model_arguments=arguments)
-    graph = trace(ZOO["bert_tiny"], job)
-    names = list(graph.layers)
-    rows = [(names[:3], ["d0", "d1"]), (names[3:], ["d2", "d0"])]
-    stages = [(part, on, [name for name in part if name in names[::2]]) for part, on in rows]
-    fields = {**DOUBLE, "microbatches": 5, "model_arguments": arguments, "learning_rate": 0.05}
-    return shuffled(pipeline_of(graph, ZOO["bert_tiny"], stages, **fields), 12, split=0.5)
-
-
 PLANS: dict[str, Callable[[], Plan]] = {
     plan.__name__: plan
     for plan in (
         tied_and_uneven,
         replicas_that_overlap,
         a_replica_without_a_microbatch,
-        recomputed_and_split,
     )
 }
 

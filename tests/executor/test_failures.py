@@ -173,11 +173,9 @@ def test_a_rank_that_was_stopped_counts_as_lost_after_the_timeout(launch: Launch
     assert all(re.fullmatch(pattern, line) for line in said)
 
 
-@pytest.mark.parametrize("to", ["torchrun alone", "the process group"])
-def test_ctrl_c_leaves_no_process_behind(launch: Launch, to: str) -> None:
+def test_ctrl_c_leaves_no_process_behind(launch: Launch) -> None:
     run = launch("sleep", python=sys.executable)
-    send = os.kill if to == "torchrun alone" else os.killpg
-    assert ours(run.end_by(lambda: send(run.process.pid, signal.SIGINT))) == []
+    assert ours(run.end_by(lambda: os.killpg(run.process.pid, signal.SIGINT))) == []
 
 
 def test_sigterm_to_torchrun_ends_all_ranks(launch: Launch) -> None:

@@ -10,7 +10,7 @@ from run_files import RunFiles
 
 from planner.plan.plan import Plan
 
-pytestmark = pytest.mark.usefixtures("shared_exports")
+pytestmark = [pytest.mark.extensive, pytest.mark.usefixtures("shared_exports")]
 RANKS, MICROBATCHES = 4, 64
 
 

@@ -20,14 +20,10 @@ STEPS = 4
 TRAINED = {
     "lion_pytorch:Lion": 1e-3,
     "schedulefree:AdamWScheduleFree": 1e-2,
-    "schedulefree:SGDScheduleFree": 1e-1,
-    "schedulefree:RAdamScheduleFree": 1e-2,
     "pytorch_optimizer:Shampoo": 1e-2,
     "pytorch_optimizer:Adan": 1e-3,
     "pytorch_optimizer:Lamb": 1e-3,
-    "pytorch_optimizer:Tiger": 1e-3,
     "bitsandbytes.optim:AdamW8bit": 1e-3,
-    "bitsandbytes.optim:Lion8bit": 1e-3,
 }
 """Learning rates."""
 ALL = "(Prodigy|DAdaptAdam): its step on a parameter depends on all parameters"

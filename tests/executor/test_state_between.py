@@ -260,7 +260,7 @@ def test_a_stale_gradient_has_a_lower_rate() -> None:
 def test_staleness_is_what_a_worker_knows_of_updates_since_it_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The same sequence, worked out by hand, is in tests/sync/test_simulated_servers.py."""
+    """Of two workers, of whom the second takes two and a half times as long: worked out by hand."""
     noted: list[tuple[int, int]] = []
     monkeypatch.setattr(
         EagerParameterServerOptions, "factor", lambda _, *given: noted.append(given) or 1.0

@@ -341,13 +341,11 @@ def test_stages_on_groups_of_several_sizes_train_as_one_process(tmp_path: Path) 
     runs = RunFiles(tmp_path, steps=2)
     plan = with_two_sizes((2, 1))
     runs.add("narrower", plan, f'clip_norm = 0.5\ntimeline = "{tmp_path / "timeline.json"}"')
-    runs.add("wider", with_two_sizes((1, 2)), "clip_norm = 0.5")
-    runs.add("positions", with_two_sizes((2, 1), sequence=True), "clip_norm = 0.5")
     runs.add("back", with_two_sizes((1, 2), sequence=True), "clip_norm = 0.5")
     runs.launch(3)
     alone = Alone(plan, runs.config("narrower"))
     losses = alone.train(2)
-    for name in ("narrower", "wider", "positions", "back"):
+    for name in ("narrower", "back"):
         assert runs.losses(name) == pytest.approx(losses, rel=1e-12)
         assert worst_error(runs.parameters(name), alone.parameters()) < 1e-12
     timeline = MeasuredTimeline.load(tmp_path / "timeline.json")

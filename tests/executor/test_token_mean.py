@@ -34,7 +34,6 @@ def three_in_a_row() -> Plan:
 
 
 PLANS: dict[str, tuple[Callable[[], Plan], str, float]] = {
-    "chain": (three_in_a_row, "", 1e-6),
     "clipped": (uneven, "clip_norm = 0.3", 1e-6),
     "exact": (lambda: uneven(0.6, precision="float64"), "clip_norm = 0.3", 1e-12),
     "sharded": (lambda: uneven(0.6, shard_optimizer=True), "", 1e-6),

@@ -75,11 +75,6 @@ CASES = {
         RATE.format(rate=0.003, clip=0.5, kind="cosine")
         + "[optimizer_arguments]\nweight_decay = 0.1\nbetas = [0.9, 0.95]\n",
     ),
-    "adamw": Case(
-        lambda: plan_of("gpt_tiny", optimizer="adamw"),
-        RATE.format(rate=0.0003, clip=0.5, kind="cosine")
-        + "[optimizer_arguments]\nweight_decay = 0.1\n",
-    ),
     "momentum": Case(
         lambda: plan_of("llama_tiny"),
         RATE.format(rate=0.05, clip=0.2, kind="linear")
@@ -115,8 +110,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> RunFiles:
     ("name", "tolerance"),
     [
         ("adamw_float64", 1e-10),
-        # Where a gradient is next to nothing AdamW makes a full step of its rounding.
-        ("adamw", 1e-4),
         ("momentum", 1e-6),
         ("bfloat16", 0.0),
         ("float16", 0.0),

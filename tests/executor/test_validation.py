@@ -20,6 +20,7 @@ from planner.job import Job
 from planner.plan.plan import Plan
 from planner.tracing.factory import example_batch
 
+pytestmark = pytest.mark.extensive
 STEPS, RANKS = 4, 3
 NOISY = "user_code:Noisy"
 TABLE = '[validation]\nevery = 2\ndata = "user_code:{data}"\n'
@@ -49,9 +50,7 @@ def groups(**job: object) -> Plan:
 DIVIDED = {"shard_parameters": True, "equal_pipelines": True, "backward": "whole"}
 RUNS: dict[str, tuple[Callable[[], Plan], str, dict[str, str]]] = {
     "noisy": (noisy, "Points", {"model": NOISY}),
-    "tokens": (text, "Padded", {}),
     "decoupled": (text, "Padded", {"sync": "decoupled"}),
-    "state_shared": (lambda: text(shard_optimizer=True), "Padded", {}),
     "groups": (groups, "Padded", {}),
     "divided": (lambda: text(**DIVIDED), "Padded", {}),
 }

@@ -83,7 +83,7 @@ def require_exported_as_planned(runtime: Runtime, plan: Plan) -> None:
     assert not [note for note in notes if "predicted instead of" in note]
 
 
-SEEDS = (0, 4, 8)
+SEEDS = (0, 8)
 """Of four and of two devices."""
 
 
@@ -100,10 +100,10 @@ def test_what_is_planned_for_a_runtime_is_exported_to_it_as_planned(
 @pytest.mark.extensive
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_many_plans_for_a_runtime_are_exported_to_it_as_planned(runtime: Runtime) -> None:
-    plans = [plan for seed in range(20, 36) if (plan := planned_for(runtime, seed)) is not None]
+    plans = [plan for seed in range(20, 28) if (plan := planned_for(runtime, seed)) is not None]
     for plan in plans:
         require_exported_as_planned(runtime, plan)
-    assert len(plans) >= 6
+    assert len(plans) >= 3
 
 
 def test_narrowing_twice_is_narrowing_once() -> None:
