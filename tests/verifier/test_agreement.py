@@ -9,6 +9,7 @@ import pytest
 from builders import checked, peaks
 from hypothesis import given
 from hypothesis import strategies as st
+from many_sided import many_sided_plans
 from strategies import Scheduled, plans, runtimes, scheduled
 
 from planner.assembly import plan_by_hand
@@ -82,3 +83,9 @@ def test_the_order_in_which_a_file_lists_things_changes_nothing(
 def with_digest(plan: Plan) -> Plan:
     model = plan.model.model_copy(update={"graph_digest": graph_digest(plan.model.graph)})
     return plan.model_copy(update={"model": model})
+
+
+def test_both_replays_give_plans_of_every_feature_the_same_figures() -> None:
+    for plan in many_sided_plans():
+        assert verify(plan) == []
+        assert_they_agree(plan)
