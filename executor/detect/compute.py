@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -19,7 +20,6 @@ from executor.detect.turns import Turn
 from executor.distributed.host_tuning import keep_freed_memory
 from executor.distributed.machines import hardware_name
 from planner.cluster.hardware import GIB, ClassEfficiency, DeviceType
-from planner.topology.measurements import Beside, Slowed
 from planner.units import significant
 
 DTYPES = {
@@ -295,10 +295,7 @@ class Computation:
 
     def _block_s(self, block: Callable[[], None], for_s: float) -> float:
         """Return the median time of a block within some seconds."""
-        begin_s, times = time.perf_counter(), list[float]()
-        while not times or time.perf_counter() < begin_s + for_s:
-            times.append(self._timed_s(block))
-        return median(times)
+        return median(self._blocks_s(block, lambda: True, for_s))
 
 
 def host_memory_bytes() -> int:
@@ -323,27 +320,10 @@ def slowdowns(ratios: Mapping[int, float], ranks: int) -> tuple[float, ...]:
             all at least. Numbers in between are interpolated.
         ranks: of the host.
     """
-    known = sorted(ratios)
-    factors, least = [], 1.0
-    for count in range(1, ranks + 1):
-        below = max(number for number in known if number <= count)
-        above = min(number for number in known if number >= count)
-        share = (count - below) / (above - below) if above > below else 0.0
-        ratio = ratios[below] + share * (ratios[above] - ratios[below])
-        least = max(least, _digits(ratio))
-        factors.append(least)
-    return (1.0, *factors[1:])
-
-
-def beside(ratios: Sequence[tuple[float, float]]) -> Beside:
-    """Return the slow-down of computation and that of messages from the ratios of some rounds."""
-    computation, messages = zip(*ratios, strict=True)
-    return Beside(_slowed(computation), _slowed(messages))
-
-
-def _slowed(ratios: Sequence[float]) -> Slowed:
-    lower, _, upper = quantiles(ratios, n=4, method="inclusive")
-    return Slowed(median(ratios), (upper - lower) / 2)
+    counts = sorted(ratios)
+    factors = np.interp(range(1, ranks + 1), counts, [ratios[count] for count in counts])
+    rising = np.maximum.accumulate(np.maximum(factors, 1.0))
+    return (1.0, *map(_digits, rising[1:].tolist()))
 
 
 def _digits(value: float) -> float:

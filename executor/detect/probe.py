@@ -19,7 +19,7 @@ from executor.detect.options import MeasurementOptions
 from executor.detect.turns import Flow
 from executor.distributed.failure import talking_to
 from planner.errors import PipeplanError
-from planner.topology.message_fit import fit_one_way
+from planner.topology.measurements import fit_one_way
 
 SHORT_BYTES = 8
 """Bytes of the shortest message, and of every answer."""

@@ -14,21 +14,24 @@ from typing import Any
 
 import torch
 
-from executor.detect.compute import BESIDE_S, FEWEST_ROUNDS, beside, slowdowns
+from executor.detect.compute import BESIDE_S, FEWEST_ROUNDS, slowdowns
 from executor.detect.turns import Flow, Turn
 from planner.cluster.device_types import KnownType, cpu_type, gpu_type
 from planner.cluster.hardware import GIB, DeviceType
+from planner.cluster.merge import NETWORK
 from planner.errors import PipeplanError
-from planner.topology.candidates import NETWORK
 from planner.topology.measurements import (
     Beside,
     ConcurrentMessages,
     Ends,
     MeasuredRank,
     Measurements,
+    OfEqual,
+    OneWay,
+    Slowed,
     TimedReduction,
+    fit_one_way,
 )
-from planner.topology.message_fit import OfEqual, OneWay, fit_one_way
 from planner.units import format_seconds, plural
 
 Found = Mapping[int, Any]
@@ -131,7 +134,7 @@ class MeasurementRecord:
                 f"in a round of {BESIDE_S} s fewer than three exchanges were over"
             )
         self._ratios[member.type] += ratios
-        return f"{member.name}: {beside(ratios)}"
+        return f"{member.name}: {_beside(ratios)}"
 
     def _slowed(self, name: str) -> DeviceType:
         """Return the figures of a type with the slow-downs that were measured, if they were."""
@@ -146,7 +149,7 @@ class MeasurementRecord:
 
     @property
     def _beside(self) -> dict[str, Beside]:
-        return {name: beside(ratios) for name, ratios in self._ratios.items()}
+        return {name: _beside(ratios) for name, ratios in self._ratios.items()}
 
     def _set_type(self, measured: MeasuredRank, known: KnownType, alone_s: float) -> None:
         """Give a host's ranks the figures of one; other processors or speeds are another type."""
@@ -209,6 +212,11 @@ class MeasurementRecord:
             self._reductions.append(TimedReduction(devices, int(key), seconds))
             said.append(f"{int(key):,} bytes {format_seconds(seconds)}")
         return f"all-reduce among {plural(len(devices), 'rank')}: {', '.join(said)}"
+
+
+def _beside(ratios: Sequence[tuple[float, float]]) -> Beside:
+    computation, messages = zip(*ratios, strict=True)
+    return Beside(Slowed.of(computation), Slowed.of(messages))
 
 
 SAME_SPEED = 0.1

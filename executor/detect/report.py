@@ -18,7 +18,6 @@ from planner.topology.candidates import cluster_without_links
 from planner.topology.choice import (
     Latencies,
     TopologyChoice,
-    TopologyFit,
     choose_topology,
     reduction_errors,
     suited_latencies,
@@ -36,8 +35,7 @@ LITTLE_MORE = 1.1
 """Ranks of a host that together do less than so many times one rank's work are noted."""
 UNEASY = 0.5
 """A spread over the median that is noted."""
-EXACT = 5e-4
-"""Nearer to a bandwidth than a line can show."""
+_AGAIN = "measure again when nothing else uses the machines"
 
 
 def conclude(
@@ -61,28 +59,28 @@ def conclude(
         PipeplanError: if the file cannot be written, or nothing can be concluded of any pair.
     """
     data = {"is_partial": is_partial, **_device_data(options, backend, found)}
+    lines, after = _device_lines(found), list[str]()
     if len(found.members) == 1:
+        cluster = cluster_without_links(found, options.name)
         head = ["Measured by pipeplan detect: one device, without links."]
-        _write(options, cluster_without_links(found, options.name), head)
-        _print(options, data, _device_lines(found))
-        return
-    if not found.pairs:
+    elif not found.pairs:
         raise PipeplanError(notes)
-    choice = choose_topology(found, TOLERANCE, options.name)
-    latencies = suited_latencies(choice.taken.topology.cluster, found)
-    notes = [*notes, *_notes(options, found, choice, latencies)]
-    _write(options, latencies.cluster, _head(found, choice, backend, is_partial))
-    data |= {**_link_data(found, choice, latencies), "notes": notes}
-    plan = f"next: pipeplan plan MODEL --cluster {shlex.quote(str(options.output))}"
-    _print(options, data, [*_lines(found, choice, latencies), *(f"note: {n}" for n in notes)], plan)
-
-
-def _print(options: MeasurementOptions, data: Any, lines: Sequence[str], after: str = "") -> None:
+    else:
+        choice = choose_topology(found, TOLERANCE, options.name)
+        latencies = suited_latencies(choice.taken.topology.cluster, found)
+        cluster, head = latencies.cluster, _head(found, choice, backend, is_partial)
+        notes = [*notes, *_notes(options, found, choice, latencies)]
+        data |= {**_link_data(found, choice, latencies), "notes": notes}
+        tables = [lines, *_link_tables(found, choice, cluster)]
+        lines = [line for table in tables if table for line in (*table, "")]
+        lines += [f"note: {note}" for note in notes]
+        after = [f"next: pipeplan plan MODEL --cluster {shlex.quote(str(options.output))}"]
+    _write(options, cluster, head)
     if options.as_json:
         print(json.dumps(data, indent=1), flush=True)
-        return
-    for line in (*lines, f"wrote {options.output}", *filter(None, [after])):
-        say(line)
+    else:
+        for line in (*lines, f"wrote {options.output}", *after):
+            say(line)
 
 
 def _write(options: MeasurementOptions, cluster: Cluster, head: Sequence[str]) -> None:
@@ -95,7 +93,7 @@ def _write(options: MeasurementOptions, cluster: Cluster, head: Sequence[str]) -
 
 def _head(found: Measurements, choice: TopologyChoice, backend: str, is_partial: bool) -> list[str]:
     ranks = plural(len(found.members), "rank")
-    hosts = plural(len({member.host for member in found.members}), "host")
+    hosts = plural(len(found.devices_of_hosts), "host")
     missing = f"Interrupted: {plural(len(found.missing), 'pair')} of devices not measured."
     return [
         f"Measured by pipeplan detect over {backend}: {ranks} on {hosts}.",
@@ -111,55 +109,51 @@ def _head(found: Measurements, choice: TopologyChoice, backend: str, is_partial:
 def _notes(
     options: MeasurementOptions, found: Measurements, choice: TopologyChoice, latencies: Latencies
 ) -> Iterator[str]:
-    cluster = choice.taken.topology.cluster
-    apart = [ends for ends in found.missing if cluster.route(*ends) is None]
-    alike = [ends for ends in found.missing if ends not in apart]
-    if apart:
-        yield f"pairs that were not measured, and that no link joins: {_shown(apart)}"
-    if alike:
-        yield f"pairs that were not measured are taken to be as the others: {_shown(alike)}"
-    yield from _pair_notes(found)
+    if found.missing:
+        cluster, missing = choice.taken.topology.cluster, found.missing
+        alike = all(cluster.route(*ends) is not None for ends in missing)
+        taken = "are taken to be as the others" if alike else "may have no link"
+        yield f"pairs that were not measured {taken}: {_shown(missing)}"
+    for told, figure, limit in _UNEVEN:
+        rows = [
+            (figure(row), ends) for ends, row in found.pairs.items() if figure(row) > limit(row)
+        ]
+        if rows:
+            share, (a, b) = max(rows)
+            yield f"{told} ({plural(len(rows), 'pair')}, most {a} - {b}: {shown_spread(share)})"
     if not options.together:
         yield "flows at the same time were not measured: what pairs share is only assumed"
     if latencies.factor != 1:
-        before, after = latencies.reduction_error_before, latencies.reduction_error
+        errors, before = latencies.errors, latencies.before
         yield (
             f"latency_us is {latencies.factor:.3g} times that of single messages, which predicts "
-            f"all-reduces better (off by a factor of {after:.3g} instead of {before:.3g} on "
-            f"average) and single messages by {latencies.message_error:.3g} instead of "
-            f"{latencies.message_error_before:.3g}"
+            f"all-reduces better (off by a factor of {errors.reductions:.3g} instead of "
+            f"{before.reductions:.3g} on average) and single messages by {errors.messages:.3g} "
+            f"instead of {before.messages:.3g}"
         )
 
 
-def _pair_notes(found: Measurements) -> Iterator[str]:
-    """Note the number of pairs with uneven times or unequal directions, and the worst of them."""
-
-    def worst(figure: Callable[[BothWays], float], most: Callable[[BothWays], float]) -> Any:
-        rows = [(figure(row), ends) for ends, row in found.pairs.items() if figure(row) > most(row)]
-        return (plural(len(rows), "pair"), *max(rows)) if rows else None
-
-    if row := worst(lambda pair: pair.spread, lambda _: UNEASY):
-        pairs, spread, (a, b) = row
-        yield (
-            f"messages of {pairs} of devices took uneven times, most {a} - {b} (spread "
-            f"{shown_spread(spread)}): something else used the machines or the network; measure "
-            "again when nothing does, or with --busy"
-        )
-    if row := worst(lambda pair: pair.asymmetry, lambda pair: ASYMMETRIC + 2 * pair.spread):
-        pairs, share, (a, b) = row
-        yield (
-            f"{pairs} of devices have a faster and a slower way, most {a} - {b} by {share:.0%}; a "
-            "link of the cluster file has one bandwidth, that of the mean time a byte"
-        )
-    if row := worst(lambda pair: pair.latency_ratio, lambda _: UNEQUAL):
-        pairs, ratio, (a, b) = row
-        lower = format_seconds(found.pairs[a, b].latency_s)
-        yield (
-            f"latencies of the two ways differ between {pairs} of devices, most {a} - {b} by "
-            f"{ratio:.3g}x; a link of the cluster file has one latency, and the lower one counts "
-            f"({lower} there), as nothing makes a message faster than its link: measure again when "
-            "nothing else uses the machines"
-        )
+_Figure = Callable[[BothWays], float]
+_UNEVEN: tuple[tuple[str, _Figure, _Figure], ...] = (
+    (
+        f"messages took uneven times: {_AGAIN}, or with --busy",
+        lambda pair: pair.spread,
+        lambda _: UNEASY,
+    ),
+    (
+        "one way is faster than the other, and a link of the cluster file has one bandwidth, that "
+        "of the mean time a byte",
+        lambda pair: pair.asymmetry,
+        lambda pair: ASYMMETRIC + 2 * pair.spread,
+    ),
+    (
+        "one way has a longer latency than the other, and the cluster file has the lower one, as "
+        f"nothing makes a message faster than its link: {_AGAIN}",
+        lambda pair: pair.latency_ratio - 1,
+        lambda _: UNEQUAL - 1,
+    ),
+)
+"""Notes about pairs, with the share that each is about and the share up to which it is left out."""
 
 
 def _shown(pairs: Sequence[Ends]) -> str:
@@ -170,17 +164,6 @@ def _shown(pairs: Sequence[Ends]) -> str:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def _lines(found: Measurements, choice: TopologyChoice, latencies: Latencies) -> list[str]:
-    parts = [
-        _device_lines(found),
-        _pair_table(found),
-        [*_wiring_lines(choice)],
-        _together_table(found, choice.taken),
-        _reduction_table(latencies, found),
-    ]
-    return [line for part in parts if part for line in (*part, "")]
-
-
 def _device_lines(found: Measurements) -> list[str]:
     """Return what was measured of device types, and how ranks of a host slow each other."""
     rows = [
@@ -188,13 +171,13 @@ def _device_lines(found: Measurements) -> list[str]:
             name,
             f"{kind.memory_gib:.4g}",
             f"{kind.memory_bandwidth_gb_per_s:.4g}",
-            ", ".join(f"{key} {value:.3g}" for key, value in kind.peak_tflop_per_s.items()),
             f"{kind.operation_overhead_us:.3g}",
+            ", ".join(f"{key} {value:.3g}" for key, value in kind.peak_tflop_per_s.items()),
         )
         for name, kind in found.types.items()
         if kind.source == "measured"
     ]
-    lines = _table(("device type", "GiB", "GB/s", "TFLOP/s", "overhead µs"), rows)
+    lines = _table(("device type", "GiB", "GB/s", "overhead µs", "TFLOP/s"), rows)
     for host, slowdown in found.slowdowns.items():
         factors = ", ".join(f"{factor:.3g}" for factor in slowdown)
         lines.append(
@@ -202,8 +185,8 @@ def _device_lines(found: Measurements) -> list[str]:
         )
         if host in found.hosts and found.hosts[host].capacity < LITTLE_MORE:
             lines.append(
-                f"note: more ranks bring nothing on {host}, or something else used it while they "
-                "were measured; plans will use one rank there: measure again when nothing does"
+                f"note: more ranks of {host} do no more work than one, and plans will use one; if "
+                f"something else used it, {_AGAIN}"
             )
     return lines + _beside_lines(found)
 
@@ -212,103 +195,74 @@ def _beside_lines(found: Measurements) -> list[str]:
     return [f"{name}: {row}" for name, row in found.beside.items()]
 
 
-def shown_spread(spread: float) -> str:
-    """Return a spread in per cent; that of a fit through noise has no bound."""
-    return f"{spread:.0%}" if spread < MOST_SPREAD else f"over {MOST_SPREAD:.0%}"
-
-
-def _pair_table(found: Measurements) -> list[str]:
-    rows = [
+def _link_tables(
+    found: Measurements, choice: TopologyChoice, cluster: Cluster
+) -> Iterator[list[str]]:
+    """Yield tables of pairs, wirings, concurrent messages and all-reduces."""
+    ways = [
         (
-            way.source,
-            way.target,
-            format_seconds(way.latency_s),
-            shown_spread(way.latency_spread),
-            f"{way.bandwidth_gb_per_s:.4g}",
+            *(way.source, way.target, format_seconds(way.latency_s)),
+            *(shown_spread(way.latency_spread), f"{way.bandwidth_gb_per_s:.4g}"),
             shown_spread(way.bandwidth_spread),
         )
         for way in sorted(found.ways.values(), key=lambda way: way.bandwidth_gb_per_s)
     ]
-    return _table(("from", "to", "latency", "spread", "GB/s", "spread"), rows)
-
-
-def _wiring_lines(choice: TopologyChoice) -> Iterator[str]:
-    taken, worst = choice.taken, abs(choice.taken.worst.bandwidth)
-    yield f"wiring: {taken.topology.title}; " + (
-        "each pair's own bandwidth"
-        if worst < EXACT
-        else f"bandwidths within {worst:.1%} of the pairs' (tolerance {TOLERANCE:.0%} and each "
-        "pair's spread)"
-    )
-
-    def order(row: TopologyFit) -> tuple[bool, float]:
-        return not row.explains, row.together or 0.0
-
-    shapes: dict[str, TopologyFit] = {}
-    for row in sorted(choice.judged, key=order):
-        shapes.setdefault(row.topology.shape, row)
-    for shape, row in shapes.items():
-        if shape != taken.topology.shape:
-            yield f"not {row.topology.title}: {_against(row, taken)}"
-
-
-def _against(row: TopologyFit, taken: TopologyFit) -> str:
-    if not row.explains:
-        wrong = [error for error in row.errors if not error.is_within]
-        far = max(wrong, key=lambda error: (abs(error.bandwidth), abs(error.latency)))
-        return (
-            f"{plural(len(wrong), 'pair')} of {len(row.errors)} not explained, most "
-            f"{far.ends[0]} - {far.ends[1]} (bandwidth {far.bandwidth:+.0%}, latency "
-            f"{far.latency:+.0%})"
+    yield _table(("from", "to", "latency", "spread", "GB/s", "spread"), ways)
+    yield _wirings(choice)
+    flows = [
+        (row.kind, f"{a} > {b}", f"{rate:.4g}", f"{bytes_ / guess_s * 1e-9:.4g}")
+        for row, guesses_s in zip(found.together, choice.taken.predicted_s, strict=True)
+        for (a, b), rate, bytes_, guess_s in zip(
+            row.flows, row.rates_gb_per_s, row.bytes_, guesses_s, strict=True
         )
-    if row.together is None or taken.together is None:
-        return "less simple"
-    off, taken_off = (f"{x:.0%}" if x < 10 else "no path" for x in (row.together, taken.together))
-    return f"flows at the same time are off by {off}, against {taken_off}"
-
-
-def _together_table(found: Measurements, taken: TopologyFit) -> list[str]:
-    rows = []
-    for row, guesses_s in zip(found.together, taken.predicted_s, strict=True):
-        flows = zip(row.flows, row.rates_gb_per_s, row.bytes_, guesses_s, strict=True)
-        for number, ((a, b), rate, bytes_, guess_s) in enumerate(flows):
-            kind = row.kind if number == 0 else ""
-            rows.append((kind, f"{a} > {b}", f"{rate:.4g}", f"{bytes_ / guess_s * 1e-9:.4g}"))
-    return _table(("at the same time", "flow", "GB/s", "by the wiring"), rows)
-
-
-def _reduction_table(latencies: Latencies, found: Measurements) -> list[str]:
-    rows = [
+    ]
+    yield _table(("at the same time", "flow", "GB/s", "by the wiring"), flows)
+    reductions = [
         (
-            f"{len(devices)}: {devices[0]}{', ' if len(devices) == 2 else ' … '}{devices[-1]}",
+            f"{len(names)}: {names[0]}{', ' if len(names) == 2 else ' … '}{names[-1]}",
             f"{error.reduction.bytes_:,}",
             format_seconds(error.predicted_s),
             format_seconds(error.reduction.seconds),
             f"{error.ratio:.2f}",
         )
-        for error in reduction_errors(latencies.cluster, found.reductions)
-        for devices in [error.reduction.devices]
+        for error in reduction_errors(cluster, found.reductions)
+        for names in [error.reduction.devices]
     ]
     head = ("all-reduce among", "bytes", "predicted", "measured", "measured / predicted")
-    return _table(head, rows)
+    yield _table(head, reductions)
+
+
+def _wirings(choice: TopologyChoice) -> list[str]:
+    """Return the best variant of each shape, the chosen one first."""
+    order = sorted(choice.judged, key=lambda row: (not row.explains, row.together or 0.0))
+    shapes = {row.topology.shape: row for row in reversed(order)}
+    others = [row for row in shapes.values() if row.topology.shape != choice.taken.topology.shape]
+    rows = [
+        (
+            row.topology.title,
+            f"{abs(row.worst.bandwidth):.1%}",
+            str(sum(not error.is_within for error in row.errors)),
+            "" if row.together is None else shown_spread(row.together),
+        )
+        for row in (choice.taken, *others)
+    ]
+    head = ("wiring: the first was chosen", "bandwidth off by", "pairs not explained")
+    return _table((*head, "flows at the same time off by"), rows)
+
+
+def shown_spread(spread: float) -> str:
+    """Return a spread in per cent; that of a fit through noise has no bound."""
+    return f"{spread:.0%}" if spread < MOST_SPREAD else f"over {MOST_SPREAD:.0%}"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return columns as wide as they need, those of figures to the right; nothing without rows."""
+    """Return columns as wide as they need; nothing without rows."""
     if not rows:
         return []
-    left = [f"and {len(rows) - MOST_ROWS} more (--json has all)"] * (len(rows) > MOST_ROWS)
-    rows = rows[:MOST_ROWS]
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    figures = [all(row[place][:1].isdigit() for row in rows) for place in range(len(head))]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.rjust(width) if is_figure else cell.ljust(width)
-            for cell, width, is_figure in zip(row, widths, figures, strict=True)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return [*lines, *left]
+    shown = [head, *rows[:MOST_ROWS]]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in shown]
+    return lines + [f"and {len(rows) - MOST_ROWS} more (--json has all)"] * (len(rows) > MOST_ROWS)
 
 
 # --- JSON -----------------------------------------------------------------------------------------

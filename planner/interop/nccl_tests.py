@@ -20,10 +20,10 @@ from typing import Literal, NamedTuple
 
 from planner.cluster.device_types import KnownType, named_type
 from planner.cluster.hardware import LinkType
+from planner.cluster.merge import NETWORK
 from planner.costs.collectives import fewest_steps
 from planner.errors import shorten
 from planner.interop.machines import Capture, ImportedCluster, ImportOptions, Wire, imported
-from planner.topology.candidates import NETWORK
 from planner.units import MEASURED_DIGITS, significant
 
 Test = Literal["all_reduce", "sendrecv"]

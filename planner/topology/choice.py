@@ -1,10 +1,8 @@
 """The choice of the topology that best explains the measured pairs and concurrent messages.
 
-All-reduces predicted and measured, and one factor for latencies that fits them best.
-
 :func:`planner.costs.collectives.all_reduce_s` computes an all-reduce from its links alone. The cost
-of a step beyond its bytes is the latency of a link, so latencies may be rescaled by one common
-factor if this predicts messages and all-reduces together better.
+of a step beyond its bytes is the latency of a link, so one common factor on all latencies is taken
+if it predicts messages and all-reduces together better.
 """
 
 from __future__ import annotations
@@ -12,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import mean
+from statistics import fmean
+from typing import NamedTuple
 
 from networkx.utils import UnionFind
 
@@ -21,22 +20,27 @@ from planner.cluster.routing import Route
 from planner.costs.collectives import all_reduce_s
 from planner.errors import PipeplanError
 from planner.simulation.fair_rates import fair_rates
-from planner.topology.candidates import Topology, topologies, with_links
+from planner.topology.candidates import Topology, topologies, with_latencies, with_links
 from planner.topology.measurements import ConcurrentMessages, Ends, Measurements, TimedReduction
-from planner.units import MEASURED_DIGITS, significant
 
 LATENCY_SHARE = 0.5
 LATENCY_S = 100e-6
 """A pair's latency may be off by this fraction, or by this much if that is more."""
-_LEFT = 1e-9
-"""Fraction of a message that rounding may leave."""
 WORTH = 0.1
 """A less simple topology has to predict concurrent messages better by this much (mean of the
 logarithms' errors)."""
+FACTORS = tuple(2 ** (step / 8) for step in range(-16, 49))
+"""Factors on latencies that are tried, from a quarter to 64."""
+LEAST_GAIN = 0.05
+"""Latencies stay as measured unless the error falls by this fraction."""
+MESSAGES_WITHIN = 1.25
+"""Predictions of single messages of all sizes stay within this factor on average if they were
+within it before; otherwise they do not get worse."""
+_LEFT = 1e-9
+"""Fraction of a message that rounding may leave."""
 
 
-@dataclass(frozen=True)
-class PairError:
+class PairError(NamedTuple):
     """The relative errors of a topology's bandwidth and latency for a pair of devices."""
 
     ends: Ends
@@ -102,9 +106,8 @@ def choose_topology(
         for topology in topologies(found, tolerance, name)
         for variant in _variants(topology, found.together)
     )
-    fitting = [row for row in judged if row.explains]
-    taken = fitting[0]
-    for row in fitting[1:]:
+    taken, *others = [row for row in judged if row.explains]
+    for row in others:
         if row.together is not None and taken.together is not None:
             taken = row if row.together < taken.together - WORTH else taken
     return TopologyChoice(taken, judged)
@@ -115,12 +118,48 @@ def judge(topology: Topology, found: Measurements, tolerance: float) -> Topology
     cluster = topology.cluster
     predicted_s = tuple(seconds_together(cluster, row) for row in found.together)
     wrong = [
-        abs(math.log(guess_s / seconds)) if guess_s < math.inf else math.inf
+        abs(math.log(guess_s / seconds))
         for row, guesses_s in zip(found.together, predicted_s, strict=True)
         for guess_s, seconds in zip(guesses_s, row.seconds, strict=True)
     ]
     errors = tuple(_pair_errors(cluster, found, tolerance))
-    return TopologyFit(topology, errors, mean(wrong) if wrong else None, predicted_s)
+    return TopologyFit(topology, errors, fmean(wrong) if wrong else None, predicted_s)
+
+
+def _pair_errors(cluster: Cluster, found: Measurements, tolerance: float) -> Iterator[PairError]:
+    for ends, row in found.pairs.items():
+        route = cluster.route(*ends)
+        if route is None:
+            yield PairError(ends, -1.0, -1.0, is_within=False)
+            continue
+        width = route.bandwidth_gb_per_s / row.bandwidth_gb_per_s - 1
+        off_s = route.latency_s - row.latency_s
+        is_within = abs(width) <= tolerance + row.spread
+        is_within &= abs(off_s) <= max(LATENCY_SHARE * row.latency_s, LATENCY_S)
+        latency = off_s / row.latency_s if row.latency_s else 0.0
+        yield PairError(ends, width, latency, is_within)
+
+
+def _variants(topology: Topology, together: Sequence[ConcurrentMessages]) -> Iterator[Topology]:
+    """Yield the topology, and half-duplex variants if messages in both directions were measured."""
+    yield topology
+    if not any((b, a) in row.flows for row in together for a, b in row.flows):
+        return
+    every, inner = frozenset(range(len(topology.cluster.links))), topology.inner
+    variants = {"half duplex": every}
+    if inner and inner != every:
+        variants["half duplex inside hosts"] = inner
+        variants["half duplex between hosts"] = every - inner
+    for title, half in variants.items():
+        cluster = _half_duplex(topology.cluster, half)
+        yield replace(topology, duplex=title, cluster=cluster)
+
+
+def _half_duplex(cluster: Cluster, half: frozenset[int]) -> Cluster:
+    return with_links(cluster, lambda index: {"duplex": "half"} if index in half else {})
+
+
+# --- concurrent messages --------------------------------------------------------------------------
 
 
 def seconds_together(cluster: Cluster, row: ConcurrentMessages) -> tuple[float, ...]:
@@ -129,18 +168,17 @@ def seconds_together(cluster: Cluster, row: ConcurrentMessages) -> tuple[float, 
     Flows with a device in common wait for each other at the end of a round. Others never do, so one
     of their messages is always in progress.
     """
-    routes = [cluster.route(*ends) for ends in row.flows]
-    known = [route for route in routes if route is not None]
-    if len(known) < len(routes):
-        return (math.inf,) * len(routes)
+    routes = [route for ends in row.flows if (route := cluster.route(*ends)) is not None]
+    if len(routes) < len(row.flows):
+        return (math.inf,) * len(row.flows)
     joined = UnionFind(row.flows)
     for ends in row.flows:
         joined.union(*(other for other in row.flows if {*other} & {*ends}))
-    seconds = [0.0] * len(known)
+    seconds = [0.0] * len(routes)
     for group in joined.to_sets():
         flows = [flow for flow, ends in enumerate(row.flows) if ends in group]
         for flow in flows:
-            seconds[flow] = _round_s(cluster, known, row.bytes_, flows)
+            seconds[flow] = _round_s(cluster, routes, row.bytes_, flows)
     return tuple(seconds)
 
 
@@ -170,53 +208,10 @@ def _rates(cluster: Cluster, routes: Mapping[int, Route]) -> dict[int, float]:
     return dict(zip(routes, (rate * 1e9 for rate in fair_rates(wishes, capacity)), strict=True))
 
 
-def _pair_errors(cluster: Cluster, found: Measurements, tolerance: float) -> Iterator[PairError]:
-    for ends, row in found.pairs.items():
-        route = cluster.route(*ends)
-        if route is None:
-            yield PairError(ends, -1.0, -1.0, is_within=False)
-            continue
-        width = route.bandwidth_gb_per_s / row.bandwidth_gb_per_s - 1
-        off_s = route.latency_s - row.latency_s
-        is_within = abs(width) <= tolerance + row.spread
-        is_within &= abs(off_s) <= max(LATENCY_SHARE * row.latency_s, LATENCY_S)
-        latency = off_s / row.latency_s if row.latency_s else 0.0
-        yield PairError(ends, width, latency, is_within)
+# --- all-reduces ----------------------------------------------------------------------------------
 
 
-def _variants(topology: Topology, together: Sequence[ConcurrentMessages]) -> Iterator[Topology]:
-    """Yield the topology, and half-duplex variants if messages in both directions were measured."""
-    yield topology
-    if not any((b, a) in row.flows for row in together for a, b in row.flows):
-        return
-    everything = frozenset(range(len(topology.cluster.links)))
-    choices = {
-        "half duplex": everything,
-        "half duplex inside hosts": topology.inner,
-        "half duplex between hosts": everything - topology.inner,
-    }
-    for title, half in choices.items():
-        if not half or (half == everything and title != "half duplex"):
-            continue
-        cluster = _half_duplex(topology.cluster, half)
-        yield replace(topology, duplex=title, cluster=cluster)
-
-
-def _half_duplex(cluster: Cluster, half: frozenset[int]) -> Cluster:
-    return with_links(cluster, lambda index: {"duplex": "half"} if index in half else {})
-
-
-FACTORS = tuple(2 ** (step / 8) for step in range(-16, 49))
-"""Factors that are tried, from a quarter to 64."""
-LEAST_GAIN = 0.05
-"""Latencies stay as measured unless the error falls by this fraction."""
-MESSAGES_WITHIN = 1.25
-"""Predictions of single messages of all sizes stay within this factor on average if they were
-within it before; otherwise they do not get worse."""
-
-
-@dataclass(frozen=True)
-class ReductionError:
+class ReductionError(NamedTuple):
     """An all-reduce and its predicted seconds."""
 
     reduction: TimedReduction
@@ -226,27 +221,6 @@ class ReductionError:
     def ratio(self) -> float:
         """Measured over predicted; above 1 if it took longer."""
         return self.reduction.seconds / self.predicted_s
-
-
-@dataclass(frozen=True)
-class Latencies:
-    """The rescaling of latencies for all-reduces.
-
-    Attributes:
-        cluster: the cluster with the chosen latencies.
-        factor: factor on the latencies of single messages; 1 if nothing was gained.
-        message_error, reduction_error: mean factor by which predictions are off with the chosen
-            latencies, for single messages and for all-reduces; None if none were measured.
-        message_error_before, reduction_error_before: the same with the latencies of single
-            messages.
-    """
-
-    cluster: Cluster
-    factor: float
-    message_error: float | None
-    reduction_error: float | None
-    message_error_before: float | None
-    reduction_error_before: float | None
 
 
 def reduction_errors(
@@ -259,55 +233,70 @@ def reduction_errors(
     return tuple(error for error in found if 0 < error.predicted_s < math.inf)
 
 
+class Errors(NamedTuple):
+    """Mean factors by which predictions of messages and of all-reduces are off; 1 without any."""
+
+    messages: float
+    reductions: float
+
+    @classmethod
+    def of(cls, cluster: Cluster, found: Measurements) -> Errors:
+        """Compare a cluster's predictions with measurements."""
+        ratios = [error.ratio for error in reduction_errors(cluster, found.reductions)]
+        return cls(_mean_factor(_message_ratios(cluster, found)), _mean_factor(ratios))
+
+    @property
+    def both(self) -> float:
+        """Sum of the mean absolute logarithms: messages and all-reduces have equal weight."""
+        return math.log(self.messages) + math.log(self.reductions)
+
+
+def _mean_factor(ratios: Sequence[float]) -> float:
+    return math.exp(fmean(abs(math.log(ratio)) for ratio in ratios)) if ratios else 1.0
+
+
+def _message_ratios(cluster: Cluster, found: Measurements) -> list[float]:
+    rows = [(cluster.route(*ends), way.message_s) for ends, way in found.ways.items()]
+    times = [
+        (route.seconds(bytes_), seconds)
+        for route, message_s in rows
+        if route is not None
+        for bytes_, seconds in message_s.items()
+    ]
+    return [guess_s / seconds for guess_s, seconds in times if guess_s > 0 and seconds > 0]
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """The rescaling of latencies for all-reduces.
+
+    Attributes:
+        cluster: the cluster with the chosen latencies.
+        factor: factor on the latencies of single messages; 1 if nothing was gained.
+        errors: with the chosen latencies.
+        before: the errors with the latencies of single messages.
+    """
+
+    cluster: Cluster
+    factor: float
+    errors: Errors
+    before: Errors
+
+
 def suited_latencies(cluster: Cluster, found: Measurements) -> Latencies:
     """Return the cluster with latencies that predict messages and all-reduces best together.
 
-    Messages and all-reduces have equal weight, each by the mean of its logarithmic errors. Messages
-    of all measured sizes count and limit the change: see :data:`MESSAGES_WITHIN`.
+    Messages of all measured sizes count and limit the change: see :data:`MESSAGES_WITHIN`.
     """
-    before = _errors(cluster, found)
-    best, factor, errors = cluster, 1.0, before
-    if before[1] is not None:
-        most = max(before[0] or 0.0, math.log(MESSAGES_WITHIN))
-        for tried in FACTORS:
-            scaled = _scaled(cluster, tried)
-            wrong = _errors(scaled, found)
-            if (wrong[0] or 0.0) <= most and _sum(wrong) < _sum(errors) * (1 - 1e-9):
-                best, factor, errors = scaled, tried, wrong
-    if _sum(errors) > _sum(before) * (1 - LEAST_GAIN):
-        best, factor, errors = cluster, 1.0, before
-    figures = [None if error is None else math.exp(error) for error in (*errors, *before)]
-    return Latencies(best, factor, *figures)
-
-
-def _scaled(cluster: Cluster, factor: float) -> Cluster:
-    return with_links(
-        cluster,
-        lambda index: {
-            "latency_us": significant(cluster.links[index].latency_us * factor, MEASURED_DIGITS)
-        },
-    )
-
-
-def _sum(errors: tuple[float | None, float | None]) -> float:
-    return sum(error for error in errors if error is not None)
-
-
-def _errors(cluster: Cluster, found: Measurements) -> tuple[float | None, float | None]:
-    """Return the mean absolute logarithmic errors of messages and of all-reduces."""
-    messages = list(_message_logarithms(cluster, found))
-    reductions = [
-        abs(math.log(error.ratio)) for error in reduction_errors(cluster, found.reductions)
-    ]
-    return (mean(messages) if messages else None, mean(reductions) if reductions else None)
-
-
-def _message_logarithms(cluster: Cluster, found: Measurements) -> Iterator[float]:
-    for ends, way in found.ways.items():
-        route = cluster.route(*ends)
-        if route is None:
-            continue
-        for bytes_, seconds in way.message_s.items():
-            predicted_s = route.seconds(bytes_)
-            if seconds > 0 and predicted_s > 0:
-                yield abs(math.log(predicted_s / seconds))
+    before = Errors.of(cluster, found)
+    best = Latencies(cluster, 1.0, before, before)
+    if not reduction_errors(cluster, found.reductions):
+        return best
+    most = max(before.messages, MESSAGES_WITHIN)
+    for factor in FACTORS:
+        scaled = with_latencies(cluster, [row.latency_us * 1e-6 * factor for row in cluster.links])
+        errors = Errors.of(scaled, found)
+        if errors.messages <= most and errors.both < best.errors.both * (1 - 1e-9):
+            best = Latencies(scaled, factor, errors, before)
+    is_better = best.errors.both <= before.both * (1 - LEAST_GAIN)
+    return best if is_better else Latencies(cluster, 1.0, before, before)

@@ -13,9 +13,9 @@ from planner.topology.measurements import (
     Ends,
     MeasuredRank,
     Measurements,
+    OneWay,
     TimedReduction,
 )
-from planner.topology.message_fit import OneWay
 
 TYPES = {"unit": DeviceType.model_validate(device_type())}
 SIZES = (8, 10**6, 4 * 10**6)

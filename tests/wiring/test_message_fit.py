@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.errors import PipeplanError
-from planner.topology.message_fit import fit_one_way, spread
+from planner.topology.measurements import fit_one_way, spread
 
 SIZES = (8, 10**5, 2 * 10**5, 4 * 10**5)
 
