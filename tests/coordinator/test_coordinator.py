@@ -35,7 +35,7 @@ def coordinator(strategy: str, pipelines: int, places: int, shares: int) -> Coor
     return coordinator_for(CoordinatorWork(pipelines, places, shares, parse_sync(strategy), 2))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     strategy=st.sampled_from(STRATEGIES),
     pipelines=st.integers(1, 5),

@@ -88,13 +88,17 @@ def test_the_exported_step_has_the_gradients_of_eager_torch(name: str) -> None:
     found = trained(model, export_step(model, batch, job).module, batch)
     for own, value in expected.items():
         torch.testing.assert_close(found[own], value, msg=own)
-    assert not any("_orig_mod" in layer.name for layer in traced(name).graph.layers)
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_a_stage_would_lose_is_refused_by_name(name: str) -> None:
     with pytest.raises(PipeplanError, match=REFUSED[name]):
         traced(name)
+
+
+@pytest.mark.parametrize("name", ["CompiledBlocks", "CompiledInPlace", "compiled_whole"])
+def test_layers_of_a_compiled_model_have_its_own_names(name: str) -> None:
+    assert not any("_orig_mod" in layer.name for layer in traced(name).graph.layers)
 
 
 def test_checkpoints_in_the_model_are_named_in_a_note() -> None:

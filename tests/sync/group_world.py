@@ -31,7 +31,7 @@ from planner.sync.strategies import (
     WaveSynchronousOptions,
 )
 
-MANY = settings(max_examples=5 * settings().max_examples)
+MANY = settings(max_examples=2 * settings().max_examples)
 """For a property of all schedulers, each of which has many ways to go wrong."""
 
 
