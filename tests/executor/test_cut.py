@@ -32,6 +32,7 @@ from planner.tracing.factory import example_batch, import_factory
 from planner.tracing.layers import LayerAssignment
 from planner.tracing.trace import trace
 
+pytestmark = pytest.mark.usefixtures("shared_exports")
 Exported = tuple[nn.Module, ExportedStep, LayerAssignment]
 
 
@@ -54,10 +55,10 @@ def cut_into(name: str, stages: Stages) -> list[StageModule]:
 
 
 def every_cut(name: str) -> list[Stages]:
-    """At each layer boundary alone, and at all of them."""
+    """In the middle alone, and at all layer boundaries."""
     layers = list(traced(name).layers)
-    halves = [[layers[:place], layers[place:]] for place in range(1, len(layers))]
-    return [*halves, [[layer] for layer in layers]]
+    middle = len(layers) // 2
+    return [[layers[:middle], layers[middle:]], [[layer] for layer in layers]]
 
 
 @dataclass(frozen=True)
@@ -197,12 +198,6 @@ class Masked(Blocks):
         return rows
 
 
-class MaskedWithoutGradient(Masked):
-    def mask(self, rows: Tensor) -> Tensor:
-        with torch.no_grad():
-            return super().mask(rows) * 2 + 1
-
-
 class MaskedWithAutocastOff(Masked):
     def mask(self, rows: Tensor) -> Tensor:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -237,8 +232,6 @@ class Detached(Blocks):
 
 
 OWN = [
-    Masked,
-    MaskedWithoutGradient,
     MaskedWithAutocastOff,
     Slots,
     Ramp,

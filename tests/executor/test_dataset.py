@@ -1,7 +1,6 @@
 """The user's own data: an order that nothing but seed and position changes, and clear errors."""
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,20 +20,6 @@ def test_every_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> 
     order = SampleOrder(size, seed)
     found = [order.index(epoch * size + place) for place in range(size)]
     assert sorted(found) == list(range(size))
-
-
-@pytest.mark.parametrize("size", [2, 3, 5, 9, 16])
-def test_every_order_of_few_samples_is_as_likely(size: int) -> None:
-    """Chi-squared over pairs (first sample, second sample), at six standard deviations."""
-    epochs = 4000
-    order = SampleOrder(size, 11)
-    pairs = Counter((order.index(e * size), order.index(e * size + 1)) for e in range(epochs))
-    kinds = size * (size - 1)
-    expected = epochs / kinds
-    chi_squared = sum(
-        (pairs[a, b] - expected) ** 2 for a in range(size) for b in range(size) if a != b
-    )
-    assert chi_squared / expected < kinds - 1 + 6 * (2 * kinds) ** 0.5
 
 
 def test_orders_of_many_samples_have_no_pattern() -> None:

@@ -99,7 +99,7 @@ def assert_equal_runs(factory: Callable[[], nn.Module], loss: str = "mse") -> No
     names = list(trace_once(factory, job).layers)
     middle = (len(names) + 1) // 2
     some, every = [0, 2], [0, 1, 2]
-    for again, split in (([], every), (names[::2], some), (names[1::2], every), (names, some)):
+    for again, split in (([], every), (names[::2], some), (names, every)):
         model.load_state_dict(state)
         rows = [(0, middle, again), (middle, len(names), again)]
         found = run(model, stages_of(model, factory, rows, job), batches, [2, 0, 1], split)
@@ -207,42 +207,13 @@ class SharedBias(Rows):
         return rows
 
 
-class Frozen(nn.Linear):
-    def __init__(self) -> None:
-        super().__init__(4, 4)
-        self.requires_grad_(False)
-
-
-class Recurrent(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(4, 4, num_layers=2, bidirectional=True, batch_first=True)
-        self.out = nn.Linear(8, 4)
-
-    def forward(self, rows: Tensor) -> Tensor:
-        return self.out(self.lstm(rows.unsqueeze(1).expand(-1, 3, -1))[0])[:, -1]
-
-
-def tied() -> nn.Module:
-    layer = nn.Linear(4, 4)
-    return Rows(layer, nn.Tanh(), layer, nn.Linear(4, 4), layer)
-
-
 def twice() -> nn.Module:
     norm = nn.BatchNorm1d(4)
     return Rows(norm, nn.Linear(4, 4), norm, *[nn.Linear(4, 4) for _ in range(5)])
 
 
 OWN: dict[str, Callable[[], nn.Module]] = {
-    "dropout": lambda: Rows(*[m for _ in range(3) for m in (nn.Linear(4, 4), nn.Dropout(0.4))]),
     "dropout at the ends": lambda: Rows(nn.Dropout(0.2), nn.Linear(4, 4), nn.Dropout(0.2)),
-    "batch normalisation": lambda: Rows(
-        nn.Linear(4, 4),
-        nn.BatchNorm1d(4),
-        nn.ReLU(inplace=True),
-        nn.Linear(4, 4),
-        nn.BatchNorm1d(4),
-    ),
     "one normalisation twice": twice,
     "weights of its own": lambda: Rows(nn.Linear(4, 4), Own(), Own(), nn.Linear(4, 4)),
     "dropout of what is transposed": lambda: Rows(
@@ -252,11 +223,8 @@ OWN: dict[str, Callable[[], nn.Module]] = {
     "a gradient seen many times": lambda: Rows(nn.Linear(4, 4), Summed(), nn.Linear(4, 4)),
     "a computed weight written into": lambda: Rows(nn.Linear(4, 4), Changed(), nn.Linear(4, 4)),
     "a computed weight of many stages": SharedBias,
-    "one module thrice": tied,
-    "frozen at the beginning": lambda: Rows(Frozen(), nn.Linear(4, 4), nn.Linear(4, 4)),
-    "frozen in the middle": lambda: Rows(nn.Linear(4, 4), Frozen(), Frozen(), nn.Linear(4, 4)),
-    "recurrent": lambda: Rows(nn.Linear(4, 4), Recurrent(), nn.Linear(4, 4)),
 }
+"""What tests/fidelity does not train: tied, frozen and recurrent layers are there."""
 
 
 @pytest.mark.extensive

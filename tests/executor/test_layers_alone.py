@@ -53,9 +53,7 @@ def run_alone(
     return made[0], take_gradients(model)
 
 
-@pytest.mark.parametrize(
-    "name", ["gpt_tiny", "t5_tiny", "gnmt_tiny", "resnet_tiny", "unet_tiny", "mixtral_tiny"]
-)
+@pytest.mark.parametrize("name", ["t5_tiny", "resnet_tiny", "unet_tiny", "mixtral_tiny"])
 def test_layers_that_run_alone_are_the_whole_model(name: str) -> None:
     torch.manual_seed(3)
     model = import_factory(ZOO[name])().train()

@@ -6,11 +6,10 @@ Gradients are reduced once they are whole, in one order on all ranks.
 import random
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
 from itertools import combinations
 
 import pytest
-from builders import graph, layer, orders, parameter, pipeline, star
+from builders import graph, layer, parameter, star
 from executor_plans import DEVICES, random_orders, random_owners
 from hypothesis import given
 from hypothesis import strategies as st
@@ -304,84 +303,6 @@ def test_a_receive_is_posted_before_what_is_sent_the_same_way() -> None:
     assert len(posted) == len(sent) == 8
     # The receive of microbatch m + 1 stands before the gradients of microbatch m.
     assert all(receive < send for receive, send in zip(posted[1:], sent, strict=False))
-
-
-class Wire:
-    """Messages of two ranks over a connection as gloo has it; a message takes a second.
-
-    A message sets off once its send and its receive are posted. The sender has word of the receive
-    by the same connection, behind what is on its way there already.
-    """
-
-    def __init__(self, plan: Plan, programs: Sequence[Sequence[Action]], compute_s: float) -> None:
-        self.plan, self.programs, self.compute_s = plan, programs, compute_s
-        self.next = [0, 0]
-        self.free_s = [0.0, 0.0]
-        self.half_posted: set[Operation] = set()
-        self.there: set[Operation] = set()
-        self.waits: dict[int, Operation] = {}
-        self.events = [(0.0, number, "run", rank) for number, rank in enumerate((0, 1))]
-
-    def ended_s(self) -> float:
-        """The time of the last event."""
-        now_s = 0.0
-        while self.events:
-            now_s, _, what, which = heappop(self.events)
-            if what == "run":
-                self.run(which, now_s)
-            elif what == "word":
-                self.posted(*which, now_s)
-            else:
-                self.there.add(which)
-                for rank in [r for r, needed in self.waits.items() if needed == which]:
-                    del self.waits[rank]
-                    self.run(rank, now_s)
-        assert self.next == [len(program) for program in self.programs]
-        return now_s
-
-    def add(self, at_s: float, what: str, which: object) -> None:
-        number = 1 + max((row[1] for row in self.events), default=1)
-        heappush(self.events, (at_s, number, what, which))
-
-    def posted(self, message: Operation, sender: int, now_s: float) -> None:
-        if message in self.half_posted:
-            self.free_s[sender] = max(now_s, self.free_s[sender]) + 1
-            self.add(self.free_s[sender], "there", message)
-        self.half_posted.add(message)
-
-    def run(self, rank: int, now_s: float) -> None:
-        while self.next[rank] < len(self.programs[rank]):
-            action = self.programs[rank][self.next[rank]]
-            if isinstance(action, Compute):
-                needed = needs(self.plan, action.operation)
-                if needed is not None and needed not in self.there:
-                    self.waits[rank] = needed
-                    return
-                self.next[rank] += 1
-                self.add(now_s + self.compute_s, "run", rank)
-                return
-            self.next[rank] += 1
-            if action.direction == "send":
-                self.posted(action.operation, rank, now_s)
-            else:
-                word_s = max(now_s, self.free_s[rank])
-                self.add(word_s, "word", (action.operation, action.peer))
-
-
-@pytest.mark.parametrize("ahead", [3, 5, 8])
-def test_over_gloo_messages_of_two_directions_do_not_take_turns(ahead: int) -> None:
-    two = graph([layer("a", 0.125, 0.125), layer("b", 0.125, 0.125)])
-    placed = pipeline(two, star(2), [(("a",), ("d0",)), (("b",), ("d1",))], microbatches=8)
-    forwards, backwards = ([f"0{kind}{m}" for m in range(8)] for kind in "FB")
-    later = [word for pair in zip(backwards, forwards[ahead:], strict=False) for word in pair]
-    first = " ".join([*forwards[:ahead], *later, *backwards[8 - ahead :]])
-    last = " ".join(f"1F{m} 1B{m}" for m in range(8))
-    plan = plan_by_hand(placed, orders(d0=first, d1=last))
-    loose, strict = (
-        Wire(plan, lower(plan, in_one_order=way), 0.125).ended_s() for way in (False, True)
-    )
-    assert loose == pytest.approx(plan.predicted.iteration_time_s, rel=0.02)
-    assert strict > 1.2 * loose
 
 
 def computes_before(program: Sequence[Action], message: Message) -> int:

@@ -129,8 +129,8 @@ def test_stages_that_offload_compute_the_same_and_copy_what_the_plan_says(case: 
 
 
 @pytest.mark.extensive
-@pytest.mark.parametrize("name", ["gpt_tiny", "llama_tiny", "resnet_tiny", "unet_tiny", "t5_tiny"])
-@pytest.mark.parametrize("away", [EVERY, set(range(0, 100, 2)), {1, 2, 3}])
+@pytest.mark.parametrize("name", ["llama_tiny", "resnet_tiny", "unet_tiny", "t5_tiny"])
+@pytest.mark.parametrize("away", [EVERY, {1, 2, 3}])
 def test_the_zoo_offloads_its_stashes(name: str, away: set[int]) -> None:
     job = Job(samples_per_microbatch=2)
     check(import_factory(ZOO[name]), job, (2, 4), away, MOST_MORE.get(name, 1.0))

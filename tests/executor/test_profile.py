@@ -13,8 +13,7 @@ from warm_python import warm_python
 
 from executor.profiling.__main__ import main
 from executor.profiling.kinds import alike
-from executor.profiling.layer_run import FORWARD, WEIGHT_GRADIENT
-from executor.profiling.measure import CacheSweep, Patience, after_another, measured
+from executor.profiling.measure import CacheSweep, Patience, measured
 from executor.profiling.profile import ProfileRequest, is_unsteady, profile
 from executor.profiling.sizes import SizedModel, sized_models
 from planner.job import Job
@@ -232,22 +231,6 @@ class Unruly(nn.Module):
         return {"inputs": torch.randn(samples, 8)}
 
 
-def test_an_operation_is_timed_after_a_sweep_and_a_twin_of_the_layer() -> None:
-    seen: list[object] = []
-
-    class Twin:
-        def round(self) -> None:
-            seen.append("round")
-
-        def run(self, operation: int) -> None:
-            seen.append(operation)
-
-    before = after_another(lambda: seen.append("sweep"), Twin())
-    before(FORWARD)
-    before(WEIGHT_GRADIENT)
-    assert seen == ["round", "sweep", FORWARD, "sweep", WEIGHT_GRADIENT]
-
-
 @pytest.mark.parametrize("twice", [False, True])
 def test_what_a_twin_holds_is_no_part_of_a_layer(
     *, twice: bool, monkeypatch: pytest.MonkeyPatch
@@ -262,10 +245,6 @@ def test_what_a_twin_holds_is_no_part_of_a_layer(
         assert swept.stash_bytes == plain.stash_bytes
         assert swept.forward_bytes == plain.forward_bytes
         assert swept.backward_bytes == plain.backward_bytes
-
-
-def test_a_model_that_the_caches_hold_is_not_swept() -> None:
-    assert CacheSweep(CPU, model_bytes=1).bytes == 0
 
 
 def test_a_layer_that_cannot_run_alone_is_named(
@@ -310,20 +289,6 @@ def test_what_was_written_is_one_json_document(
     assert "1/" in told.err
 
 
-def test_what_is_wrong_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([GPT, "--samples", "0", "--json"]) == 1
-    told = capsys.readouterr()
-    (problem,) = json.loads(told.out)["error"]
-    assert problem.startswith("--samples: '0'")
-    assert f"error: {problem}" in told.err
-
-
-def test_a_device_that_is_none_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([GPT, "--device", "tpu9"])
-    assert "argument --device: invalid choice: 'tpu9'" in capsys.readouterr().err
-
-
 def test_threads_are_of_no_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -360,3 +325,11 @@ def test_a_plan_is_made_from_a_profile_by_the_command_line(tmp_path: Path) -> No
     measured_s = Costs.load(costs).at("h.2", 1).forward_s
     (block,) = [layer for layer in layers if layer["name"] == "h.2"]
     assert block["measured"]["CPU-core"]["forward_s"] == measured_s
+
+
+def test_what_is_wrong_is_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([GPT, "--samples", "0", "--json"]) == 1
+    told = capsys.readouterr()
+    (problem,) = json.loads(told.out)["error"]
+    assert problem.startswith("--samples: '0'")
+    assert f"error: {problem}" in told.err
