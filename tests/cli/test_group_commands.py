@@ -87,10 +87,7 @@ def of_two_sizes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "told"),
     [
         (("explain",), "alone"),
-        (("report", "-o", "plot.png"), "wrote"),
         (("report", "-o", "report.html"), "wrote"),
-        (("simulate", "-o", "again.json", "--noise", "jitter=0.05"), "wrote"),
-        (("explain", "--apply", "reschedule all stages", "-o", "edited.json"), "wrote"),
         (("plan", "--time-limit", "0.2", "-o", "scheduled.json"), "wrote"),
     ],
 )

@@ -108,13 +108,11 @@ def test_every_command_prints_one_json_document(name: str, folder: Path) -> None
     assert status == 0
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", ["compare", "export", "import", "simulate"])
 def test_nothing_printed_through_a_pipe_is_an_escape_code(name: str, folder: Path) -> None:
     """Tables, progress, help and refusals are plain text where no terminal shows them."""
-    printed = [pipeplan(name, "--help"), pipeplan(name, "--no-such-option")]
-    if name in LINES:
-        printed.append(pipeplan(name, *LINES[name]))
-        assert printed[-1].exit_code == 0
+    printed = [pipeplan(name, *words) for words in (["--help"], ["--no-such-option"], LINES[name])]
+    assert printed[-1].exit_code == 0
     assert not any("\x1b" in result.output for result in printed)
 
 
