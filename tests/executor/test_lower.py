@@ -4,11 +4,10 @@ Gradients are reduced once they are whole, in one order on all ranks.
 """
 
 import random
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-import pytest
 from builders import graph, layer, parameter, star
 from executor_plans import DEVICES, random_orders, random_owners
 from hypothesis import given
@@ -119,86 +118,6 @@ def test_every_result_that_changes_ranks_is_sent_once_to_who_needs_it(plan: Plan
         if isinstance(action, Message) and action.direction == "send"
     )
     assert found == expected
-
-
-class Machine:
-    """Runs the programs of all ranks by blocking rules, one action of one rank at a time.
-
-    The k-th receive that a rank posts for another gets its k-th send. A computation waits until
-    its input has come. A send ends at once, or if ``rendezvous`` only when its receive is posted.
-    """
-
-    def __init__(self, plan: Plan, rendezvous: bool) -> None:
-        self.plan = plan
-        self.rendezvous = rendezvous
-        self.left = [deque(program) for program in lower(plan)]
-        # By (source, target).
-        self.sent: dict[tuple[int, int], list[Operation]] = defaultdict(list)
-        self.posted: dict[tuple[int, int], list[Message]] = defaultdict(list)
-        self.done: list[set[Operation]] = [set() for _ in self.left]
-        self.made: list[set[Operation]] = [set() for _ in self.left]
-
-    def run(self, rng: random.Random) -> None:
-        while any(self.left):
-            able = [rank for rank, actions in enumerate(self.left) if actions and self.able(rank)]
-            assert able, f"all wait: {[actions[0] for actions in self.left if actions]}"
-            self.step(rng.choice(able))
-
-    def able(self, rank: int) -> bool:
-        action = self.left[rank][0]
-        if isinstance(action, Compute):
-            source = needs(self.plan, action.operation)
-            return source is None or source in self.made[rank] or source in self.received(rank)
-        if isinstance(action, Reduce):
-            return True
-        if action.direction == "send" and self.rendezvous:
-            pair = (rank, action.peer)
-            return len(self.posted[pair]) > len(self.sent[pair])
-        return True
-
-    def received(self, rank: int) -> set[Operation]:
-        """Receives that have ended: posted, and their sends made."""
-        return {
-            message.operation
-            for (source, target), posted in self.posted.items()
-            if target == rank
-            for message in posted[: len(self.sent[source, target])]
-        }
-
-    def step(self, rank: int) -> None:
-        action = self.left[rank].popleft()
-        if isinstance(action, Compute):
-            self.done[rank].add(action.operation)
-            self.made[rank].add(made(action.operation))
-        elif isinstance(action, Reduce):
-            pass  # It starts, and nothing waits for it before the end of the iteration.
-        elif action.direction == "send":
-            assert action.operation in self.made[rank]
-            self.check_promise(rank, action)
-            self.sent[rank, action.peer].append(action.operation)
-        else:
-            self.posted[action.peer, rank].append(action)
-
-    def check_promise(self, rank: int, send: Message) -> None:
-        """What the receive of this send says has arrived before has been used on this rank."""
-        actions = [*self.posted[rank, send.peer], *self.left[send.peer]]
-        (receive,) = (
-            action
-            for action in actions
-            if isinstance(action, Message)
-            and (action.direction, action.operation) == ("receive", send.operation)
-        )
-        used = {needs(self.plan, operation) for operation in self.done[rank]}
-        assert used.issuperset(receive.arrived)
-
-
-@pytest.mark.parametrize("rendezvous", [False, True])
-@given(plan=plans(), seed=st.integers(0, 2**32))
-def test_programs_end_however_the_ranks_are_timed(rendezvous: bool, plan: Plan, seed: int) -> None:
-    machine = Machine(plan, rendezvous)
-    machine.run(random.Random(seed))
-    for rank, device in enumerate(plan.ranks):
-        assert machine.done[rank] == set(plan.parsed_orders()[device])
 
 
 @given(plans())
