@@ -88,10 +88,7 @@ def tiny_problem(
 
 def two_stages_or_one() -> Problem:
     """1.99 s on two devices, 2.01 s on either; one microbatch, so nothing overlaps."""
-    measured = {
-        "a": {"early": 1.00, "late": 1.02},
-        "b": {"early": 1.01, "late": 0.99},
-    }
+    measured = {"a": {"early": 1.00, "late": 1.02}, "b": {"early": 1.01, "late": 0.99}}
     layers = [
         layer(
             name,

@@ -13,12 +13,7 @@ from planner.plan.problem import Problem
 
 
 def transformer(
-    blocks: int,
-    *,
-    parts: int = 1,
-    degrees: Sequence[int] = (),
-    ahead: int = 0,
-    **of_block: object,
+    blocks: int, *, parts: int = 1, degrees: Sequence[int] = (), ahead: int = 0, **of_block: object
 ) -> LayerGraph:
     """Every block takes 1 s forward and 2 s backward, all else 0.1 s and 0.2 s; layers
     hand on 1000 bytes.

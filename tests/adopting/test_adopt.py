@@ -73,10 +73,7 @@ def test_multi_token_prediction_elsewhere_is_refused(layout: str, message: str) 
 
 def test_a_block_of_several_layers_stays_whole() -> None:
     plan = adopt(problem(transformer(2, parts=2), machines(2)), "Et|tL")
-    assert layers(plan) == [
-        "wte wpe h.0.part0 h.0.part1",
-        "h.1.part0 h.1.part1 ln_f lm_head loss",
-    ]
+    assert layers(plan) == ["wte wpe h.0.part0 h.0.part1", "h.1.part0 h.1.part1 ln_f lm_head loss"]
 
 
 def test_stages_go_around_the_ranks() -> None:

@@ -13,25 +13,14 @@ from builders import cluster, device_type
 from small_plan import PLAN, refusal
 
 from planner.cluster.cluster import Cluster
-from planner.errors import (
-    MOST_CHARACTERS,
-    MOST_PROBLEMS,
-    PipeplanError,
-    first_problems,
-    shorten,
-)
+from planner.errors import MOST_CHARACTERS, MOST_PROBLEMS, PipeplanError, first_problems, shorten
 from planner.job import Job
 from planner.model.graph_record import GraphRecord, graph_digest
 from planner.model.layer_graph import LayerGraph
 from planner.model.measured_costs import Costs
 from planner.plan.operations import parse_order
 from planner.plan.plan import Plan, gap
-from planner.records.document import (
-    MOST_JSON_BYTES,
-    MOST_TOML_BYTES,
-    read_json,
-    read_toml,
-)
+from planner.records.document import MOST_JSON_BYTES, MOST_TOML_BYTES, read_json, read_toml
 from planner.verification import verify
 
 FEW_CHARACTERS = 400

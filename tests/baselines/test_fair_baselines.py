@@ -153,11 +153,7 @@ def test_split_schedules_stand_where_the_job_allows_them() -> None:
 
 def test_chunks_halve_each_stages_work_on_its_own_devices() -> None:
     problem = equal_layers(16, 1000, max_stages_per_device=2, backward="any")
-    partition = (
-        Stage(0, 4, ("d3",)),
-        Stage(4, 12, ("d1",)),
-        Stage(12, 16, ("d0",)),
-    )
+    partition = (Stage(0, 4, ("d3",)), Stage(4, 12, ("d1",)), Stage(12, 16, ("d0",)))
     loop, v = ScheduledBaselines(problem)._chunked(partition)
     assert [(s.begin, s.end) for s in loop] == [(0, 2), (2, 6), (6, 8), (8, 10), (10, 14), (14, 16)]
     assert [(s.begin, s.end) for s in v] == [(0, 2), (2, 6), (6, 8), (8, 10), (10, 14), (14, 16)]
@@ -182,12 +178,7 @@ def test_chunks_are_partitions_whatever_the_work(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("update", "stages"),
-    [
-        ({"max_stages_per_device": 1}, 2),
-        ({"max_stages": 3}, 2),
-        ({}, 1),
-        ({}, 4),
-    ],
+    [({"max_stages_per_device": 1}, 2), ({"max_stages": 3}, 2), ({}, 1), ({}, 4)],
 )
 def test_there_are_no_chunks_where_none_are_allowed_or_layers_do_not_suffice(
     update: dict, stages: int

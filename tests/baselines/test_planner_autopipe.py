@@ -13,13 +13,7 @@ from planner_layers import layers_of
 from tiny_problems import tiny_problem
 
 from planner import Cluster, Job, Problem
-from planner.baselines.autopipe import (
-    Balance,
-    Timings,
-    _Search,
-    plan,
-    simulate_1f1b,
-)
+from planner.baselines.autopipe import Balance, Timings, _Search, plan, simulate_1f1b
 from planner.baselines.layers import Stage, equal_machines
 from planner.baselines.pipedream import Program
 from planner.baselines.pipedream import plan as pipedream

@@ -24,9 +24,7 @@ def plan_of(message: int = MESSAGE, reduced: int = REDUCED, **file: float) -> Pl
     held = [parameter("w", reduced // 4)] if reduced else []
     names = {"parameters": [row["name"] for row in held]}
     the_graph = graph(
-        [layer("a", **names), layer("b", **names)],
-        [boundary("a", "b", bytes_=message)],
-        held,
+        [layer("a", **names), layer("b", **names)], [boundary("a", "b", bytes_=message)], held
     )
     wired = cluster(["d0", "d1"], [link("d0", "d1", **{**FILE, **file})])
     placed = pipeline(the_graph, wired, [(("a",), ("d0",)), (("b",), ("d1",))])

@@ -206,10 +206,7 @@ WRONG = {
         "nowhere.json: a layer graph has no operations to split; name the model",
     ),
     "positions without a split": (("trace", "models.gpt:gpt_tiny", "--sequence"), "--split DEGREE"),
-    "no such size of groups": (
-        (*PLAN, "--set", "tensor_parallel=some"),
-        "tensor_parallel",
-    ),
+    "no such size of groups": ((*PLAN, "--set", "tensor_parallel=some"), "tensor_parallel"),
     "a size that divides nothing": (
         (*PLAN, "--set", "tensor_parallel=3"),
         "no part of 'gpt_tiny' splits into 3",

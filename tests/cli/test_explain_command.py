@@ -74,10 +74,7 @@ def test_the_best_single_change_is_applied(by_hand_path: Path, tmp_path: Path) -
 def test_applying_makes_one_move_after_the_other(by_hand_path: Path, tmp_path: Path) -> None:
     stages = Plan.load(by_hand_path).stages
     there = stages[0].layers[-1]
-    texts = (
-        f"begin stage 1 at {there}",
-        f"begin stage 1 at {stages[1].layers[1]}",
-    )
+    texts = (f"begin stage 1 at {there}", f"begin stage 1 at {stages[1].layers[1]}")
     path = tmp_path / "new.json"
     moves = [word for text in texts for word in ("--apply", text)]
     result = pipeplan("explain", by_hand_path, *moves, "-o", path)

@@ -129,10 +129,7 @@ EDITS: dict[str, tuple[Edit, str]] = {
         lambda plan: plan.update(microbatches=5),
         r"microbatches: 5, but job\.microbatches is 4",
     ),
-    "endless microbatches": (
-        lambda plan: plan.update(microbatches=10**9),
-        "microbatches: .*65536",
-    ),
+    "endless microbatches": (lambda plan: plan.update(microbatches=10**9), "microbatches: .*65536"),
     "faster devices": (
         lambda plan: _change_types(plan, _speed_up),
         r"provenance\.problem_digest: .*predicted\.lower_bound_s",

@@ -82,9 +82,7 @@ def test_a_simple_plan_says_what_it_costs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "named"),
-    [
-        (("--prefer", "simple", "--sync", "semi_decentralized"), "--prefer simple: compares plans"),
-    ],
+    [(("--prefer", "simple", "--sync", "semi_decentralized"), "--prefer simple: compares plans")],
 )
 def test_a_choice_that_is_impossible_is_refused(options: tuple[str, ...], named: str) -> None:
     cluster = CLUSTERS / "single_node.toml"

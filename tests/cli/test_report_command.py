@@ -35,8 +35,7 @@ def test_a_measurement_of_another_plan_is_refused_by_its_files_name(plan_path, p
     )
     other.save(tmp_path / "run.json")
     result = pipeplan(
-        *("report", plan_path, "-o", tmp_path / "plan.html"),
-        *("--against", tmp_path / "run.json"),
+        *("report", plan_path, "-o", tmp_path / "plan.html"), *("--against", tmp_path / "run.json")
     )
     assert result.exit_code == 1
     assert result.stderr.startswith(f"error: {tmp_path / 'run.json'}: plan_digest: ")

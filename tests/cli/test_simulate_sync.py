@@ -151,10 +151,7 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
     ("options", "named"),
     [
         (("--pipelines", 4), "--pipelines: 4 has no effect without --sync; add --sync all"),
-        (
-            ("--sync", "all", "--noise", "jitter=0.1"),
-            "--noise: jitter=0.1 has no effect together",
-        ),
+        (("--sync", "all", "--noise", "jitter=0.1"), "--noise: jitter=0.1 has no effect together"),
         (
             ("--sync", "choose", "--sync", "all"),
             "--sync choose cannot be combined with another --sync",
@@ -171,10 +168,7 @@ def test_a_measured_trace_calibrates_the_world(replicas_path: Path, tmp_path: Pa
         (("--sync", "all", "--slowness", "slow:9x2"), "slowness: slow: worker 9 by 2"),
         (("--sync", "all", "--seeds", 0), "seeds: 0 is not a whole number from 1"),
         (("--sync", "all", "-o", "x.json"), "--output: x.json has no effect together"),
-        (
-            ("--sync", "all", "--pipelines", 1),
-            "workers: one pipeline has nobody to",
-        ),
+        (("--sync", "all", "--pipelines", 1), "workers: one pipeline has nobody to"),
         (("--sync", "all", "--slowness", ""), "slowness: '' cannot be read"),
     ],
 )

@@ -36,9 +36,7 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("graph")
     (folder / "job.toml").write_text(JOB)
     path = folder / "graph.json"
-    made = pipeplan(
-        *("trace", "models.gpt:gpt_tiny", "--job", folder / "job.toml", "-o", path),
-    )
+    made = pipeplan(*("trace", "models.gpt:gpt_tiny", "--job", folder / "job.toml", "-o", path))
     assert made.exit_code == 0, made.output
     return path
 

@@ -12,16 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from executor.coordinator.messages import (
-    Address,
-    Answer,
-    Ask,
-    Hello,
-    Late,
-    Lost,
-    Message,
-    Take,
-)
+from executor.coordinator.messages import Address, Answer, Ask, Hello, Late, Lost, Message, Take
 from executor.coordinator.state import Coordinator
 
 

@@ -45,8 +45,7 @@ def two_machines(uplink_gb_per_s: float, **fields: object) -> Cluster:
 
 
 @pytest.mark.parametrize(
-    ("order", "edges_on_cable"),
-    [(["d0", "d1", "d2", "d3"], 1), (["d0", "d2", "d1", "d3"], 2)],
+    ("order", "edges_on_cable"), [(["d0", "d1", "d2", "d3"], 1), (["d0", "d2", "d1", "d3"], 2)]
 )
 def test_ring_edges_through_one_network_card_share_it(
     order: list[str], edges_on_cable: int

@@ -8,17 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from builders import (
-    GIGA,
-    boundary,
-    cluster,
-    device_type,
-    graph,
-    layer,
-    link,
-    parameter,
-    star,
-)
+from builders import GIGA, boundary, cluster, device_type, graph, layer, link, parameter, star
 from group_problems import split
 
 from planner import Job, Plan, Problem, verify
@@ -110,10 +100,7 @@ def test_tensors_sent_in_parts_by_hand() -> None:
     plan, whole = plan_of(told), plan_of(problem_of(two_layers()))
     assert verify(plan) == []
     placed, other = place_plan(plan.on_groups), place_plan(whole.on_groups)
-    for transfer in (
-        placed.transfer(0, "F", "g0", "g1"),
-        placed.transfer(1, "B", "g1", "g0"),
-    ):
+    for transfer in (placed.transfer(0, "F", "g0", "g1"), placed.transfer(1, "B", "g1", "g0")):
         assert (transfer.seconds, transfer.latency_s) == pytest.approx((1.0, 0.5))
     assert placed.transfers_s(0, forward=True) == pytest.approx(np.array([[1.0]]))
     assert [stage.sent_bytes for stage in placed.stages] == [GIGA, 0]

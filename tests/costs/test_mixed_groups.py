@@ -31,12 +31,7 @@ def two_layers(*, tied: bool = False) -> LayerGraph:
     layers = [
         layer("a", 4, 8, parameters=["p", "q"]),
         layer(
-            "b",
-            2,
-            4,
-            stash_bytes=1000,
-            weight_stash_bytes=600,
-            parameters=["q"] if tied else [],
+            "b", 2, 4, stash_bytes=1000, weight_stash_bytes=600, parameters=["q"] if tied else []
         ),
     ]
     tensors = [boundary("a", "b")]

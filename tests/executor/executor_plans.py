@@ -45,10 +45,7 @@ def traced(name: str, precision: str = "float32") -> LayerGraph:
 
 
 def pipeline_of(
-    graph: LayerGraph,
-    factory: str | None,
-    stages: Sequence[tuple],
-    **job: object,
+    graph: LayerGraph, factory: str | None, stages: Sequence[tuple], **job: object
 ) -> PlacedPipeline:
     """Stages of layers, devices and what they recompute and offload, on four equal devices."""
     fields = {

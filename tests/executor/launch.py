@@ -20,10 +20,7 @@ def environment(*folders: Path, **extra: str) -> dict[str, str]:
 
 
 def start(
-    ranks: int,
-    *arguments: str,
-    env: Mapping[str, str] | None = None,
-    python: str = sys.executable,
+    ranks: int, *arguments: str, env: Mapping[str, str] | None = None, python: str = sys.executable
 ) -> subprocess.Popen[str]:
     """Start ``torchrun`` on this machine at a port that is free, in a process group of its own."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from executor.training.master_weights import (
-    clip_factor,
-    norm_of,
-    require_finite,
-    scale_gradients,
-)
+from executor.training.master_weights import clip_factor, norm_of, require_finite, scale_gradients
 from planner.errors import PipeplanError
 
 SumOverRanks = Callable[[Tensor], object]

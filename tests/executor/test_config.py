@@ -43,9 +43,7 @@ def test_an_empty_file_trains_as_the_job_says(tmp_path: Path) -> None:
     assert [config.rate_factor()(step) for step in (1, 20, 21)] == [1.0, 1.0, 1.0]
 
 
-def test_options_over_a_file_leave_its_defaults_unset(
-    tmp_path: Path,
-) -> None:
+def test_options_over_a_file_leave_its_defaults_unset(tmp_path: Path) -> None:
     """A schedule of one's own goes without the fields of the others, which have defaults."""
     path = tmp_path / "train.toml"
     path.write_text(HEAD + 'steps = 5\n[schedule]\nkind = "user_code:halved"\n')

@@ -7,14 +7,7 @@ from functools import cache
 import pytest
 import torch
 from executor_plans import DEVICES, TINY, pipeline_of, scheduled, traced
-from in_turn import (
-    Stages,
-    assert_same,
-    cut_everywhere,
-    run_stages,
-    run_whole,
-    used_by_many,
-)
+from in_turn import Stages, assert_same, cut_everywhere, run_stages, run_whole, used_by_many
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -231,12 +224,7 @@ class Detached(Blocks):
         return self.h[2](rows) + second.detach() + first.argmax(-1, keepdim=True)
 
 
-OWN = [
-    MaskedWithAutocastOff,
-    Slots,
-    Ramp,
-    Detached,
-]
+OWN = [MaskedWithAutocastOff, Slots, Ramp, Detached]
 
 
 @pytest.mark.parametrize("factory", OWN)

@@ -46,9 +46,7 @@ hosts = st.lists(st.sampled_from("abc"), min_size=2, max_size=9)
 
 
 @given(hosts)
-def test_pairs_come_first_and_all_turns_are_of_ranks_there_are(
-    of_ranks: list[str],
-) -> None:
+def test_pairs_come_first_and_all_turns_are_of_ranks_there_are(of_ranks: list[str]) -> None:
     turns = all_turns(of_ranks, together=True, reductions=True)
     order = ["pair", "together", "all-reduce"]
     kinds = [order.index(turn.kind) for turn in turns]
@@ -153,8 +151,7 @@ def test_hosts_of_other_speed_have_a_type_of_their_own() -> None:
     # A machine that slows down for one round, which the first rank alone was spared.
     of_first = {"alone_s": [2.0, 2.0, 2.0], "block_s": [2.8, 9.0, 2.8]}
     said = record.add(
-        Turn("compute", group=(0, 3)),
-        {0: of_first, 3: {"alone_s": [], "block_s": [3.2, 9.0, 3.2]}},
+        Turn("compute", group=(0, 3)), {0: of_first, 3: {"alone_s": [], "block_s": [3.2, 9.0, 3.2]}}
     )
     assert (
         said

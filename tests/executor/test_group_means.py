@@ -75,9 +75,7 @@ def test_a_member_that_ends_before_it_connects_is_not_waited_for(meeting: Meetin
     assert tensor.eq(1.0).all()
 
 
-def test_a_member_that_stops_within_is_not_waited_for_once_it_is_given_up(
-    meeting: Meeting,
-) -> None:
+def test_a_member_that_stops_within_is_not_waited_for_once_it_is_given_up(meeting: Meeting) -> None:
     # The other one meets, and is given up as the reduction begins without it.
     groups = of_pipeline(meeting, 0, lambda: meeting.there.pop(1))
     other = of_pipeline(meeting, 1)

@@ -122,10 +122,7 @@ def test_attention_with_a_learned_bias_keeps_no_more_than_for_a_whole_backward()
     assert split.bytes <= whole.bytes + biases + ROUND
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["gpt_tiny", "t5_tiny", "resnet_tiny", "unet_tiny"],
-)
+@pytest.mark.parametrize("name", ["gpt_tiny", "t5_tiny", "resnet_tiny", "unet_tiny"])
 def test_the_trace_counts_what_waits_for_weight_gradients(name: str) -> None:
     job = Job(samples_per_microbatch=4)
     factory = import_factory(ZOO[name])

@@ -183,8 +183,7 @@ def assert_close(found: tuple[Tensor, dict], expected: tuple[Tensor, dict]) -> N
 
 
 @pytest.mark.parametrize(
-    ("first", "last"),
-    [(Reads, Grows), (Reads, GrowsInside), (Reads, Normalises), (Grows, Grows)],
+    ("first", "last"), [(Reads, Grows), (Reads, GrowsInside), (Reads, Normalises), (Grows, Grows)]
 )
 def test_a_buffer_that_another_stage_has_too_may_not_be_written(
     first: Callable, last: Callable

@@ -110,11 +110,7 @@ def test_float64_weights_are_their_own_masters() -> None:
     assert MasterWeights(parameters, adamw).masters["w"] is parameters["w"]
 
 
-@given(
-    st.lists(st.booleans(), max_size=60),
-    st.integers(1, 5),
-    st.integers(0, 59),
-)
+@given(st.lists(st.booleans(), max_size=60), st.integers(1, 5), st.integers(0, 59))
 def test_the_scale_moves_as_torchs_grad_scaler_does(
     overflows: list[bool], interval: int, saved_at: int
 ) -> None:

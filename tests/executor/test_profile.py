@@ -83,12 +83,7 @@ def test_blocks_of_a_transformer_are_alike() -> None:
 
 def test_layers_that_differ_in_a_rate_or_in_what_is_trained_are_not_alike() -> None:
     kinds = kinds_of("test_profile:Blocks", Job(loss="output"), 3)
-    assert kinds[:4] == [
-        ("frozen",),
-        ("blocks.0",),
-        ("blocks.1",),
-        ("dropped.0", "dropped.1"),
-    ]
+    assert kinds[:4] == [("frozen",), ("blocks.0",), ("blocks.1",), ("dropped.0", "dropped.1")]
 
 
 @pytest.mark.extensive

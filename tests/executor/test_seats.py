@@ -66,11 +66,7 @@ def test_several_pipelines_without_torchrun_are_refused(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [
-        ("shares", 7),
-        ("pipelines", 3),
-        ("sync", {"strategy": "ad_psgd", "options": {}}),
-    ],
+    [("shares", 7), ("pipelines", 3), ("sync", {"strategy": "ad_psgd", "options": {}})],
 )
 def test_a_coordinator_of_other_work_is_refused_by_the_field(
     monkeypatch: pytest.MonkeyPatch, field: str, value: object

@@ -117,10 +117,7 @@ BAD = {
     "a wrong type": (form(["complex64", [1]]), "a tensor of the form"),
     "a type that is code": (form(["__class__", [1]]), "a tensor of the form"),
     "a negative shape": (form(["float32", [-1]]), "a tensor of the form"),
-    "a huge shape": (
-        form(["float32", [2**40, 2**40]]),
-        f"tensors of {2**82} bytes; at most",
-    ),
+    "a huge shape": (form(["float32", [2**40, 2**40]]), f"tensors of {2**82} bytes; at most"),
     "a huge shape of nothing": (form(["float32", [0, 2**70]]), "a tensor of the form"),
     "a shape of words": (form(["float32", ["2"]]), "a tensor of the form"),
     "a shape of truths": (form(["float32", [True]]), "a tensor of the form"),

@@ -17,11 +17,7 @@ from torch import Tensor
 import executor.runtime.transport
 from executor.distributed.machines import BACKENDS
 from executor.distributed.process_group import carrier_of
-from executor.runtime.transport import (
-    Transport,
-    make_channels,
-    open_communicators,
-)
+from executor.runtime.transport import Transport, make_channels, open_communicators
 from executor.runtime.worker import TensorSpec
 from planner.verification.issue_order import Communicator
 

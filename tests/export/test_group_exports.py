@@ -242,10 +242,7 @@ def test_a_rank_of_a_group_builds_the_layers_of_its_stage(monkeypatch: pytest.Mo
     for name, content in (
         ("deepspeed", {}),
         ("deepspeed.pipe", {"PipelineModule": FakePipelineModule}),
-        (
-            "deepspeed.runtime.pipe.topology",
-            {"PipeModelDataParallelTopology": FakeTopology},
-        ),
+        ("deepspeed.runtime.pipe.topology", {"PipeModelDataParallelTopology": FakeTopology}),
     ):
         module = ModuleType(name)
         module.__dict__.update(content)

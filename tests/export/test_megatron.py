@@ -307,10 +307,7 @@ REFUSED: dict[str, tuple[Callable[[], Plan], list[str]]] = {
         lambda: by_hand([("wte wpe h.0 h.1 h.2 h.3 ln_f", "n0/gpu0"), ("lm_head loss", "n1/gpu0")]),
         ["ln_f in stage 0: L is the whole head and loss", "--stages 'Et*4|L'"],
     ),
-    "a divided block": (
-        divided_block,
-        ["in stage 1: t is a whole block (h.0", "--stages 'Et|tL'"],
-    ),
+    "a divided block": (divided_block, ["in stage 1: t is a whole block (h.0", "--stages 'Et|tL'"]),
     "two stacks of blocks": (
         two_stacks,
         ["it has an encoder and a decoder: encoder (2), decoder (2)"],

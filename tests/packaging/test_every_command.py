@@ -30,10 +30,7 @@ STAGES = [["layers.0", "layers.1"], ["layers.2", "layers.3"]]
 SEARCH = "--time-limit 1 --deterministic"
 STEPS = (
     ("import", "import topo.txt --device-type A6000 -o a.toml"),
-    (
-        "import",
-        "import a.toml a.toml --prefix a --prefix b --network 100gbit -o b.toml",
-    ),
+    ("import", "import a.toml a.toml --prefix a --prefix b --network 100gbit -o b.toml"),
     ("detect", "detect --ranks 2 --no-compute --no-together --no-all-reduce -o here.toml"),
     ("trace", "trace my_net:build --job job.toml -o net.json"),
     (
@@ -66,10 +63,7 @@ STEPS = (
     ("simulate", "simulate two.json --against timeline.json"),
     ("profile", "profile two.json timeline.json -o calibrated.json"),
     ("explain", "explain two.json"),
-    (
-        "explain",
-        "explain two.json --apply 'begin stage 1 at layers.1' -o edited.json",
-    ),
+    ("explain", "explain two.json --apply 'begin stage 1 at layers.1' -o edited.json"),
     ("report", "report two.json -o two.png"),
     ("report", "report two.json -o two.html"),
     ("export", "export two.json --to torch-csv -o export"),

@@ -16,11 +16,7 @@ from planner.errors import PipeplanError
 from planner.model.layer_graph import LayerGraph
 from planner.plan.plan import Plan
 from planner.tracing.trace import trace
-from planner.variants.machine_changes import (
-    new_machines,
-    parse_slow,
-    slower,
-)
+from planner.variants.machine_changes import new_machines, parse_slow, slower
 
 
 def changed(plan: Plan, **changes: object) -> Cluster:

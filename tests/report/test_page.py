@@ -5,17 +5,7 @@ import os
 import re
 
 import pytest
-from builders import (
-    boundary,
-    cluster,
-    device_type,
-    graph,
-    layer,
-    link,
-    orders,
-    parameter,
-    pipeline,
-)
+from builders import boundary, cluster, device_type, graph, layer, link, orders, parameter, pipeline
 from html_pages import page_of, parsed, plan_of
 from measured_runs import run_of
 

@@ -7,16 +7,7 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from builders import (
-    GIGA,
-    boundary,
-    graph,
-    layer,
-    orders,
-    parameter,
-    pipeline,
-    star,
-)
+from builders import GIGA, boundary, graph, layer, orders, parameter, pipeline, star
 from chains import GIB, PAIR, chain
 from hypothesis import given
 from strategies import Scheduled, scheduled
@@ -122,11 +113,7 @@ def test_the_busiest_device_tells_transfers_from_filling() -> None:
     bubble = explain(timeline).bubble
     assert timeline.iteration_time_s == 28
     assert causes(bubble, "d1") == {"fill_and_drain_s": 3, "transfers_s": 1}
-    assert causes(bubble, "d0") == {
-        "imbalance_s": 18,
-        "fill_and_drain_s": 3,
-        "transfers_s": 1,
-    }
+    assert causes(bubble, "d0") == {"imbalance_s": 18, "fill_and_drain_s": 3, "transfers_s": 1}
 
 
 def test_all_reduces_and_optimizer_steps_of_others_are_synchronisation() -> None:

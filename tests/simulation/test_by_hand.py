@@ -59,12 +59,7 @@ def test_two_stages_and_two_microbatches_by_hand() -> None:
         "0B0": (5, 7),
         "0B1": (8, 10),
     }
-    assert moves(timeline) == {
-        "0F0": (1, 1.5),
-        "0F1": (2, 2.5),
-        "1B0": (4.5, 5),
-        "1B1": (7.5, 8),
-    }
+    assert moves(timeline) == {"0F0": (1, 1.5), "0F1": (2, 2.5), "1B0": (4.5, 5), "1B1": (7.5, 8)}
     assert timeline.iteration_time_s == 10
     assert timeline.busy_s == {"d0": 6, "d1": 6}
     assert timeline.bubble == pytest.approx(8 / 20)
@@ -416,10 +411,7 @@ def test_a_reduction_that_waits_for_another_is_listed_after_one_that_does_not() 
 
 def test_two_stages_on_a_device_hand_over_without_a_transfer() -> None:
     placed = pipeline(
-        graph([layer("a"), layer("b")]),
-        star(1),
-        [(["a"], ["d0"]), (["b"], ["d0"])],
-        microbatches=1,
+        graph([layer("a"), layer("b")]), star(1), [(["a"], ["d0"]), (["b"], ["d0"])], microbatches=1
     )
     timeline = simulate(placed, orders(d0="0F0 1F0 1B0 0B0"))
     assert timeline.iteration_time_s == 6

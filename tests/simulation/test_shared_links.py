@@ -173,9 +173,7 @@ def test_verify_shares_links_too() -> None:
 
 
 @st.composite
-def networks(
-    draw: st.DrawFn,
-) -> tuple[list[tuple[tuple[Link, ...], float]], dict[Link, float]]:
+def networks(draw: st.DrawFn) -> tuple[list[tuple[tuple[Link, ...], float]], dict[Link, float]]:
     speeds = st.integers(1, 20).map(float)
     capacity = {(index, 1): draw(speeds) for index in range(draw(st.integers(1, 5)))}
     chosen = st.sets(st.sampled_from(sorted(capacity)), min_size=1)

@@ -4,10 +4,7 @@ from dataclasses import replace
 
 import networkx as nx
 import pytest
-from builders import (
-    GIGA,
-    orders,
-)
+from builders import GIGA, orders
 from chains import ALTERNATING, ONE_F_ONE_B, chain, crowded
 from event_graph import event_graph, longest_path_s
 from hypothesis import given
@@ -80,10 +77,7 @@ def test_a_slower_stage_takes_as_long_in_the_simulator_itself(case: Scheduled) -
 
 def test_a_slow_stage_is_limited_by_its_computation() -> None:
     """1 s of fill, 4 * 12 s, 2 s of drain: the other stage is there to fill and drain only."""
-    timeline = simulate(
-        chain((1, 2), (4, 8), microbatches=4),
-        ONE_F_ONE_B,
-    )
+    timeline = simulate(chain((1, 2), (4, 8), microbatches=4), ONE_F_ONE_B)
     first, second = limits(timeline)
     assert (first.limited_by, second.limited_by) == ("nothing", "compute")
     assert first.compute_s == pytest.approx(3)

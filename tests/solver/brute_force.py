@@ -48,9 +48,7 @@ def _device_sets(problem: Problem, count: int) -> Iterator[tuple[tuple[str, ...]
             yield choice
 
 
-def all_orders(
-    pipeline: PlacedPipeline,
-) -> Iterator[dict[str, tuple[Operation, ...]]]:
+def all_orders(pipeline: PlacedPipeline) -> Iterator[dict[str, tuple[Operation, ...]]]:
     """Every assignment of microbatches to replicas with every order on every device.
 
     One numbering of the microbatches is tried, for they are equal.

@@ -100,10 +100,7 @@ def test_every_feature_is_named_at_once() -> None:
     values = {**VALUES, "tensor_parallel": 1, "lengths": planned("lengths").job.lengths}
     with pytest.raises(PipeplanError) as raised:
         require_without(Job().model_copy(update=values), "this", degree=2)
-    assert [problem.split()[0] for problem in raised.value.problems] == [
-        *FEATURES[:-1],
-        "lengths:",
-    ]
+    assert [problem.split()[0] for problem in raised.value.problems] == [*FEATURES[:-1], "lengths:"]
 
 
 @pytest.mark.parametrize("name", ["shard_optimizer", "shard_parameters", "offload"])

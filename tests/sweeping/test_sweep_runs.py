@@ -121,10 +121,7 @@ def test_a_point_without_a_plan_says_why_and_stops_nothing(tmp_path: Path) -> No
     ("changes", "reason"),
     [
         ({"graphs": chain(1, 5)}, "graphs.1: 'sha256:"),
-        (
-            {"clusters": {"ring": ring(2, memory_gib=7)}},
-            "clusters.ring: 'sha256:",
-        ),
+        ({"clusters": {"ring": ring(2, memory_gib=7)}}, "clusters.ring: 'sha256:"),
         ({"seed": 3}, "seed: 0 there, 3 now; .* name another folder, or sweep as before"),
         ({"time_limit_s": 0.3}, "time_limit_s: 0.2 there, 0.3 now"),
         ({"job": JOB.model_copy(update={"recompute": False})}, "job.recompute: True there, False"),

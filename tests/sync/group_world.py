@@ -13,15 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
-from planner.sync.groups.events import (
-    Event,
-    Finished,
-    Group,
-    GroupRequest,
-    Joined,
-    Left,
-    Tick,
-)
+from planner.sync.groups.events import Event, Finished, Group, GroupRequest, Joined, Left, Tick
 from planner.sync.groups.scheduler import Scheduler
 from planner.sync.strategies import (
     AdPsgdOptions,

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from planner.sync.groups import scheduler_of
 from planner.sync.groups.events import Finished, GroupRequest
-from planner.sync.groups.generator import (
-    Division,
-    RandomGroups,
-    equal_groups,
-    inter_intra,
-)
+from planner.sync.groups.generator import Division, RandomGroups, equal_groups, inter_intra
 from planner.sync.groups.levels import Levels, nodes_of
 from planner.sync.groups.matching import bipartition, passive_partner
 from planner.sync.strategies import AdPsgdOptions, PartialAllReduceOptions, group_size_of
@@ -34,12 +29,7 @@ def levels_of(iterations: dict[int, int]) -> Levels:
 
 
 @given(
-    reached,
-    thresholds,
-    st.booleans(),
-    st.integers(1, 14),
-    st.integers(2, 5),
-    st.integers(0, 99),
+    reached, thresholds, st.booleans(), st.integers(1, 14), st.integers(2, 5), st.integers(0, 99)
 )
 def test_a_division_draws_all_who_are_near_at_most_once(
     others: dict[int, int],

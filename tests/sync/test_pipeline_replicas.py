@@ -124,11 +124,7 @@ def test_a_strategy_that_is_none_is_refused_before_any_work() -> None:
         require_sync("al_reduce")
 
 
-UNEVEN = {
-    "d0": "0F0 0F2 0B0 0B2",
-    "d1": "0F1 0F3 0B1 0B3",
-    "d2": "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3",
-}
+UNEVEN = {"d0": "0F0 0F2 0B0 0B2", "d1": "0F1 0F3 0B1 0B3", "d2": "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"}
 
 
 def test_the_message_offers_a_command_that_exists_and_the_strategies_in_step() -> None:

@@ -19,11 +19,7 @@ from planner.sync.simulation.links import WorkerFlow, WorkerLinks, flow_over, ri
 from planner.sync.simulation.rounds import buckets_of
 from planner.sync.simulation.run import Scenario
 from planner.sync.simulation.transfers import WorkerTransfers
-from planner.sync.simulation.world import (
-    LayerParameters,
-    LinkCost,
-    World,
-)
+from planner.sync.simulation.world import LayerParameters, LinkCost, World
 from planner.sync.strategies import parse_sync
 
 BYTES = 10_000_000

@@ -29,16 +29,14 @@ def ratio(strategy: str, slowness: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("slowness", "measured"),
-    [(HOMOGENEOUS, 1.25), (SLOW, 1.09), (SLOWER, 1.04), (TRANSIENT, 1.49)],
+    ("slowness", "measured"), [(HOMOGENEOUS, 1.25), (SLOW, 1.09), (SLOWER, 1.04), (TRANSIENT, 1.49)]
 )
 def test_cross_iteration_is_as_measured(slowness: str, measured: float) -> None:
     assert ratio("cross_iteration", slowness) == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize(
-    ("slowness", "measured"),
-    [(HOMOGENEOUS, 1.15), (SLOW, 1.82), (SLOWER, 3.36), (TRANSIENT, 2.11)],
+    ("slowness", "measured"), [(HOMOGENEOUS, 1.15), (SLOW, 1.82), (SLOWER, 3.36), (TRANSIENT, 2.11)]
 )
 def test_readiness_is_as_measured(slowness: str, measured: float) -> None:
     assert ratio(READINESS, slowness) == pytest.approx(measured, rel=0.15)

@@ -57,10 +57,7 @@ from planner.sync.strategies import (
             "partial_all_reduce:group_division=false,filter_between=all",
             "sync.options of partial_all_reduce: filter_between without group_division",
         ),
-        (
-            "wave_synchronous:distance=-1",
-            "sync.options of wave_synchronous: distance",
-        ),
+        ("wave_synchronous:distance=-1", "sync.options of wave_synchronous: distance"),
         (
             "partial_all_reduce:inter_intra=true,group_size=2",
             "sync.options of partial_all_reduce: group_size with inter_intra",

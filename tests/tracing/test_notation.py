@@ -76,11 +76,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Tensor, ...], int]] = {
     ),
     "attention": (attention, (heads(), heads(), heads()), 3),
     "attention of one value": (lambda x: attention(x, x, x), (heads(),), 2),
-    "causal attention": (
-        lambda *x: attention(*x, is_causal=True),
-        (heads(), heads(), heads()),
-        2,
-    ),
+    "causal attention": (lambda *x: attention(*x, is_causal=True), (heads(), heads(), heads()), 2),
     "grouped attention": (
         lambda *x: attention(*x, enable_gqa=True),
         (heads(), heads(2), heads(2)),

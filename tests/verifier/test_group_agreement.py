@@ -32,8 +32,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
     types = {
         "fast": device_type(peak_tflop_per_s={"float32": 3}, reserved_gib=1),
         "slow": device_type(
-            operation_overhead_us=5,
-            by_class={"product": {"efficiency": 0.3, "ramp_up_us": 2}},
+            operation_overhead_us=5, by_class={"product": {"efficiency": 0.3, "ramp_up_us": 2}}
         ),
     }
     hubs = ["a", "b"]
@@ -114,11 +113,7 @@ def plan_of_pairs(problem: Problem) -> Plan:
     st.booleans(),
 )
 def test_both_give_plans_of_groups_the_same_figures(
-    the_cluster: Cluster,
-    seed: int,
-    sizes: Sequence[int],
-    recompute: bool,
-    shard_optimizer: bool,
+    the_cluster: Cluster, seed: int, sizes: Sequence[int], recompute: bool, shard_optimizer: bool
 ) -> None:
     rng = random.Random(seed)
     is_mixed = len(set(sizes)) > 1
@@ -135,13 +130,7 @@ def test_both_give_plans_of_groups_the_same_figures(
     assert verify(refresh(plan)) == []
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"iteration_time_s": 0.999},
-        {"bubble": 0.9},
-    ],
-)
+@pytest.mark.parametrize("change", [{"iteration_time_s": 0.999}, {"bubble": 0.9}])
 def test_a_wrong_prediction_of_a_plan_of_groups_is_found(change: dict[str, Any]) -> None:
     problem = tiny_problem(3, microbatches=3, tensor_parallel=2)
     plan = plan_of_pairs(problem)

@@ -126,9 +126,7 @@ def test_memory_is_enough_to_the_byte(plan: Plan, rng: random.Random) -> None:
 
 
 @given(
-    plans(),
-    st.sampled_from(["iteration_time_s", "lower_bound_s", "bubble"]),
-    st.floats(1e-5, 0.9),
+    plans(), st.sampled_from(["iteration_time_s", "lower_bound_s", "bubble"]), st.floats(1e-5, 0.9)
 )
 def test_a_prediction_that_is_not_the_simulations_is_named(
     plan: Plan, field: str, change: float
