@@ -180,17 +180,6 @@ def test_a_wrong_edit_is_named(plan_data: Data, tmp_path: Path, edit: Edit, mess
     assert any(re.search(message, line) for line in lines), lines
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9999])
-def test_a_cut_file_is_refused(plan_path: Path, tmp_path: Path, share: float) -> None:
-    text = plan_path.read_text()
-    path = tmp_path / "cut.json"
-    path.write_text(text[: int(share * len(text)) or 0])
-    result = pipeplan("verify", path)
-    assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: {path}: ")
-    assert "line" in result.stderr
-
-
 def test_a_good_edit_holds_after_fresh_predictions(plan_data: Data, tmp_path: Path) -> None:
     """Moving a layer is a matter of editing two lists and simulating again."""
     stages = plan_data["stages"]
