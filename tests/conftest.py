@@ -24,12 +24,12 @@ settings.register_profile(
     "quick",
     deadline=None,
     derandomize=True,
-    max_examples=20,
+    max_examples=15,
     suppress_health_check=[HealthCheck.too_slow],
 )
 # `make test` leaves two thirds of the examples to `make test-all`, and the extensive tier has all
 # of its own.
-settings.register_profile("full", parent=settings.get_profile("quick"), max_examples=60)
+settings.register_profile("full", parent=settings.get_profile("quick"), max_examples=45)
 settings.register_profile("thorough", parent=settings.get_profile("quick"), max_examples=1000)
 settings.register_profile(
     "soak",

@@ -175,13 +175,10 @@ def whole_experts_and_positions() -> Plan:
     ("make", "split"),
     [
         (four_heads, False),
-        (whole_experts, True),
         (whole_experts, False),
         (whole_experts_and_positions, True),
-        (whole_experts_and_positions, False),
         (recomputed, False),
         (positions_and_tied_ends, True),
-        (positions_and_tied_ends, False),
     ],
 )
 def test_members_compute_the_loss_and_gradients_of_one_process(

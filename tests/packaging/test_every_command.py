@@ -30,7 +30,6 @@ STAGES = [["layers.0", "layers.1"], ["layers.2", "layers.3"]]
 SEARCH = "--time-limit 1 --deterministic"
 STEPS = (
     ("import", "import topo.txt --device-type A6000 -o a.toml"),
-    ("import", "import a.toml a.toml --prefix a --prefix b --network 100gbit -o b.toml"),
     ("detect", "detect --ranks 2 --no-compute --no-together --no-all-reduce -o here.toml"),
     ("trace", "trace my_net:build --job job.toml -o net.json"),
     (
@@ -51,7 +50,6 @@ STEPS = (
     ),
     ("executor", "two.json --model my_net:build --data random --steps 3 --timeline timeline.json"),
     ("executor.coordinator", "copies.json --model my_net:build --data random"),
-    ("plan", f"plan two.json {SEARCH} -o split.json"),
     ("compare", "compare my_net:build --cluster cluster.toml --job job.toml --time-limit 1"),
     (
         "sweep",
@@ -61,10 +59,7 @@ STEPS = (
     ("replan", f"replan two.json --lost here/gpu1 {SEARCH} -o smaller.json"),
     ("verify", "verify two.json"),
     ("simulate", "simulate two.json --against timeline.json"),
-    ("profile", "profile two.json timeline.json -o calibrated.json"),
-    ("explain", "explain two.json"),
     ("explain", "explain two.json --apply 'begin stage 1 at layers.1' -o edited.json"),
-    ("report", "report two.json -o two.png"),
     ("report", "report two.json -o two.html"),
     ("export", "export two.json --to torch-csv -o export"),
     ("verify", "verify --schema plan"),
