@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from builders import ROOT
-from reports import column, rows
+from reports import column
 
 FIGURE = r"([-+]?\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?)"
 
@@ -36,23 +36,6 @@ class Quoted:
     def pattern(self) -> str:
         """The regular expression with a group for each figure."""
         return self.text.replace("#", FIGURE)
-
-
-def testbed_row(cluster: str) -> list[float | None]:
-    """Return a row of README's table: measured times of four planners, and our prediction."""
-    found = {
-        row["planner"]: row for row in rows("executor", "prediction", cluster=cluster, model="gpt")
-    }
-    planners = ("even", "pipedream", "spp", "pipeplan")
-    measured = [found[name]["measured ms"] if name in found else None for name in planners]
-    return [*measured, found["pipeplan"]["predicted ms"]]
-
-
-def freedoms() -> list[float]:
-    """Return the bar of all plans' losses and gradients, and the worst error of their times."""
-    single = rows("executor", "freedoms", precision="float32")
-    worst = max(max(r["loss"], r["gradients"], r["whole training"]) for r in single)
-    return [max(1e-6, worst), max(map(abs, column("executor", "freedoms", "error %")))]
 
 
 def gaps_by_cluster() -> list[float]:
@@ -85,16 +68,6 @@ def trained() -> list[float]:
     return [len(two), min(two), max(two), middle, len(four), min(four), max(four)]
 
 
-def even_layouts() -> list[float]:
-    """Return how much longer the best even layouts take, and over how many pairs."""
-    uneven, even = (
-        list(filter(None, column("rivals", "groups", "even / ours", **{"even cluster": is_even})))
-        for is_even in (False, True)
-    )
-    means = [statistics.geometric_mean(found) for found in (uneven, even)]
-    return [*means, len(uneven) + len(even)]
-
-
 def to_the_loss(strategy: str) -> list[float | None]:
     """Return the speed-up to the loss where one of eight real pipelines is slow; None: never."""
     name = "to the loss, against overlapped"
@@ -115,8 +88,6 @@ PAPER_ROWS = {
 
 # --- the pages ------------------------------------------------------------------------------------
 
-CELL = "[*]*#[*]*"
-TESTBED_ROW = rf"{CELL} [|] {CELL} [|] (?:{CELL}|-) [|] {CELL} [|] #"
 RIVALS = (
     "On # pairs of a public profile and a cluster, the best baseline of all takes # times as "
     "long as Pipeplan in the geometric mean [(]# to #[)] and is faster on #"
@@ -124,21 +95,12 @@ RIVALS = (
 
 
 QUOTED = (
-    *(
-        Quoted(
-            "README.md",
-            rf"[|] {name} [|] {TESTBED_ROW} [|]",
-            partial(testbed_row, name.replace(" ", "_")),
-        )
-        for name in ("irregular", "slow leg", "two nodes", "ring", "shared uplink", "uniform")
-    ),
     Quoted(
         "README.md",
         "predicted times of # plans for two ranks were # to # % off .*median # %., and of # for "
         "four .* # to # %",
         trained,
     ),
-    Quoted("README.md", "equal a single process to #, and are predicted within # %", freedoms),
     Quoted(
         "README.md",
         "Median gaps of whole plans after # CPU seconds are # % on irregular clusters, # % on "
@@ -153,11 +115,5 @@ QUOTED = (
             partial(to_the_loss, strategy),
         )
         for name, strategy in PAPER_ROWS.items()
-    ),
-    Quoted(
-        "README.md",
-        "takes # times as long as Pipeplan's plan on uneven clusters in the geometric mean and # "
-        "times on even ones, over # pairs",
-        even_layouts,
     ),
 )
