@@ -100,11 +100,6 @@ def differences(found: Rows) -> str:
     )
 
 
-def test_there_are_sixty_cases_each_with_a_source_of_its_own() -> None:
-    assert len(CASES) >= 60
-    assert len({case["source"] for case in CASES}) == len(CASES)
-
-
 def by_megatron(texts: dict[str, str], folder: Path) -> Rows:
     """Compare arguments, by their names."""
     require_peer("megatron")

@@ -63,7 +63,9 @@ class Blocks(nn.Module):
 
 
 @pytest.mark.parametrize("split", [(), (0,)], ids=["whole", "split"])
-@pytest.mark.parametrize("name", ["blocks", "gpt_tiny", "t5_tiny"])
+@pytest.mark.parametrize(
+    "name", ["blocks", "gpt_tiny", pytest.param("t5_tiny", marks=pytest.mark.extensive)]
+)
 def test_gradients_are_those_of_plain_torch(name: str, split: tuple[int, ...]) -> None:
     """Bit by bit; T5's attention has a bias that is computed from weights, for all blocks."""
     factory = Blocks if name == "blocks" else import_factory(ZOO[name])

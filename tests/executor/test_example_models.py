@@ -58,9 +58,9 @@ def several_heads() -> nn.Module:
 
 
 CASES = [
-    (frozen_encoder, WORDS),
+    pytest.param(frozen_encoder, WORDS, marks=pytest.mark.extensive),
     (frozen_encoder_and_decoder, WORDS),
-    (several_heads, OWN_LOSS),
+    pytest.param(several_heads, OWN_LOSS, marks=pytest.mark.extensive),
     (Teacher, OWN_LOSS),
 ]
 

@@ -38,7 +38,7 @@ def compared(job: Job = JOB, **fields: object) -> str:
     return compare_with_eager(Dropping, job, step_once(Dropping, job).graph, **fields)
 
 
-@pytest.mark.parametrize("name", ["gpt_tiny", "resnet_tiny", "t5_tiny"])
+@pytest.mark.parametrize("name", ["gpt_tiny", "resnet_tiny"])
 def test_models_of_the_zoo_agree(name: str) -> None:
     graph = step_once(ZOO[name], JOB).graph
     assert compare_with_eager(import_factory(ZOO[name]), JOB, graph) == AGREES

@@ -31,6 +31,7 @@ LAYERS = {
     "loss",
     "BertForMaskedLM": "bert.embeddings bert.encoder.layer.0 bert.encoder.layer.1 cls loss",
 }
+SOME = [pytest.param(n, marks=() if n in LAYERS else pytest.mark.extensive) for n in TINY]
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,7 @@ def built(name: str) -> nn.Module:
     return import_factory(f"hf:{name}")(**TINY[name])
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", SOME)
 def test_a_model_is_traced_with_all_its_work_counted(name: str) -> None:
     graph = traced(name)
     assert graph.name == name
@@ -90,7 +91,7 @@ def test_the_model_on_the_cpu_is_the_planned_one(name: str) -> None:
     assert structure_differences(graph.record, exported, assign_layers(exported)) == []
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", SOME)
 def test_the_loss_is_that_of_the_librarys_logits(name: str) -> None:
     model = built(name).eval()
     batch = example_batch(model, job_of(name))
