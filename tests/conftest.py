@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -50,6 +51,17 @@ def _what_is_there_is_not_searched() -> None:
     """Modules and caches of millions of objects cost a third of the time in garbage collection."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file of which a tier has no test: importing all takes twenty seconds a process."""
+    tier = config.getoption("markexpr")
+    if collection_path.suffix != ".py" or tier not in ("extensive", "not extensive"):
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    if tier == "extensive":  # ``seeds`` of tiny_problems marks what it returns.
+        return None if "extensive" in text or "seeds(" in text else True
+    return True if re.search(r"^pytestmark = .*\bextensive\b", text, re.MULTILINE) else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
