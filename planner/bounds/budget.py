@@ -45,6 +45,7 @@ class BudgetArrays(NamedTuple):
         fits: (K, N + 1, N + 1) whether a type may run an interval.
         step_s: (N + 1, N + 1) the optimizer step on the widest memory.
         there_s, back_s: (N + 1) messages at each cut.
+        waits_s: (2, K, N + 1) of :meth:`LayerTable.waits_s`.
         head_s: (N + 1) least time before the first forward of a stage.
         ahead_s: (N + 1) least way of a microbatch behind a stage and back to it.
         rest_s: (2, N + 1, STEPS + 1) what has to follow a cut, by amount spent: of all work; of
@@ -65,6 +66,7 @@ class BudgetArrays(NamedTuple):
     step_s: FloatArray
     there_s: FloatArray
     back_s: FloatArray
+    waits_s: FloatArray
     head_s: FloatArray
     ahead_s: FloatArray
     rest_s: FloatArray
@@ -141,11 +143,10 @@ class Budget:
         layers, intervals = self._layers, self._intervals
         price = prices / float(prices.max())
         price = price / float((price * layers.counts).sum())
-        widest, latency_s = self._links.joint_s_per_byte[2], self._links.latency_s
-        there, back = (
-            np.where(bytes_ > 0, np.minimum(latency_s + bytes_ * widest, FAR), 0.0)
-            for bytes_ in (layers.sent_bytes, layers.returned_bytes)
-        )
+        bytes_ = np.array([layers.sent_bytes, layers.returned_bytes])
+        there, back = self._links.message_s(bytes_)
+        of_type = [self._links.message_s(bytes_, name) for name in layers.types]
+        each = np.stack(of_type, axis=1)
         way = layers.fastest(layers.forward_s + layers.gradient_s)
         behind = np.concatenate([np.cumsum(way[::-1])[::-1], [0.0]])
         memory = [layers.cluster.device_types[name].optimizer_gb_per_s for name in layers.types]
@@ -162,6 +163,7 @@ class Budget:
             intervals.parameters.step / (max(memory) * 1e9),
             there,
             back,
+            layers.waits_s(each, each),
             prefix(layers.fastest(layers.forward_s)) + there,
             behind + there + back,
             np.array(
@@ -288,8 +290,10 @@ def _most(
     """Return how many microbatches a device of a type can run."""
     forward = d.forward_s[k, end] - d.forward_s[k, cut]
     backward = d.backward_s[k, end] - d.backward_s[k, cut]
-    most = round_trips(limit_s - around_s, forward, backward, d.ahead_s[end])
+    before, behind, ahead = d.waits_s[0, k, cut], d.waits_s[1, k, end], d.ahead_s[end]
+    most = round_trips(limit_s - around_s, forward, backward, ahead, before, behind)
     if both_ways:
         gradient = d.gradient_s[k, end] - d.gradient_s[k, cut]
-        most = min(most, round_trips(limit_s - spent_s, forward, gradient, d.ahead_s[end]))
+        trips = round_trips(limit_s - spent_s, forward, gradient, ahead, before, behind)
+        most = min(most, trips)
     return max(0.0, min(most, float(d.microbatches)))

@@ -28,10 +28,18 @@ def times_within(spare_s: float, each_s: float) -> float:
 
 
 @compiled
-def round_trips(spare_s: float, forward_s: float, back_s: float, ahead_s: float) -> float:
+def round_trips(
+    spare_s: float,
+    forward_s: float,
+    back_s: float,
+    ahead_s: float,
+    before_s: float,
+    behind_s: float,
+) -> float:
     """Return how many microbatches a device can run in a time, at most.
 
-    All forwards and backwards follow each other. No backward is before the first microbatch's
+    All forwards, backwards and waits for messages follow each other, but for the message into the
+    first forward and that of the last backward. No backward is before the first microbatch's
     return, and the last forward is not after the last departure.
 
     Args:
@@ -39,8 +47,10 @@ def round_trips(spare_s: float, forward_s: float, back_s: float, ahead_s: float)
         forward_s: of a microbatch.
         back_s: of a microbatch.
         ahead_s: the least way of a microbatch behind the device and back to it.
+        before_s: waits for a microbatch's messages at the cut before the stage.
+        behind_s: the same at the cut behind it.
     """
-    most = times_within(spare_s, forward_s + back_s)
+    most = times_within(spare_s + before_s, forward_s + back_s + before_s + behind_s)
     most = min(most, times_within(spare_s - forward_s - ahead_s, back_s))
     return min(most, times_within(spare_s - back_s - ahead_s, forward_s))
 
@@ -87,7 +97,7 @@ def _around(come_s: FloatArray, follow_s: FloatArray, around_s: FloatArray) -> N
 
 @compiled
 def _most_in_flight(
-    each: tuple[float, float, float, float],
+    each: tuple[float, float, float, float, float, float],
     count: int,
     spare_s: float,
     way_spare_s: float,
@@ -97,19 +107,19 @@ def _most_in_flight(
     """Return how many microbatches a device can run with no more of them in flight.
 
     Args:
-        each: of a microbatch: forward, gradient on its way, backward, and the least way behind the
-            device and back to it.
+        each: of a microbatch: forward, gradient on its way, backward, the least way behind the
+            device and back to it, and waits for messages before and behind the stage.
         count: of all microbatches.
         spare_s: from the device's first forward to the end of its last backward.
         way_spare_s: from its first forward to its last gradient on the way.
         both_ways: whether gradients on their way count too.
         in_flight: at most.
     """
-    forward, gradient, backward, ahead = each
-    most = min(float(count), round_trips(spare_s, forward, backward, ahead))
+    forward, gradient, backward, ahead, before, behind = each
+    most = min(float(count), round_trips(spare_s, forward, backward, ahead, before, behind))
     last_s = spare_s
     if both_ways:
-        most = min(most, round_trips(way_spare_s, forward, gradient, ahead))
+        most = min(most, round_trips(way_spare_s, forward, gradient, ahead, before, behind))
         last_s = way_spare_s
     if in_flight < count:
         # One after the other in as many rows as are in flight, each for a round trip.
@@ -131,9 +141,9 @@ def _runs(
     """Return how many microbatches a replica can run.
 
     Args:
-        row: (7) of its class: replicas, microbatches whose messages fit a device's links, what
-            follows a last backward, and of a microbatch forward, gradient on its way, backward, and
-            the least way behind the stage and back.
+        row: (9) of its class: replicas, microbatches whose messages fit a device's links, what
+            follows a last backward, and of a microbatch forward, gradient on its way, backward, the
+            least way behind the stage and back, and waits before and behind the stage.
         count: of all microbatches.
         limit_s: to keep.
         both_ways: whether gradients on their way count too.
@@ -148,7 +158,7 @@ def _runs(
         spent = max(spent, before + after_gradient)
     else:
         before = max(before, spent)
-    each = (row[3], row[4], row[5], row[6])
+    each = (row[3], row[4], row[5], row[6], row[7], row[8])
     spare = limit_s - before - row[2]
     most = _most_in_flight(each, count, spare, limit_s - spent, both_ways, count)
     return float(min(most, row[1]))
@@ -167,7 +177,7 @@ def _run(
     """Return how many microbatches the replicas of a stage can run together, one after the other.
 
     Args:
-        rows: (C, 7) of each class, see :func:`_runs`.
+        rows: (C, 9) of each class, see :func:`_runs`.
         count: of all microbatches.
         limit_s: to keep.
         both_ways: whether gradients on their way count too.
@@ -207,13 +217,13 @@ def _run_numbered(
     so that together they run most: a program over how many of each class have a number so far.
 
     Args:
-        rows: (C, 7) of each class, see :func:`_runs`.
+        rows: (C, 9) of each class, see :func:`_runs`.
         count: of all microbatches.
         limit_s: to keep.
         both_ways: whether gradients on their way count too.
         stage: as in :func:`_runs`.
-        come_s: before the first operations of the replicas, by place in NUMBERS.
-        follow_s: after their last gradients, by place in NUMBERS.
+        come_s: before the first operations of the replicas, by place in NUMBERS; one for all.
+        follow_s: after their last gradients, by place in NUMBERS; one for all.
     """
     size = 1
     for row in rows:
@@ -225,8 +235,9 @@ def _run_numbered(
         for row in rows:
             number += rest % (int(row[0]) + 1)
             rest //= int(row[0]) + 1
-        place = min(_place(number), len(come_s) - 1)
-        come, around = come_s[place], come_s[place] + follow_s[place]
+        place = _place(number)
+        come = come_s[min(place, len(come_s) - 1)]
+        around = come + follow_s[min(place, len(follow_s) - 1)]
         rest, stride = state, 1
         for row in rows:
             held = int(row[0])
@@ -280,7 +291,7 @@ def _run_in_memory(
             # A level on which as much runs again as on the next one is no better than that.
             is_next_better = level + 1 < levels and again >= d.again_s[k, level + 1, cut, end]
             if again < np.inf and not is_next_better:
-                each = (row[3], row[4] + again, row[5] + again, row[6])
+                each = (row[3], row[4] + again, row[5] + again, row[6], row[7], row[8])
                 most_s, at_once = limit_s - spent, d.in_flight[k, level]
                 run = _most_in_flight(each, d.microbatches, spare, most_s, both_ways, at_once)
                 most = max(most, run)
@@ -297,9 +308,7 @@ class StageWork(NamedTuple):
         last: what follows the last gradients on its replicas.
         around: both together, of the same replica.
         passed: when the first microbatches have passed it.
-        at_once: for replicas that all begin at once.
-        same: for replicas that all begin, or all end, as the first.
-        rows: (C, 7) of :func:`_run`.
+        rows: (C, 9) of :func:`_run`.
     """
 
     come: FloatArray
@@ -307,17 +316,15 @@ class StageWork(NamedTuple):
     last: FloatArray
     around: FloatArray
     passed: FloatArray
-    at_once: FloatArray
-    same: FloatArray
     rows: FloatArray
 
 
 @compiled
 def room_to_work(classes: int, columns: int) -> StageWork:
     """Return room to work in."""
-    table = np.zeros((6, columns))
-    rows = np.zeros((classes, 7))
-    return StageWork(table[0], table[1], table[2], table[3], table[4], np.zeros(1), table[5], rows)
+    table = np.zeros((5, columns))
+    rows = np.zeros((classes, 9))
+    return StageWork(table[0], table[1], table[2], table[3], table[4], rows)
 
 
 @compiled
@@ -375,9 +382,8 @@ def stage_spent_s(
         rows[c, 4] = d.gradient_s[k, end] - d.gradient_s[k, cut]
         rows[c, 5] = d.backward_s[k, end] - d.backward_s[k, cut]
         rows[c, 6] = d.ahead_s[o, end]
+        rows[c, 7], rows[c, 8] = d.waits_s[0, c, cut], d.waits_s[1, c, end]
     stage = (arrival, first, after_gradient)
-    if _run(rows, count, limit_s, both_ways, stage, work.at_once, work.at_once) < count:
-        return np.inf
     if d.is_tight[o, cut, end]:
         around = (arrival, first)
         run = _run_in_memory(d, rows, o, cut, end, limit_s, both_ways, around, end_s)
@@ -389,11 +395,10 @@ def stage_spent_s(
     if _run(rows, count, limit_s, both_ways, stage, work.come, work.around) < count:
         return np.inf
     if (rows[:, 0] > 0).sum() > 1:
-        work.same[:] = work.last[0]
-        if _run_numbered(rows, count, limit_s, both_ways, stage, work.come, work.same) < count:
+        come, last = work.come[:1], work.last[:1]
+        if _run_numbered(rows, count, limit_s, both_ways, stage, work.come, last) < count:
             return np.inf
-        work.same[:] = work.come[0]
-        if _run_numbered(rows, count, limit_s, both_ways, stage, work.same, work.last) < count:
+        if _run_numbered(rows, count, limit_s, both_ways, stage, come, work.last) < count:
             return np.inf
     return spent
 

@@ -47,6 +47,7 @@ class ClassArrays(NamedTuple):
             with a forward more in the time of each layer that may run again, in the second row.
         after_backward_s: (2, K, O, N + 1, N + 1) the same of its last backward on a type.
         port_s: (C, N + 1, N + 1) a microbatch's messages on the links of a device.
+        waits_s: (2, C, N + 1) of :meth:`LayerTable.waits_s`.
         in_flight: (K, L) most microbatches in flight on each level of memory; 0: no level.
         again_s: (K, L, N + 1, N + 1) what a microbatch runs again at least on each level.
         is_tight: (O, N + 1, N + 1) whether memory limits the microbatches in flight.
@@ -85,6 +86,7 @@ class ClassArrays(NamedTuple):
     after_gradient_s: FloatArray
     after_backward_s: FloatArray
     port_s: FloatArray
+    waits_s: FloatArray
     in_flight: IntArray
     again_s: FloatArray
     is_tight: BoolArray
@@ -108,19 +110,15 @@ class ClassTables:
         kinds: Sequence[int],
     ) -> None:
         self.intervals, self.links, self.vectors, self.kinds = intervals, links, vectors, kinds
-        self._layers = intervals.layers
+        self._layers = layers = intervals.layers
+        self._there, self._back = map(self._message_s, (layers.sent_bytes, layers.returned_bytes))
         self.held = vectors.rows[vectors.options]
         types = np.arange(len(self._layers.types))
         of_type = np.array(kinds)[:, None] == types[None, :]
         self.has_type = (self.held > 0) @ of_type
         self._forward, self._gradient, self._backward, self._weight = (
             intervals.sums(figure)
-            for figure in (
-                self._layers.forward_s,
-                self._layers.gradient_s,
-                self._layers.backward_s,
-                self._layers.weight_s,
-            )
+            for figure in (layers.forward_s, layers.gradient_s, layers.backward_s, layers.weight_s)
         )
 
     def arrays(self) -> ClassArrays:
@@ -170,6 +168,7 @@ class ClassTables:
             after_gradient,
             after_backward,
             self._ports_s(),
+            self._waits_s(),
             in_flight,
             again,
             tight,
@@ -181,11 +180,11 @@ class ClassTables:
 
     # --- ways of a microbatch ---------------------------------------------------------------------
 
-    def _message_s(self, bytes_: float) -> FloatArray:
-        """Return the seconds of a message between classes; 0 where nothing is sent."""
-        if bytes_ == 0:
-            return np.zeros_like(self.links.latency_s)
-        return np.minimum(self.links.latency_s + bytes_ * self.links.s_per_byte, FAR)
+    def _message_s(self, bytes_: FloatArray) -> FloatArray:
+        """Return the messages between classes (N + 1, C, C); 0 where nothing is sent."""
+        size = bytes_[:, None, None]
+        seconds = np.minimum(self.links.latency_s + size * self.links.s_per_byte, FAR)
+        return np.where(size > 0, seconds, 0.0)
 
     def _nearest_s(self) -> tuple[FloatArray, FloatArray]:
         """Return the least message to each option, and those on from it and back, by cut."""
@@ -193,8 +192,7 @@ class ClassTables:
         between = others[:, :, None] & (self.held > 0)[:, None, :]
         arrives, leaves = np.zeros((2, len(self.held), self.intervals.cuts))
         for cut in range(1, self.intervals.cuts - 1):
-            there = self._message_s(self._layers.sent_bytes[cut])
-            back = self._message_s(self._layers.returned_bytes[cut])
+            there, back = self._there[cut], self._back[cut]
             arrives[:, cut] = np.where(between, there, FAR).min(axis=(1, 2))
             leaves[:, cut] = np.where(between, there.T + back, FAR).min(axis=(1, 2))
         return arrives, leaves
@@ -255,8 +253,8 @@ class ClassTables:
         there, back = np.zeros((2, count, pairs))
         first, second = (rows > 0 for rows in self._pair_rows())
         for cut in range(1, count - 1):
-            there[cut] = _least(self._message_s(self._layers.sent_bytes[cut]), first, second)
-            back[cut] = _least(self._message_s(self._layers.returned_bytes[cut]).T, first, second)
+            there[cut] = _least(self._there[cut], first, second)
+            back[cut] = _least(self._back[cut].T, first, second)
         return there, back
 
     def _busy_s(self, there: FloatArray, back: FloatArray) -> FloatArray:
@@ -301,6 +299,11 @@ class ClassTables:
         bytes_ = np.where(turns, into + out, np.maximum(into, out))
         port = self.links.port_s_per_byte[:, None, None]
         return np.where(bytes_ > 0, bytes_ * np.minimum(port, FAR), 0.0)
+
+    def _waits_s(self) -> FloatArray:
+        each = np.array([self._there, self._back])
+        into, out = (np.swapaxes(each.min(axis=side), 1, 2) for side in (2, 3))
+        return self._layers.waits_s(into, out)
 
     # --- stages -----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from planner.bounds.classes import MARGIN
 from planner.bounds.intervals import IntervalTable
 from planner.bounds.layers import FAR, BoolArray, FloatArray, IntArray, LayerTable, prefix
 from planner.bounds.links import ClassLinks
-from planner.bounds.prices import Column, LayerMaster
+from planner.bounds.prices import LayerMaster
 from planner.errors import PipeplanError
 from planner.plan.certificate import LayerPrices
 from planner.program.compiled import compiled, entry
@@ -34,7 +34,6 @@ class DeviceArrays(NamedTuple):
     Attributes:
         microbatches: of an iteration.
         replication: whether a stage may have several devices.
-        stages: that a device may hold at most.
         counts: (H) devices.
         forward_s, gradient_s, backward_s, step_s: (H, N + 1) running sums; the step counts a
             parameter at the first layer that uses it.
@@ -48,7 +47,6 @@ class DeviceArrays(NamedTuple):
 
     microbatches: int
     replication: bool
-    stages: int
     counts: IntArray
     forward_s: FloatArray
     gradient_s: FloatArray
@@ -84,14 +82,14 @@ class DeviceTable:
     def _arrays(self, layers: LayerTable, counts: IntArray) -> DeviceArrays:
         kinds = [layers.cluster.device_types[layers.types[k]] for k in self._types]
         width = np.array([kind.optimizer_gb_per_s for kind in kinds])
-        step_s = self._step_bytes(layers)[None, :] / (width[:, None] * 1e9)
+        # The step of layers 0 to j - 1 counts each parameter once, at the first that uses it.
+        step_s = np.diff(self.intervals.parameters.step[0]) / (width[:, None] * 1e9)
         links = self._links
         both = layers.sent_bytes + layers.returned_bytes
         each = np.minimum(links.port_s_per_byte, FAR) * np.where(links.takes_turns, 1.0, 0.5)
         return DeviceArrays(
             layers.microbatches,
             layers.space.replication,
-            layers.space.max_stages_per_device,
             counts,
             prefix(layers.forward_s[self._types]),
             prefix(layers.gradient_s[self._types]),
@@ -105,13 +103,6 @@ class DeviceTable:
             np.array([float(kind.capacity_bytes) for kind in kinds]),
             float(layers.fastest(layers.weight_s)[0] + step_s[:, 0].min()),
         )
-
-    def _step_bytes(self, layers: LayerTable) -> FloatArray:
-        """Return what a step moves, of each parameter at the first layer that uses it."""
-        step, moved = self.intervals.parameters.step, np.zeros(layers.count)
-        # The step of layers 0 to j - 1 counts each parameter once.
-        moved[:] = np.diff(step[0])
-        return moved
 
     @staticmethod
     def _message_s(bytes_: FloatArray, latency_s: FloatArray, s_per_byte: FloatArray) -> FloatArray:
@@ -286,8 +277,8 @@ class Pairs:
         self._most = most_single(table, limit_s, self._reduction_s, near=True)
         self._passed_s, self._left_s = table.ways_s(limit_s)
 
-    def best(self, kind: int, prices: FloatArray) -> list[Column]:
-        """Return what a device of a kind earns most with, by its first layer."""
+    def best(self, kind: int, prices: FloatArray) -> list[FloatArray]:
+        """Return microbatches of each layer with which a device earns most, by its first layer."""
         found = _best_pairs(
             self._table.arrays,
             kind,
@@ -304,7 +295,7 @@ class Pairs:
             taken = np.zeros(len(prices))
             taken[a:b] += first
             taken[c:e] += second
-            columns.append(Column(float(taken @ prices), taken))
+            columns.append(taken)
         return columns
 
 
@@ -434,8 +425,9 @@ class Columns:
         d, self.looked_at = self._table.arrays, 0.0
         numbers = d.microbatches if d.replication else 1
         self._cells = self._count**4 / 24 * numbers * len(d.counts)
-        if d.stages != MOST_STAGES or self._cells > MOST_PAIR_CELLS:
-            raise PipeplanError(f"bounds: {self._cells:.2g} sets of {d.stages} stages are too many")
+        stages = intervals.layers.space.max_stages_per_device
+        if stages != MOST_STAGES or self._cells > MOST_PAIR_CELLS:
+            raise PipeplanError(f"bounds: {self._cells:.2g} sets of {stages} stages are too many")
 
     def refute(self, time_s: float) -> LayerPrices | None:
         """Return prices of layers by which no plan keeps a time, if there are any."""
@@ -448,12 +440,12 @@ class Columns:
                 return None
             self.looked_at += self._cells
             found = [pairs.best(kind, prices) for kind in kinds]
-            most = [max((c.value for c in row), default=0.0) for row in found]
+            most = [max((float(c @ prices) for c in row), default=0.0) for row in found]
             earned = sum(int(n) * value for n, value in zip(arrays.counts, most, strict=True))
             if arrays.microbatches * float(prices.sum()) > earned * MARGIN:
                 return LayerPrices(prices=tuple(map(float, prices)))
             known = [master.earned(kind) + SAME for kind in kinds]
-            new = [[c for c in row if c.value > known[kind]] for kind, row in enumerate(found)]
+            new = [[c for c in row if c @ prices > known[kind]] for kind, row in enumerate(found)]
             if not any(new):
                 return None
             for kind, row in enumerate(new):

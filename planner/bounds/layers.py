@@ -98,6 +98,18 @@ class LayerTable:
         totals[[0, -1]] = 0.0
         return totals
 
+    def waits_s(self, into_s: FloatArray, out_s: FloatArray) -> FloatArray:
+        """Return the least waits (2, K, N + 1) for a microbatch's messages before, behind a stage.
+
+        One exchange has two messages of a device at most, four with ``pairs``, and takes at least
+        their mean. The seconds given are of activations and of gradients, (2, K, N + 1) each.
+        """
+        rules = self.problem.runtime.behaviour
+        sends, receives = rules.send == "blocking", rules.receive == "blocking"
+        overlaps = sends and receives and rules.streams == "several" and rules.exchange != "single"
+        share = (0.25 if rules.exchange == "pairs" else 0.5) if overlaps else 1.0
+        return np.ascontiguousarray(share * (receives * into_s + sends * out_s[::-1]))
+
     def span(self, producer: str, users: tuple[str, ...]) -> tuple[int, int]:
         """Return the first and the last cut that a tensor crosses."""
         return self.position[producer] + 1, max(self.position[user] for user in users)

@@ -23,17 +23,7 @@ WIDER = 1.5
 """By this factor links are wider than others, as those of a node than those between nodes."""
 
 
-class _Cut(NamedTuple):
-    """Links, and classes whose messages may pass none of them.
-
-    Attributes:
-        bytes_per_s: of the links together.
-        senders, receivers: of the other messages.
-    """
-
-    bytes_per_s: float
-    senders: frozenset[int]
-    receivers: frozenset[int]
+_Cuts = list[tuple[float, frozenset[int], frozenset[int]]]
 
 
 class _Growth(NamedTuple):
@@ -178,12 +168,13 @@ class ClassLinks:
             for vector in (senders, receivers)
         )
         width = math.inf
-        for cut in self._cuts(tuple(give), tuple(take)):
-            ports = sum(give[k] for k in cut.senders), sum(take[k] for k in cut.receivers)
-            width = min(width, cut.bytes_per_s + min(ports))
+        for bytes_per_s, sources, targets in self._cuts(tuple(give), tuple(take)):
+            ports = sum(give[k] for k in sources), sum(take[k] for k in targets)
+            width = min(width, bytes_per_s + min(ports))
         return 1 / max(width, 1 / FAR)
 
-    def _cuts_between(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> list[_Cut]:
+    def _cuts_between(self, senders: tuple[int, ...], receivers: tuple[int, ...]) -> _Cuts:
+        """Return what links carry, and classes whose messages may pass none of them: both ends."""
         pairs = set(product(senders, receivers))
         links = [link for link, crossed in self._crossed.items() if not pairs.isdisjoint(crossed)]
         widths = {n: self._cluster.links[n[0]].bandwidth_gb_per_s * 1e9 for n in links}
@@ -194,7 +185,7 @@ class ClassLinks:
             width = sum(widths[link] for link in chosen)
             least[rest] = min(width, least.get(rest, math.inf))
         return [
-            _Cut(width, frozenset(a for a, _ in rest), frozenset(b for _, b in rest))
+            (width, frozenset(a for a, _ in rest), frozenset(b for _, b in rest))
             for rest, width in least.items()
         ]
 
@@ -319,6 +310,17 @@ class AnyLinks:
         rows = [growth.worst(np.array([0]), n, total) for n in range(2, int(total[0]) + 2)]
         joint = np.array([(FAR, FAR)] * 2 + rows)
         self.joint_latency_s, self.joint_s_per_byte = np.maximum(joint, [self.latency_s, 0.0]).T
+        self._cluster = cluster
+
+    def message_s(self, bytes_: FloatArray, end_type: str | None = None) -> FloatArray:
+        """Return the least message for each number of bytes; a link of an end of a type has it."""
+        s_per_byte = self.joint_s_per_byte[2]
+        if end_type is not None:
+            types = {row.name: row.type for row in self._cluster.devices}
+            own = [n for n in self._cluster.links if end_type in map(types.get, n.between)]
+            widest = max((n.bandwidth_gb_per_s * 1e9 for n in own), default=1 / FAR)
+            s_per_byte = max(s_per_byte, 1 / widest)
+        return np.where(bytes_ > 0, np.minimum(self.latency_s + bytes_ * s_per_byte, FAR), 0.0)
 
 
 def reduced_s(

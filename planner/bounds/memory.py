@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,19 +20,6 @@ EXACT, GROWTH = 6, 1.3
 """Every number of microbatches in flight is a level up to the first, beyond it some are."""
 MOST_PRICES = 64
 """Prices of a byte that are tried; each of them gives a bound."""
-
-
-class MemoryLevel(NamedTuple):
-    """What it takes to have some microbatches in flight.
-
-    Attributes:
-        in_flight: the most of this level.
-        again_s: (N + 1, N + 1) least seconds of layers that run again for a microbatch, if there
-            are more in flight than on the level before; infinite if so many never fit.
-    """
-
-    in_flight: int
-    again_s: FloatArray
 
 
 class MemoryTable:
@@ -49,18 +35,23 @@ class MemoryTable:
         self._saving = self._stash - intervals.kept_bytes
 
     @cached_property
-    def levels(self) -> list[list[MemoryLevel]]:
-        """Levels of each type; none where all microbatches fit at once or go to the host."""
+    def levels(self) -> list[list[tuple[int, FloatArray]]]:
+        """Levels of each type; none where all microbatches fit at once or go to the host.
+
+        Of each the most microbatches in flight, and (N + 1, N + 1) the least seconds of layers that
+        run again for a microbatch if more are in flight than on the level before; infinite if so
+        many never fit.
+        """
         if self._layers.space.offload:
             return [[] for _ in self._layers.types]
         return [list(self._of_type(name)) for name in self._layers.types]
 
-    def _of_type(self, name: str) -> Iterator[MemoryLevel]:
+    def _of_type(self, name: str) -> Iterator[tuple[int, FloatArray]]:
         most = self._layers.microbatches
         numbers = [*_numbers(most), most + 1]
         if self._excess(name, numbers[-2]).any():
             for number, following in pairwise(numbers):
-                yield MemoryLevel(following - 1, self._again_s(name, number))
+                yield following - 1, self._again_s(name, number)
 
     def _excess(self, name: str, number: int) -> FloatArray:
         """Return the bytes by which each of so many stashes is too large, by interval."""

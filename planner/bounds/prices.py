@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from ortools.linear_solver import pywraplp
@@ -45,18 +44,6 @@ def work_prices(seconds: FloatArray, may_run: FloatArray, counts: FloatArray) ->
     return found if found.max() > 0 else np.ones(len(counts))
 
 
-class Column(NamedTuple):
-    """What a device holds: one interval or two, each with its microbatches.
-
-    Attributes:
-        value: what the device earns.
-        taken: (N) microbatches of each layer.
-    """
-
-    value: float
-    taken: FloatArray
-
-
 class LayerMaster:
     """The prices of layers with the most that layers pay beyond what devices earn.
 
@@ -77,13 +64,16 @@ class LayerMaster:
         earned = sum(float(n) * each for n, each in zip(counts, self._earned, strict=True))
         self._solver.Maximize(microbatches * sum(self._price) - earned)
 
-    def add(self, kind: int, columns: Sequence[Column]) -> None:
-        """Let every device of a kind earn at least as much as with each of some columns."""
+    def add(self, kind: int, columns: Sequence[FloatArray]) -> None:
+        """Let every device of a kind earn at least as much as with each of some columns.
+
+        A column has the microbatches of each layer (N) that the device takes.
+        """
         for column in columns:
             row = self._solver.Constraint(-self._solver.infinity(), 0.0)
             row.SetCoefficient(self._earned[kind], -1.0)
-            for layer in np.flatnonzero(column.taken):
-                row.SetCoefficient(self._price[layer], float(column.taken[layer]))
+            for layer in np.flatnonzero(column):
+                row.SetCoefficient(self._price[layer], float(column[layer]))
 
     def prices(self) -> FloatArray | None:
         """Return the best prices, rounded; None if devices earn all that layers pay."""

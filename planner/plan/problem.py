@@ -159,9 +159,8 @@ class Problem:
     def digests_in(self, space: Space) -> tuple[str, ...]:
         """Return the digests with which a bound on a space holds for this problem.
 
-        In no runtime may anything begin earlier or take less memory than in Pipeplan's own, which
-        is all that bounds count on, so what was proved for Pipeplan's own holds for all, unless
-        some of what they send may be less.
+        In no runtime may anything begin earlier or take less memory than in Pipeplan's own, so what
+        was proved for Pipeplan's own holds for all, unless some of what they send may be less.
         """
         own = replace(self, runtime=self.runtime if self.runtime.may_be_faster else PIPEPLAN)
         return tuple(dict.fromkeys((self.digest_in(space), own.digest_in(space))))

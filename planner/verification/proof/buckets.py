@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -12,21 +11,6 @@ from planner.verification.proof.figures import Figures, FloatArray
 
 BUCKET_BYTES = BUCKET_MIB * 2**20
 """A bound is about plans with buckets of the default size."""
-
-
-class _Gradients(NamedTuple):
-    """Gradients of one parameter, as a backward makes them.
-
-    Attributes:
-        first, last: layers that hold it.
-        bytes: that fill a bucket.
-        reduced_bytes: that its reduction takes at least.
-    """
-
-    first: int
-    last: int
-    bytes: float
-    reduced_bytes: float
 
 
 class OverlappedReductions:
@@ -48,14 +32,14 @@ class OverlappedReductions:
         self._closed_first = np.zeros((count, len(made) + 1), dtype=int)
         for end in range(count):
             closed, held, reduced, place = 0, 0.0, 0.0, end
-            for row in made:
-                if row.last >= end:  # Another stage holds it too, or alone.
+            for first, last, bytes_, reduced_bytes in made:
+                if last >= end:  # Another stage holds it too, or alone.
                     continue
-                if held and held + row.bytes > BUCKET_BYTES:
+                if held and held + bytes_ > BUCKET_BYTES:
                     self._closed_bytes[end, closed] = reduced
                     self._closed_first[end, closed] = place
                     closed, held, reduced = closed + 1, 0.0, 0.0
-                held, reduced, place = held + row.bytes, reduced + row.reduced_bytes, row.first
+                held, reduced, place = held + bytes_, reduced + reduced_bytes, first
                 # So it is for all stages that begin here or before, until more of theirs follows.
                 begins = slice(place + 1), end
                 self._closed[begins], self._open_bytes[begins] = closed, reduced
@@ -96,14 +80,17 @@ class OverlappedReductions:
         return np.asarray(np.clip(left, 0.0, at_once_s))
 
 
-def _gradients_made(figures: Figures) -> Iterator[_Gradients]:
-    """Yield gradients in the order in which a backward of all layers makes them."""
+def _gradients_made(figures: Figures) -> Iterator[tuple[int, int, float, float]]:
+    """Yield gradients in the order in which a backward of all layers makes them.
+
+    Of each the first and the last layer that hold its parameter, the bytes with which it fills a
+    bucket, and those that its reduction takes at least.
+    """
     rows = {row.name: (held, row) for held, rows in figures.holders.items() for row in rows}
     order = dict.fromkeys(name for layer in figures.layers for name in layer.parameters)
     # What replicas divide is in no bucket.
     least = 2 if figures.space.shards_parameters else 1
     for held, row in (rows[name] for name in reversed(order)):
         if row.trainable and row.bytes and len(held) >= least:
-            costs = figures.costs
-            reduced = costs.least_reduced_bytes(row)
-            yield _Gradients(held[0], held[-1], costs.gradient_bytes(row), reduced)
+            reduced = figures.costs.least_reduced_bytes(row)
+            yield held[0], held[-1], figures.costs.gradient_bytes(row), reduced

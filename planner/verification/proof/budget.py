@@ -65,7 +65,10 @@ class BudgetPass:
         self._step_s = figures.step_s.min(axis=0)
         layer, self._rows = figures.of_layer, figures.of_interval
         fastest_s = figures.on_fastest(layer.forward + layer.gradient)
-        there, home = map(links.message_s, (figures.sent_bytes, figures.returned_bytes))
+        bytes_ = figures.sent_bytes, figures.returned_bytes
+        there, home = map(links.message_s, bytes_)
+        each = np.array([links.message_at_s(figures.types, row) for row in bytes_])
+        self._waits_s = figures.waits_s(each, each)
         self._message_s = there + home if back else there
         self._ahead_s = _behind(fastest_s) + there + home
         before_s = np.insert(np.cumsum(figures.on_fastest(layer.forward)), 0, 0.0)
@@ -135,11 +138,12 @@ class BudgetPass:
         ahead, found = self._ahead_s[cut + 1 :], []
         for kind, may_run in enumerate(fits):
             seconds = Seconds(*(row[kind, cut, cut + 1 :] for row in self._rows))
+            waits = self._waits_s[0, kind, cut], self._waits_s[1, kind, cut + 1 :]
             spare = self._limit_s - before - end
-            terms = round_trips(spare, seconds.forward, seconds.backward, ahead)
+            terms = round_trips(spare, seconds.forward, seconds.backward, ahead, waits)
             if self._back:
                 spare = self._limit_s - spent
-                terms += round_trips(spare, seconds.forward, seconds.gradient, ahead)
+                terms += round_trips(spare, seconds.forward, seconds.gradient, ahead, waits)
             counts = fewest(terms, self._figures.microbatches)
             found.append(np.where(may_run, np.maximum(counts, 0.0), 0.0))
         return np.array(found), spent

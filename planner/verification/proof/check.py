@@ -161,8 +161,7 @@ class BoundCheck:
 
     def _kind(self, members: tuple[str, ...]) -> int:
         """Return the number of the type of a class."""
-        known = set(self._cluster.device_names)
-        unknown = [name for name in members if name not in known]
+        unknown = [name for name in members if name not in self._cluster.numbers]
         if unknown:
             raise PipeplanError(f"argument.classes: unknown device {unknown[0]!r}")
         names = {self._cluster.type_of(name) for name in members}

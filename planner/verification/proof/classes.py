@@ -104,6 +104,7 @@ class ClassPass:
         self._stages, self._vectors, self._case = stages, stages.vectors, case
         self._limit_s, self._back, self._figures = limit_s, back, stages.figures
         self._microbatches = stages.figures.microbatches
+        self._used_after = self._vectors.used + self._vectors.stage
         self._seconds, layer = stages.figures.of_interval, stages.figures.of_layer
         self._rest_s = stages.rest_of_all_s(
             layer.forward + (layer.gradient if back else layer.backward)
@@ -182,7 +183,7 @@ class ClassPass:
         stages, tried = self._stages, self._tried(cut, pairs, arrival, known[0])
         place = tried.option, cut, tried.end
         value = self._spent_s(cut, tried, stages.tails) + self._path_s[place]
-        rest_s = self._rest_s[self._used_after(tried.pair), tried.end]
+        rest_s = self._rest_s[self._used_after[tried.pair], tried.end]
         kept = value + rest_s <= self._limit_s
         tried, value = tried.of(kept), value[kept]
         for runs in (self._run_alone, self._run_staggered, self._run_in_order):
@@ -201,17 +202,13 @@ class ClassPass:
         """Return all stages that begin at a cut, that devices may hold and that may be in time."""
         stages, option, ends = self._stages, self._vectors.option[pairs], slice(cut + 1, None)
         least_s = arrival[:, None] + self._path_s[option, cut, ends]
-        in_time = least_s + self._rest_s[self._used_after(pairs), ends] <= self._limit_s
+        in_time = least_s + self._rest_s[self._used_after[pairs], ends] <= self._limit_s
         row, end = np.nonzero(self._case.fits[option, cut, ends] & in_time)
         option, end, arrival = option[row], cut + 1 + end, arrival[row]
         before = stages.head_s[option, cut] if self._back else arrival
         place = option, cut, end
         end_s = self._case.joint_reduction_s[place] + stages.step_s[place]
         return _Tried(row, pairs[row], option, end, arrival, left[row], before, end_s)
-
-    def _used_after(self, pairs: IntArray) -> IntArray:
-        """Return the vectors used with the stage's own."""
-        return np.asarray(self._vectors.used[pairs] + self._vectors.stage[pairs])
 
     def _numbered(
         self, cut: int, tried: _Tried, known: FloatArray
@@ -234,15 +231,12 @@ class ClassPass:
 
     def _run_alone(self, cut: int, tried: _Tried, *_: FloatArray) -> FloatArray:
         """Return how many microbatches the replicas of each stage can run, each by itself."""
-        total = np.zeros(len(tried.pair))
-        for k, held in enumerate(self._stages.held[tried.option].T):
+        stages, total = self._stages, np.zeros(len(tried.pair))
+        for k, held in enumerate(stages.held[tried.option].T):
             rows = np.flatnonzero(held)
             some = tried.of(rows)
-            most, level = (
-                self._most(cut, k, some),
-                self._stages.memory_levels[self._stages.kinds[k]],
-            )
-            tight = np.flatnonzero(self._stages.is_tight[some.option, cut, some.end])
+            most, level = self._most(cut, k, some), stages.memory_levels[stages.kinds[k]]
+            tight = np.flatnonzero(stages.is_tight[some.option, cut, some.end])
             if level and len(tight):
                 most[tight] = np.minimum(most[tight], self._most_in_memory(cut, k, some.of(tight)))
             total[rows] += held[rows] * most
@@ -314,10 +308,11 @@ class ClassPass:
         ahead = self._stages.ahead_s[tried.option, tried.end]
         after = tails.after_backward_s[kind, tried.option, cut, tried.end]
         spare = self._limit_s - tried.before_s - tried.end_s - after
-        terms = round_trips(spare, forward, backward, ahead)
+        waits = self._stages.waits_s[0, k, cut], self._stages.waits_s[1, k, tried.end]
+        terms = round_trips(spare, forward, backward, ahead, waits)
         if self._back:
             spare = self._limit_s - self._spent_s(cut, tried, tails)
-            terms += round_trips(spare, forward, gradient, ahead)
+            terms += round_trips(spare, forward, gradient, ahead, waits)
         most = fewest(terms, self._microbatches)
         if level.in_flight < self._microbatches:
             # One after the other in as many rows as are in flight, each for a round trip.

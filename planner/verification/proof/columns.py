@@ -108,10 +108,8 @@ class _Devices:
         into_s = links.message_s(figures.sent_bytes).min(axis=1).T
         out_s = links.message_s(figures.returned_bytes).min(axis=2).T
         last_s = float(figures.on_fastest(figures.of_layer.weight)[0] + step_s[:, 0].min())
-        forward, gradient = (
-            np.insert(np.cumsum(figures.on_fastest(row)), 0, 0.0)
-            for row in (figures.of_layer.forward, figures.of_layer.gradient)
-        )
+        forward = np.insert(np.cumsum(figures.on_fastest(figures.of_layer.forward)), 0, 0.0)
+        gradient = np.insert(np.cumsum(figures.on_fastest(figures.of_layer.gradient)), 0, 0.0)
         if not self._replication:
             # All microbatches pass every stage: one that does not keep the limit is on no way.
             work = self._count * (self._seconds.forward + self._seconds.backward) + self._step_s
@@ -280,12 +278,9 @@ class _Devices:
         Where the stages adjoin, what only one of them takes passes between the two.
         """
         window, port = self._window_s[cuts[0]], self._port_s[kind][cuts]
-        apart = fewest(
-            [Term(window - numbers * (port[2] + port[3]), port[0] + port[1])], self._count
-        )
-        more = fewest(
-            [Term(window - numbers * (port[3] - port[2]), port[0] + port[2])], self._count
-        )
+        both = Term(window - numbers * (port[2] + port[3]), port[0] + port[1])
+        between = Term(window - numbers * (port[3] - port[2]), port[0] + port[2])
+        apart, more = fewest([both], self._count), fewest([between], self._count)
         # With fewer of the first than of the second, each one more may save a message between.
         room, each = window - numbers * (port[3] + port[2]), port[0] - port[2]
         fewer = np.minimum(numbers - 1, fewest([Term(room, np.maximum(each, 0.0))], self._count))

@@ -94,6 +94,7 @@ class Figures:
             hosts whose devices slow each other.
         capacity_bytes: (T) memory that a plan may use of a device.
         of_layer: (T, N) seconds.
+        position: number of each layer by name.
         may_run: (T, N) whether a type may run a layer.
         sent_bytes, returned_bytes: (N + 1) activations and gradients that pass each cut.
     """
@@ -102,6 +103,7 @@ class Figures:
         self.graph, self.cluster, self.space = problem.graph.record, problem.cluster, space
         self.costs = ProblemCosts(problem.cluster, problem.job)
         self.layers, self.microbatches = self.graph.layers, problem.job.microbatches
+        self._rules = problem.runtime.behaviour
         self.tied_in_turn = problem.runtime.tied == "in_turn"
         kinds = [device.type for device in problem.cluster.devices]
         self.types = list(dict.fromkeys(kinds))
@@ -114,11 +116,11 @@ class Figures:
         ]
         self.of_layer = Seconds(*np.moveaxis(np.array(seconds), 2, 0))
         self.may_run = np.array([[row.may_run_on(n) for row in self.layers] for n in self.types])
-        self._position = {row.name: number for number, row in enumerate(self.layers)}
+        self.position = {row.name: number for number, row in enumerate(self.layers)}
         self.sent_bytes, self.returned_bytes = np.zeros((2, len(self.layers) + 1))
         for tensor in self.graph.boundaries:
-            last = max((self._position[user] for user in tensor.users), default=-1)
-            cuts = slice(self._position[tensor.producer] + 1, last + 1)
+            last = max((self.position[user] for user in tensor.users), default=-1)
+            cuts = slice(self.position[tensor.producer] + 1, last + 1)
             self.sent_bytes[cuts] += moved_bytes(tensor)
             self.returned_bytes[cuts] += moved_bytes(tensor) * tensor.requires_grad
 
@@ -143,9 +145,17 @@ class Figures:
         gradient, backward = min(whole, inputs), min(whole, inputs + weights)
         return forward, gradient, backward, min(whole - gradient, weights), again
 
-    def position(self, name: str) -> int:
-        """Return the number of a layer."""
-        return self._position[name]
+    def waits_s(self, received: FloatArray, sent: FloatArray) -> FloatArray:
+        """Return what devices wait at least for a microbatch's messages before and behind a stage.
+
+        An exchange has one message or two, with ``pairs`` four, and takes at least their mean. The
+        seconds that come in are of activations and of gradients, by device and cut.
+        """
+        receives, sends = (way == "blocking" for way in (self._rules.receive, self._rules.send))
+        many = receives and sends and self._rules.streams == "several"
+        at_once = {"single": 1, "pairs": 4}.get(self._rules.exchange, 2) if many else 1
+        # Gradients leave to where activations come from, and the other way round.
+        return (receives * received + sends * np.flip(sent, axis=0)) / at_once
 
     def on_fastest(self, seconds: FloatArray) -> FloatArray:
         """Return seconds (T, N) of each layer on the fastest type that may run it."""
@@ -275,7 +285,7 @@ class Figures:
             alone = tensor.saved_by is None and len(set(tensor.users)) == 1
             if alone or tensor.saved_by in tensor.users:
                 layer = tensor.users[0] if tensor.saved_by is None else tensor.saved_by
-                starts[self._position[layer]] += tensor.bytes
+                starts[self.position[layer]] += tensor.bytes
         return np.asarray(np.minimum(stash, starts))
 
     @cached_property

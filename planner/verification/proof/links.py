@@ -280,6 +280,7 @@ class AnyLinks:
             ],
             counts,
         )
+        self._cluster = cluster
         switches, latencies, at_device = set(cluster.switches), [], dict[str, float]()
         for link in cluster.links:
             ends = set(link.between) - switches
@@ -299,6 +300,17 @@ class AnyLinks:
     def message_s(self, bytes_: FloatArray) -> FloatArray:
         """Return the least seconds of a message; 0 where nothing is sent."""
         seconds = self._latency_s + bytes_ * self._worst[2, 1]
+        return np.where(bytes_ > 0, np.minimum(seconds, FAR), 0.0)
+
+    def message_at_s(self, types: Sequence[str], bytes_: FloatArray) -> FloatArray:
+        """Return the same for messages of a device of each type, which pass a link at it."""
+        widest = dict.fromkeys(types, 1 / FAR)
+        for link in self._cluster.links:
+            for name in set(link.between) - set(self._cluster.switches):
+                kind = self._cluster.type_of(name)
+                widest[kind] = max(widest[kind], link.bandwidth_gb_per_s * 1e9)
+        each = np.maximum([1 / width for width in widest.values()], self._worst[2, 1])
+        seconds = self._latency_s + bytes_ * each[:, None]
         return np.where(bytes_ > 0, np.minimum(seconds, FAR), 0.0)
 
     def all_reduce_s(self, replicas: IntArray, bytes_: FloatArray) -> FloatArray:

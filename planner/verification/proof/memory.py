@@ -34,19 +34,6 @@ class Level(NamedTuple):
     again_s: FloatArray
 
 
-class _Tensors(NamedTuple):
-    """Bytes of tensors between layers that an interval of layers holds.
-
-    Attributes:
-        received: with each microbatch, unless their saver's stash has them already, by interval.
-        unsaved: of these, what one layer uses and nobody saves, by cut before the interval: what
-            that layer keeps if it runs again has them too.
-    """
-
-    received: FloatArray
-    unsaved: FloatArray
-
-
 def memory_levels(figures: Figures) -> list[list[Level]]:
     """Return the levels of each type; none where any number of microbatches fits.
 
@@ -55,8 +42,8 @@ def memory_levels(figures: Figures) -> list[list[Level]]:
     if figures.space.offload:
         return [[] for _ in figures.types]
     stash = np.array([float(row.stash_bytes) for row in figures.layers])
-    tensors = _tensors(figures)
-    each = figures.sums(stash) + tensors.received
+    received, unsaved = _tensors(figures)
+    each = figures.sums(stash) + received
     besides = figures.parameters.static_bytes + _workspace(figures, stash) + _on_their_way(figures)
     numbers = [1]
     while numbers[-1] <= figures.microbatches:
@@ -69,12 +56,10 @@ def memory_levels(figures: Figures) -> list[list[Level]]:
             np.where(figures.is_stage, np.maximum(each - (capacity - besides) / number, 0.0), 0.0)
             for number in numbers[:-1]
         ]
-        levels = [
-            Level(following - 1, _again_s(figures, kind, stash, lacks, tensors.unsaved))
-            for lacks, (_, following) in zip(lacking, pairwise(numbers), strict=True)
-            if lacking[-1].any()
-        ]
-        found.append(levels)
+        rows = list(zip(lacking, pairwise(numbers), strict=True)) if lacking[-1].any() else []
+        found.append(
+            [Level(n - 1, _again_s(figures, kind, stash, lacks, unsaved)) for lacks, (_, n) in rows]
+        )
     return found
 
 
@@ -88,7 +73,7 @@ def _again_s(
         kind: of the device.
         stash: bytes by layer.
         lacks: bytes by which each of some stashes of an interval is too large.
-        unsaved: bytes by cut, see :class:`_Tensors`.
+        unsaved: bytes by cut, see :func:`_tensors`.
     """
     if not figures.space.recompute:
         return np.where(lacks > 0, np.inf, 0.0)
@@ -104,20 +89,24 @@ def _again_s(
     return least
 
 
-def _tensors(figures: Figures) -> _Tensors:
-    found = _Tensors(np.zeros(figures.is_stage.shape), np.zeros(len(figures.layers) + 1))
+def _tensors(figures: Figures) -> tuple[FloatArray, FloatArray]:
+    """Return bytes of tensors between layers that an interval of layers holds.
+
+    Received with each microbatch, unless their saver's stash has them already, by interval; and of
+    these, by cut before the interval, what one layer uses and nobody saves: what that layer keeps
+    if it runs again has them too.
+    """
+    received, unsaved = np.zeros(figures.is_stage.shape), np.zeros(len(figures.layers) + 1)
     for tensor in figures.graph.boundaries:
-        first, last = (
-            figures.position(tensor.producer) + 1,
-            max(map(figures.position, tensor.users)),
-        )
-        found.received[first : last + 1] += tensor.bytes
+        first = figures.position[tensor.producer] + 1
+        last = max(figures.position[user] for user in tensor.users)
+        received[first : last + 1] += tensor.bytes
         if tensor.saved_by is not None:
-            saver = figures.position(tensor.saved_by)
-            found.received[first : min(saver, last) + 1, saver + 1 :] -= tensor.bytes
+            saver = figures.position[tensor.saved_by]
+            received[first : min(saver, last) + 1, saver + 1 :] -= tensor.bytes
         elif len(set(tensor.users)) == 1:
-            found.unsaved[first : last + 1] += tensor.bytes
-    return found
+            unsaved[first : last + 1] += tensor.bytes
+    return received, unsaved
 
 
 def _on_their_way(figures: Figures) -> FloatArray:
@@ -126,10 +115,8 @@ def _on_their_way(figures: Figures) -> FloatArray:
     Both run while as many stashes as ever are held; operations of no length hold nothing that is
     seen.
     """
-    forward, gradient = (
-        figures.sums(seconds.min(axis=0)) > 0
-        for seconds in (figures.of_layer.forward, figures.of_layer.gradient)
-    )
+    forward = figures.sums(figures.of_layer.forward.min(axis=0)) > 0
+    gradient = figures.sums(figures.of_layer.gradient.min(axis=0)) > 0
     back = figures.returned_bytes
     return np.maximum(forward * figures.sent_bytes, gradient * (back[:, None] + back))
 

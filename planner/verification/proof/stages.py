@@ -61,6 +61,7 @@ class StageFigures:
         ahead_s: the same from behind a stage on, with the messages there, by option and cut.
         at: returns what passes a cut.
         port_s: what a microbatch's messages hold the links of a device for, by class and interval.
+        waits_s: for a microbatch's messages before a stage, and behind it, by class and cut.
         memory_levels: microbatches in flight, by type; none where any number fits.
         is_tight: whether memory limits the microbatches in flight on some device.
     """
@@ -82,6 +83,9 @@ class StageFigures:
         self.step_s = self._of_types(np.max, figures.step_s)
         self._there_s = links.message_s(figures.sent_bytes)
         self._back_s = links.message_s(figures.returned_bytes)
+        messages = np.array([self._there_s, self._back_s])
+        received, sent = (np.swapaxes(messages.min(axis=side), 1, 2) for side in (2, 3))
+        self.waits_s = figures.waits_s(received, sent)
         arrives, leaves = self._nearest_s()
         passed, self.rest_s = self._least_ways(arrives.min(axis=0), leaves.min(axis=0))
         self.head_s, self.ahead_s = passed + arrives, self.rest_s + leaves

@@ -37,20 +37,27 @@ def fewest(terms: Iterable[Term], count: int) -> FloatArray:
 
 
 def round_trips(
-    spare_s: FloatArray, forward_s: FloatArray, back_s: FloatArray, ahead_s: FloatArray
+    spare_s: FloatArray,
+    forward_s: FloatArray,
+    back_s: FloatArray,
+    ahead_s: FloatArray,
+    waits_s: tuple[float, FloatArray],
 ) -> list[Term]:
-    """Return the terms of a device's forwards and backwards.
+    """Return the terms of a device's forwards and backwards, and of its waits for messages.
 
-    No backward is before the first microbatch's return, no forward after the last one left.
+    No backward is before the first microbatch's return, no forward after the last one left. The
+    messages at the first cut of the first forward and of the last backward lie outside the time.
 
     Args:
         spare_s: for all of them.
         forward_s: of a microbatch.
         back_s: of its gradient, or of all of its backward.
         ahead_s: the way of a microbatch behind the stage and back.
+        waits_s: for messages of a microbatch at the stage's first cut, and behind it.
     """
+    before_s, behind_s = waits_s
     return [
-        Term(spare_s, forward_s + back_s),
+        Term(spare_s + before_s, forward_s + back_s + (before_s + behind_s)),
         Term(spare_s - forward_s - ahead_s, back_s),
         Term(spare_s - back_s - ahead_s, forward_s),
     ]

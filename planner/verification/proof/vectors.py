@@ -68,9 +68,8 @@ class Vectors:
         pair = np.repeat(np.arange(len(on)), np.where(split, UNKNOWN + 1, 1))
         place = np.arange(len(pair)) - np.searchsorted(pair, pair)
         alone = on.argmax(axis=1) if len(sizes) == 2 else np.full(len(on), UNKNOWN)
-        self.used, self.stage, self.is_split = (
-            row[pair] for row in (self.apart_used, self.apart_stage, split)
-        )
+        self.used, self.stage = self.apart_used[pair], self.apart_stage[pair]
+        self.is_split = split[pair]
         self.side = np.where(self.is_split, place, alone[pair])
         self.option = np.searchsorted(self.options, self.stage)
         no_side = ~self.is_split | (self.side == UNKNOWN)
