@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch.distributed as dist
-
-from executor.distributed.failure import talking_to
 from executor.runtime.runtime import Recorder
-from executor.sync.gradients import Bucket, Buffer, buckets_by_ranks
+from executor.sync.gradients import Bucket, BucketSum, buckets_of
 from executor.sync.protocol import Setting, Synchronisation
 from planner.plan.programs import Reduce
 from planner.sync.strategies import FusedOptions
@@ -71,24 +68,21 @@ class Spans:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._starts: dict[Reduce, Any] = {}
-        self._ends: dict[Reduce, Any] = {}
 
     def started(self, bucket: Bucket) -> None:
         """A bucket is under way."""
         for reduce in bucket.reduces:
             self._starts.setdefault(reduce, self._recorder.mark())
 
-    def ended(self, bucket: Bucket) -> None:
-        """A bucket was waited for."""
-        for reduce in bucket.reduces:
-            self._ends[reduce] = self._recorder.mark()
-
-    def note(self) -> None:
-        """All that were started have ended."""
+    def wait(self, rows: Iterable[BucketSum]) -> None:
+        """Wait for all buckets that were started, in their order."""
+        ends = {}
+        for row in rows:
+            row.wait()
+            ends.update(dict.fromkeys(row.bucket.reduces, self._recorder.mark()))
         for reduce, start in self._starts.items():
-            self._recorder.note("reductions", reduce, start, self._ends[reduce])
+            self._recorder.note("reductions", reduce, start, ends[reduce])
         self._starts.clear()
-        self._ends.clear()
 
 
 class BucketedReduction(Synchronisation):
@@ -100,52 +94,46 @@ class BucketedReduction(Synchronisation):
 
     Args:
         setting: of this rank.
-        buckets: of the gradients that this rank shares with others, in the order that all ranks
-            have.
+        rows: the buckets of the gradients that this rank shares with others, in the order that all
+            ranks have.
         overlap: whether buckets are reduced while the last backwards still run.
     """
 
-    def __init__(self, setting: Setting, buckets: Sequence[Bucket], *, overlap: bool) -> None:
-        self.announced = self._overlap = overlap
-        self._rows = [(bucket, Buffer(bucket)) for bucket in buckets]
-        self._process_groups = setting.process_groups
-        self._order = InOrder(buckets, self._launch)
-        self._spans = Spans(setting.recorder)
-        self._under_way: list[tuple[Bucket, Any]] = []
+    def __init__(self, setting: Setting, rows: Sequence[BucketSum], *, overlap: bool) -> None:
+        self.announced = overlap
+        self.rows = rows
+        self.order = InOrder([row.bucket for row in rows], self.launch)
+        self.spans = Spans(setting.recorder)
 
     def begin(self, step: int) -> None:
         """All gradients are zero."""
-        for _, buffer in self._rows:
-            buffer.clear()
-            buffer.attach()
-        self._order.begin()
+        for row in self.rows:
+            row.clear()
+        self.order.begin()
 
     def ready(self, name: str) -> None:
         """A parameter's gradient is complete on this rank."""
-        self._order.ready(name)
+        self.order.ready(name)
 
     def start(self, reduce: Reduce) -> None:
         """All gradients of a reduction are complete on this rank."""
-        if self._overlap:
-            self._order.over(reduce)
+        if self.announced:
+            self.order.over(reduce)
 
-    def _launch(self, number: int) -> None:
-        bucket, buffer = self._rows[number]
-        group = self._process_groups[bucket.ranks]
-        self._spans.started(bucket)
-        with talking_to(bucket.partners):
-            work = dist.all_reduce(buffer.flat, group=group, async_op=True)
-        self._under_way.append((bucket, work))
+    def launch(self, number: int) -> None:
+        """Start to sum the bucket of a number."""
+        self.spans.started(self.rows[number].bucket)
+        self.rows[number].start()
 
     def finish(self) -> None:
-        """Start what is left, and wait until all gradients agree."""
-        self._order.finish()
-        for bucket, work in self._under_way:
-            with talking_to(bucket.partners):
-                work.wait()
-            self._spans.ended(bucket)
-        self._under_way.clear()
-        self._spans.note()
+        """Start what is left, and wait for the sums."""
+        self.order.finish()
+        self.spans.wait(self.rows)
+
+
+def whole_sums(setting: Setting, buckets: Iterable[Bucket]) -> list[BucketSum]:
+    """Return buckets with the process groups that sum them by all-reduces."""
+    return [BucketSum(bucket, setting.process_groups[bucket.ranks]) for bucket in buckets]
 
 
 def fused_all_reduce(setting: Setting) -> BucketedReduction:
@@ -157,5 +145,5 @@ def fused_all_reduce(setting: Setting) -> BucketedReduction:
     """
     options = setting.options
     assert isinstance(options, FusedOptions)
-    buckets = buckets_by_ranks(setting.shared, options.fusion_mib)
-    return BucketedReduction(setting, buckets, overlap=True)
+    buckets = buckets_of(setting.shared, options.fusion_mib, over_reductions=True)
+    return BucketedReduction(setting, whole_sums(setting, buckets), overlap=True)

@@ -9,13 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from executor.distributed.failure import talking_to
-from executor.sync.all_reduce import Spans
-from executor.sync.gradients import Buffer, buckets_by_ranks
-from executor.sync.protocol import Optimise, Setting, Synchronisation
+from executor.sync.all_reduce import BucketedReduction, whole_sums
+from executor.sync.gradients import buckets_of
+from executor.sync.protocol import Optimise, Setting
 from executor.training.master_weights import MasterWeights
 from executor.training.optimisation import StepOutcome
 from planner.errors import PipeplanError
@@ -86,7 +84,7 @@ def _copied(state: dict[str, Any]) -> dict[str, Any]:
 Gradients = Mapping[str, Tensor]
 
 
-class CrossIteration(Synchronisation):
+class CrossIteration(BucketedReduction):
     """``cross_iteration``: iteration t + 1 computes while the gradients of t are summed.
 
     Jin's thesis (HKU 2023). The true weights advance by the whole gradients, with the optimizer's
@@ -121,25 +119,23 @@ class CrossIteration(Synchronisation):
         require_no_loss_scale(self._optimisation.may_skip)
         self._repeats = options.approximation == "last_update"
         self._own_share = setting.own_share
-        self._process_groups = setting.process_groups
-        self._buckets = buckets_by_ranks(setting.shared, options.fusion_mib)
-        self._shared = {name for bucket in self._buckets for name in bucket.parameters}
-        # Those of this iteration, and those that are summed meanwhile.
-        self._buffers = [Buffer(bucket) for bucket in self._buckets]
-        self._others = [Buffer(bucket) for bucket in self._buckets]
+        buckets = buckets_of(setting.shared, options.fusion_mib, over_reductions=True)
+        self._shared = {name for bucket in buckets for name in bucket.parameters}
+        super().__init__(setting, whole_sums(setting, buckets), overlap=False)
+        # The rows are of this iteration; these are summed meanwhile.
+        self._others = whole_sums(setting, buckets)
         self._true = TrueWeights(self._optimisation.weights)
-        self._spans = Spans(setting.recorder)
-        self._works: list[Any] = []
         self._summed: Gradients | None = None
         self._unused: Gradients = {}
         self._step = 0
 
     def begin(self, step: int) -> None:
         """All gradients are zero, in the buffers that are not under way."""
+        super().begin(step)
         self._step = step
-        for buffer in self._buffers:
-            buffer.clear()
-            buffer.attach()
+
+    def finish(self) -> None:
+        """Sums begin after the update."""
 
     def update(self, optimise: Optimise) -> StepOutcome:
         """Advance the true weights by the last iteration, approximate those after this one."""
@@ -147,7 +143,7 @@ class CrossIteration(Synchronisation):
         done = self._advance(self._step - 1)
         rate = self._optimisation.set_rate(self._step)
         self._approximate(own)
-        self._launch(own)
+        self._sum(own)
         return replace(done, learning_rate=rate)
 
     def _gradients(self) -> Gradients:
@@ -161,11 +157,7 @@ class CrossIteration(Synchronisation):
         if self._summed is None:
             self._true.keep()
             return StepOutcome(None, None, skipped=False)
-        for bucket, work in zip(self._buckets, self._works, strict=True):
-            with talking_to(bucket.partners):
-                work.wait()
-            self._spans.ended(bucket)
-        self._spans.note()
+        self.spans.wait(self._others)
         self._true.put_back()
         for name, gradient in self._summed.items():
             self._optimisation.weights.parameters[name].grad = gradient
@@ -178,7 +170,7 @@ class CrossIteration(Synchronisation):
             self._true.repeat_change(self._shared)
         else:
             self._true.keep()
-        self._unused = {n: view for b in self._others for n, view in b.views.items()}
+        self._unused = {n: view for row in self._others for n, view in row.views.items()}
         estimates = {n: self._scale(n) for n in own if not (self._repeats and n in self._shared)}
         factor = self._clip_factor(own, estimates)
         for names in self._parts(estimates):
@@ -211,20 +203,15 @@ class CrossIteration(Synchronisation):
     def _parts(self, names: Iterable[str]) -> Iterator[list[str]]:
         """Bucket by bucket, then what this rank alone holds."""
         left = dict.fromkeys(names)
-        for bucket in self._buckets:
-            yield [name for name in bucket.parameters if name in left]
+        for row in self.rows:
+            yield [name for name in row.bucket.parameters if name in left]
         yield [name for name in left if name not in self._shared]
 
-    def _launch(self, own: Gradients) -> None:
+    def _sum(self, own: Gradients) -> None:
         """Start to sum the gradients, now that nobody needs this rank's own any more."""
-        self._works.clear()
-        for bucket, buffer in zip(self._buckets, self._buffers, strict=True):
-            self._spans.started(bucket)
-            group = self._process_groups[bucket.ranks]
-            with talking_to(bucket.partners):
-                self._works.append(dist.all_reduce(buffer.flat, group=group, async_op=True))
+        self.order.finish()
         self._summed = own
-        self._buffers, self._others = self._others, self._buffers
+        self.rows, self._others = self._others, self.rows
 
     def settle(self) -> None:
         """Advance the true weights by the last iteration; the next begins on them."""

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from executor.sync.all_reduce import InOrder, Spans
-from executor.sync.gradients import buckets_by_reduction
-from executor.sync.halves import HalvedBuckets
-from executor.sync.protocol import Optimise, Setting, Synchronisation
+from executor.sync.all_reduce import BucketedReduction
+from executor.sync.gradients import buckets_of
+from executor.sync.halves import Halves, PartSums
+from executor.sync.protocol import Optimise, Setting
 from executor.training.optimisation import StepOutcome
-from planner.plan.programs import Reduce
 from planner.sync.strategies import DecoupledOptions
 
 
@@ -26,7 +25,7 @@ class _Pending:
     buckets: set[int] = field(default_factory=set)
 
 
-class Decoupled(Synchronisation):
+class Decoupled(BucketedReduction):
     """``decoupled``: reduce-scatter during the backward, all-gather during the next forward.
 
     DeAR (Zhang et al. 2023, "Decoupling the All-Reduce Primitive"). The optimizer steps on a
@@ -38,58 +37,42 @@ class Decoupled(Synchronisation):
         setting: of this rank.
     """
 
-    announced, gated = True, True
+    gated = True
 
     def __init__(self, setting: Setting) -> None:
-        options = setting.options
+        options, groups = setting.options, setting.process_groups
         assert isinstance(options, DecoupledOptions)
         self._optimisation = setting.optimisation
-        buckets = buckets_by_reduction(setting.shared, options.bucket_mib)
-        self._halves = HalvedBuckets(
-            buckets,
-            setting.process_groups,
-            "sync.strategy: 'decoupled'",
-            "use --sync all_reduce",
+        buckets = buckets_of(setting.shared, options.bucket_mib)
+        self._sums = PartSums(
+            buckets, groups, "sync.strategy: 'decoupled'", "use --sync all_reduce"
         )
-        self._rows = self._halves.rows
+        self._halves = [Halves(bucket, groups[bucket.ranks], self._sums) for bucket in buckets]
+        super().__init__(setting, self._halves, overlap=True)
         self._bucket_of = {name: k for k, row in enumerate(buckets) for name in row.parameters}
-        self._order = InOrder(buckets, self._launch)
-        self._spans = Spans(setting.recorder)
         self._step = 0
         self._pending = _Pending()
 
     def begin(self, step: int) -> None:
         """All gradients are zero, but for those that the optimizer has still to step by."""
         self._step = step
-        self._order.begin()
-        for number, row in enumerate(self._rows):
+        self.order.begin()
+        for number, row in enumerate(self.rows):
             if number not in self._pending.buckets:
-                row.buffer.clear()
-                row.buffer.attach()
+                row.clear()
 
-    def ready(self, name: str) -> None:
-        """A parameter's gradient is complete on this rank."""
-        self._order.ready(name)
-
-    def start(self, reduce: Reduce) -> None:
-        """All gradients of a reduction are complete on this rank."""
-        self._order.over(reduce)
-
-    def _launch(self, number: int) -> None:
+    def launch(self, number: int) -> None:
+        """Start to sum the bucket of a number."""
         self._bring_up_to_date(number)  # This rank may have run no forward that uses it.
-        self._spans.started(self._rows[number].bucket)
-        self._rows[number].reduce()
+        super().launch(number)
 
     def finish(self) -> None:
         """Start what is left, and wait for nothing."""
-        self._order.finish()
+        self.order.finish()
 
     def update(self, optimise: Optimise) -> StepOutcome:
         """Decide on the step, make it on what this rank alone holds, and start to gather."""
-        for row in self._rows:
-            row.reduced()
-            self._spans.ended(row.bucket)
-        self._spans.note()
+        self.spans.wait(self.rows)
         optimisation = self._optimisation
         rate, scale = optimisation.set_rate(self._step), optimisation.scale
         norm = optimisation.norm(self._pieces(1 / scale))
@@ -98,7 +81,11 @@ class Decoupled(Synchronisation):
             optimisation.zero_gradients()
         else:
             optimisation.train(self._step, self._own(), scale, decided.factor)
-            self._gather(_Pending(self._step, scale, decided.factor, set(range(len(self._rows)))))
+            numbers = set(range(len(self._halves)))
+            self._pending = _Pending(self._step, scale, decided.factor, numbers)
+            # A forward uses first what the backward has completed last.
+            for row in reversed(self._halves):
+                row.gather()
         return optimisation.outcome(rate, norm, decided)
 
     def _own(self) -> list[str]:
@@ -106,18 +93,12 @@ class Decoupled(Synchronisation):
         return [n for n in self._optimisation.weights.masters if n not in self._bucket_of]
 
     def _pieces(self, factor: float) -> Iterator[tuple[Tensor, float]]:
-        for row in self._rows:
+        for row in self._halves:
             yield row.mine, factor
         for name in self._own():
             gradient = self._optimisation.weights.parameters[name].grad
             if gradient is not None:
                 yield gradient, factor
-
-    def _gather(self, pending: _Pending) -> None:
-        """Start with what a forward uses first, which the backward has completed last."""
-        self._pending = pending
-        for row in reversed(self._rows):
-            row.gather()
 
     def before_use(self, names: Iterable[str]) -> None:
         """A forward is about to use parameters."""
@@ -127,22 +108,20 @@ class Decoupled(Synchronisation):
 
     def _bring_up_to_date(self, number: int) -> None:
         """Make the step on a bucket's parameters, and begin their next gradients."""
-        pending, row = self._pending, self._rows[number]
+        pending, row = self._pending, self._halves[number]
         if number not in pending.buckets:
             return
         pending.buckets.remove(number)
-        row.gathered()
-        row.buffer.attach()
-        names = row.bucket.parameters
-        self._optimisation.train(pending.step, names, pending.scale, pending.factor)
-        row.buffer.clear()
-        row.buffer.attach()
+        row.wait()
+        row.attach()
+        self._optimisation.train(pending.step, row.bucket.parameters, pending.scale, pending.factor)
+        row.clear()
 
     def settle(self) -> None:
         """Make all steps that are left."""
-        for number in range(len(self._rows)):
+        for number in range(len(self._halves)):
             self._bring_up_to_date(number)
 
     def close(self) -> None:
         """Let the rings go."""
-        self._halves.close()
+        self._sums.close()

@@ -10,19 +10,14 @@ import torch
 from torch import nn
 
 from executor.distributed.failure import talking_to
-from executor.distributed.process_group import (
-    all_gather_single,
-    carrier_of,
-    reduce_scatter_single,
-)
+from executor.distributed.process_group import all_gather_single
 from executor.stage.gradient_types import gradient_type
 from executor.sync.gradients import Bucket
-from executor.sync.halves import Ring, make_ring
+from executor.sync.halves import PartSums
 from executor.training.state_shards import Slice, slices_of
 from planner.errors import PipeplanError
 from planner.plan.programs import Reduce
 
-_FIELD = "job.shard_parameters: true"
 _REMEDY = "plan with shard_parameters = false"
 
 
@@ -76,17 +71,17 @@ class DividedLayer:
         self.slices: dict[str, Slice] = slices_of(self.bucket, rank, self._own)
         self._is_whole = True
         self._group: Any = None
-        self._ring: Ring | None = None
+        self._sums: PartSums | None = None
         self._gradients.untyped_storage().resize_(0)
 
-    def connect(self, group: Any, ring: Ring | None) -> None:
+    def connect(self, group: Any, sums: PartSums) -> None:
         """Say how the ranks talk.
 
         Args:
             group: of the ranks.
-            ring: of these, where it serves better than the group's own reduce-scatter.
+            sums: of which each rank keeps a part.
         """
-        self._group, self._ring = group, ring
+        self._group, self._sums = group, sums
 
     def begin(self) -> None:
         """An iteration begins: no gradients, and this rank's part of the weights alone."""
@@ -123,14 +118,10 @@ class DividedLayer:
         for parameter in self.bucket.parameters.values():
             parameter.grad = None
         self.free()
+        assert self._sums is not None
         with talking_to(self.bucket.partners):
-            if self._ring is not None:
-                self._ring.reduce_scatter(self._gradients).result()
-                self.gradient += self._gradients[self._part]
-            else:
-                part = torch.empty_like(self.gradient)
-                reduce_scatter_single(part, self._gradients, group=self._group)
-                self.gradient += part
+            self._sums.start(self.bucket.ranks, self._gradients)()
+        self.gradient += self._gradients[self._part]
         self._gradients.untyped_storage().resize_(0)
 
     def give_gradients(self) -> None:
@@ -151,13 +142,10 @@ class DividedLayers:
         self, layers: Sequence[DividedLayer], process_groups: Mapping[tuple[int, ...], Any]
     ) -> None:
         self.layers = tuple(layers)
-        self._rings: dict[tuple[int, ...], Ring] = {}
+        buckets = [layer.bucket for layer in layers]
+        self._sums = PartSums(buckets, process_groups, "job.shard_parameters: true", _REMEDY)
         for layer in layers:
-            ranks, device = layer.bucket.ranks, layer.bucket.device
-            group = process_groups[ranks]
-            if ranks not in self._rings and carrier_of(device, group) == "gloo":
-                self._rings[ranks] = make_ring(group, device, _FIELD, _REMEDY)
-            layer.connect(group, self._rings.get(ranks))
+            layer.connect(process_groups[layer.bucket.ranks], self._sums)
 
     def begin(self) -> None:
         """An iteration begins."""
@@ -176,5 +164,4 @@ class DividedLayers:
 
     def close(self) -> None:
         """Let the rings go."""
-        for ring in self._rings.values():
-            ring.close()
+        self._sums.close()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from executor.distributed.failure import talking_to
 from executor.stage.gradient_types import gradient_type
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
@@ -171,89 +174,82 @@ class Bucket:
         return "ranks {}, which sum the gradients of stages {}".format(*told)
 
 
-class Buffer:
-    """The gradients of a bucket, one after the other in a flat tensor.
+class BucketSum:
+    """A bucket's gradients, one after the other in a flat tensor, and their sum over its ranks.
 
-    Backwards add into views of it and reductions change it in place, without a copy. A rank
+    Backwards add into views of the tensor and the sum changes it in place, without a copy. A rank
     without a microbatch adds zeros.
 
     Args:
         bucket: whose gradients it holds.
+        group: of its ranks.
         multiple: the tensor is filled up with zeros to a multiple of so many elements.
     """
 
-    def __init__(self, bucket: Bucket, multiple: int = 1) -> None:
+    def __init__(self, bucket: Bucket, group: Any, multiple: int = 1) -> None:
         parameters = list(bucket.parameters.values())
         total = sum(parameter.numel() for parameter in parameters)
         length, like = math.ceil(total / multiple) * multiple, parameters[0]
+        self.bucket = bucket
         self.flat = torch.zeros(length, dtype=gradient_type(like), device=like.device)
         self.views = bucket.views(self.flat)
-        self._parameters = parameters
-
-    def clear(self) -> None:
-        """All gradients are zero."""
-        self.flat.zero_()
+        self.group = group
+        self._end: Callable[[], object] = lambda: None
 
     def attach(self) -> None:
-        """The parameters' gradients are those in the buffer."""
-        for parameter, view in zip(self._parameters, self.views.values(), strict=True):
-            parameter.grad = view
+        """The parameters' gradients are those in the tensor."""
+        for name, parameter in self.bucket.parameters.items():
+            parameter.grad = self.views[name]
+
+    def clear(self) -> None:
+        """All gradients are zero, and those in the tensor."""
+        self.flat.zero_()
+        self.attach()
+
+    def start(self) -> None:
+        """Start to sum the gradients over the ranks."""
+        self.begin(lambda: dist.all_reduce(self.flat, group=self.group, async_op=True).wait)
+
+    def begin(self, communicate: Callable[[], Callable[[], object]]) -> None:
+        """Start to communicate with the ranks; what is returned waits for the end."""
+        with talking_to(self.bucket.partners):
+            self._end = communicate()
+
+    def wait(self) -> None:
+        """Wait for what was started last."""
+        with talking_to(self.bucket.partners):
+            self._end()
 
 
-def buckets_by_reduction(shared: Sequence[SharedGradients], mib: float) -> list[Bucket]:
-    """Buckets of at most so many MiB, each of one reduction; in the order of :func:`_packed`."""
-    return _packed(shared, mib, lambda reduce: reduce)
-
-
-def buckets_by_ranks(shared: Sequence[SharedGradients], mib: float) -> list[Bucket]:
-    """Buckets of at most so many MiB, over all reductions of the same ranks."""
-    return _packed(shared, mib, lambda reduce: reduce.ranks)
-
-
-@dataclass
-class _Filling:
-    """A bucket that is being filled, and the place of the last gradient in it."""
-
-    rows: list[tuple[Reduce, str, nn.Parameter]]
-    bytes: int = 0
-    last: int = 0
-
-    def add(self, row: tuple[Reduce, str, nn.Parameter], bytes_: int, place: int) -> None:
-        """Add a gradient of so many bytes, at a place in the order of all."""
-        self.rows.append(row)
-        self.bytes += bytes_
-        self.last = place
-
-    def closed(self) -> Bucket:
-        names: dict[Reduce, tuple[str, ...]] = {}
-        for reduce, name, _ in self.rows:
-            names[reduce] = (*names.get(reduce, ()), name)
-        return Bucket({name: parameter for _, name, parameter in self.rows}, names)
-
-
-def _packed(
-    shared: Sequence[SharedGradients], mib: float, key: Callable[[Reduce], Hashable]
+def buckets_of(
+    shared: Sequence[SharedGradients], mib: float, *, over_reductions: bool = False
 ) -> list[Bucket]:
-    """Gradients in their order, those with another key or of another type in other buckets.
+    """Return buckets of gradients in their order, each of one type.
 
     Buckets are in the order of their last gradients. All ranks have one order of reductions, so
     any two buckets are in one order on all ranks that have both.
+
+    Args:
+        shared: gradients, in the order in which backwards complete them.
+        mib: the most MiB of a bucket of more than one gradient.
+        over_reductions: whether a bucket may hold gradients of several reductions of the same
+            ranks; else it is of one.
     """
-    filling: dict[Hashable, _Filling] = {}
-    full: list[_Filling] = []
-    for place, (reduce, name, parameter) in enumerate(_rows(shared)):
-        kind = (key(reduce), parameter.dtype)
-        bytes_ = parameter.numel() * gradient_type(parameter).itemsize
-        bucket = filling.setdefault(kind, _Filling([]))
-        if bucket.rows and bucket.bytes + bytes_ > mib * MIB:
-            full.append(bucket)
-            bucket = filling[kind] = _Filling([])
-        bucket.add((reduce, name, parameter), bytes_, place)
-    ordered = sorted([*full, *filling.values()], key=lambda bucket: bucket.last)
-    return [bucket.closed() for bucket in ordered]
-
-
-def _rows(shared: Sequence[SharedGradients]) -> Iterator[tuple[Reduce, str, nn.Parameter]]:
-    for row in shared:
-        for name, parameter in row.parameters.items():
-            yield row.reduce, name, parameter
+    filling: dict[Hashable, list[tuple[int, Reduce, str, nn.Parameter]]] = {}
+    full, bytes_ = [], Counter[Hashable]()
+    gradients = ((row.reduce, *item) for row in shared for item in row.parameters.items())
+    for place, (reduce, name, parameter) in enumerate(gradients):
+        kind = (reduce.ranks if over_reductions else reduce, parameter.dtype)
+        added = parameter.numel() * gradient_type(parameter).itemsize
+        if kind in filling and bytes_[kind] + added > mib * MIB:
+            full.append(filling.pop(kind))
+            bytes_[kind] = 0
+        filling.setdefault(kind, []).append((place, reduce, name, parameter))
+        bytes_[kind] += added
+    found = []
+    for rows in sorted([*full, *filling.values()], key=lambda rows: rows[-1][0]):
+        names: dict[Reduce, tuple[str, ...]] = {}
+        for _, reduce, name, _ in rows:
+            names[reduce] = (*names.get(reduce, ()), name)
+        found.append(Bucket({name: parameter for _, _, name, parameter in rows}, names))
+    return found

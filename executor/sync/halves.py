@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
@@ -12,13 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from executor.distributed.failure import talking_to
 from executor.distributed.process_group import (
     all_gather_single,
     carrier_of,
     reduce_scatter_single,
 )
-from executor.sync.gradients import Bucket, Buffer
+from executor.sync.gradients import Bucket, BucketSum
 from planner.errors import PipeplanError
 
 _TAG = 1
@@ -96,17 +95,71 @@ class Ring:
         return work
 
 
-def make_ring(group: Any, device: torch.device, field: str, remedy: str) -> Ring:
-    """Return the ring of a group over gloo.
+class PartSums:
+    """Sums over ranks of which each rank keeps its part, the first half of an all-reduce.
+
+    gloo's own reduce-scatter takes as long as a whole all-reduce, so that gloo's ranks are rings.
 
     Args:
-        group: of the ranks.
-        device: of the gradients.
-        field: of the plan that asks for it, with its value.
-        remedy: what to do without one.
+        buckets: whose gradients will be summed.
+        process_groups: by their ranks.
+        field: of the plan that asks for it, with its value, for a message.
+        remedy: what to do where it cannot be done.
 
     Raises:
         PipeplanError: if gradients lie on a GPU, from which gloo sends nothing to single ranks.
+    """
+
+    def __init__(
+        self,
+        buckets: Iterable[Bucket],
+        process_groups: Mapping[tuple[int, ...], Any],
+        field: str,
+        remedy: str,
+    ) -> None:
+        self._groups = process_groups
+        self._rings: dict[tuple[int, ...], Ring] = {}
+        for ranks, device in dict.fromkeys((bucket.ranks, bucket.device) for bucket in buckets):
+            if ranks not in self._rings and carrier_of(device, process_groups[ranks]) == "gloo":
+                require_on_cpu(device, field, remedy)
+                self._rings[ranks] = Ring(process_groups[ranks])
+
+    def start(self, ranks: tuple[int, ...], flat: Tensor) -> Callable[[], object]:
+        """Start to sum a tensor over ranks.
+
+        Args:
+            ranks: of a bucket.
+            flat: of one dimension, of equal parts for the ranks; changed in place. Afterwards this
+                rank's part is the sum.
+
+        Returns:
+            A function that waits for the end.
+        """
+        if ranks in self._rings:
+            return self._rings[ranks].reduce_scatter(flat).result
+        group = self._groups[ranks]
+        mine = flat.view(len(ranks), -1)[dist.get_rank(group)]
+        wait: Callable[[], object] = reduce_scatter_single(
+            mine, flat, group=group, async_op=True
+        ).wait
+        return wait
+
+    def close(self) -> None:
+        """Let the rings go."""
+        for ring in self._rings.values():
+            ring.close()
+
+
+def require_on_cpu(device: torch.device, field: str, remedy: str) -> None:
+    """Refuse parts of gradients that lie on a GPU where gloo is to carry them.
+
+    Args:
+        device: of the gradients.
+        field: of the plan that asks for it, with its value.
+        remedy: what to do without.
+
+    Raises:
+        PipeplanError: if they do.
     """
     if device.type == "cuda":
         raise PipeplanError(
@@ -114,101 +167,40 @@ def make_ring(group: Any, device: torch.device, field: str, remedy: str) -> Ring
             "passes no parts of them from rank to rank; give each rank a GPU of its own and leave "
             f"--backend out, or {remedy}"
         )
-    return Ring(group)
 
 
-class Halves:
+class Halves(BucketSum):
     """A bucket whose sum over the ranks is taken in two halves.
 
     After the first each rank has the sum of its own part of the bucket, after the second all have
-    all of it. gloo's own reduce-scatter takes as long as a whole all-reduce, so there is a ring.
+    all of it.
 
     Args:
         bucket: to reduce.
         group: of its ranks.
-        ring: of these, where it serves better than the group's own reduce-scatter.
+        sums: take the first half.
     """
 
-    def __init__(self, bucket: Bucket, group: Any, ring: Ring | None) -> None:
-        self.bucket = bucket
-        self.buffer = Buffer(bucket, multiple=len(bucket.ranks))
-        self._group = group
-        self._ring = ring
-        self._work: Any = None
-        flat = self.buffer.flat
-        self.mine = flat.view(len(bucket.ranks), -1)[dist.get_rank(group)]
+    def __init__(self, bucket: Bucket, group: Any, sums: PartSums) -> None:
+        super().__init__(bucket, group, multiple=len(bucket.ranks))
+        self._sums = sums
+        self.mine = self._my_part(self.flat)
         # Parameters, of no larger a type, are gathered in the memory of gradients done with.
         kind = next(iter(bucket.parameters.values())).dtype
-        self._weights = flat.view(kind)[: flat.numel()]
-        self.my_weights = self._weights.view(len(bucket.ranks), -1)[dist.get_rank(group)]
+        self._weights = self.flat.view(kind)[: self.flat.numel()]
+        self.my_weights = self._my_part(self._weights)
         self.weights = bucket.views(self._weights)
 
-    def reduce(self) -> None:
-        """Start the first half."""
-        flat = self.buffer.flat
-        with talking_to(self.bucket.partners):
-            if self._ring is not None:
-                self._work = self._ring.reduce_scatter(flat)
-            else:
-                self._work = reduce_scatter_single(
-                    self.mine, flat, group=self._group, async_op=True
-                )
+    def _my_part(self, whole: Tensor) -> Tensor:
+        return whole.view(len(self.bucket.ranks), -1)[dist.get_rank(self.group)]
 
-    def reduced(self) -> None:
-        """Wait for the first half."""
-        with talking_to(self.bucket.partners):
-            if self._ring is not None:
-                self._work.result()
-            else:
-                self._work.wait()
+    def start(self) -> None:
+        """Start the first half."""
+        self.begin(lambda: self._sums.start(self.bucket.ranks, self.flat))
 
     def gather(self, *, weights: bool = False) -> None:
         """Start the second half: of the gradients, or of the parameters in ``my_weights``."""
-        whole, mine = self.buffer.flat, self.mine
+        whole, mine = self.flat, self.mine
         if weights:
             whole, mine = self._weights, self.my_weights
-        with talking_to(self.bucket.partners):
-            self._work = all_gather_single(whole, mine, group=self._group, async_op=True)
-
-    def gathered(self) -> None:
-        """Wait for the second half."""
-        with talking_to(self.bucket.partners):
-            self._work.wait()
-
-
-class HalvedBuckets:
-    """Buckets whose sums are taken in two halves, over gloo by rings of their own.
-
-    Args:
-        buckets: in the order that all ranks have.
-        process_groups: by their ranks.
-        field: of the plan that asks for it, with its value, for a message.
-        remedy: what to do where it cannot be done.
-
-    Attributes:
-        rows: of the buckets, in their order.
-    """
-
-    def __init__(
-        self,
-        buckets: Sequence[Bucket],
-        process_groups: Mapping[tuple[int, ...], Any],
-        field: str,
-        remedy: str,
-    ) -> None:
-        groups = {bucket.ranks: process_groups[bucket.ranks] for bucket in buckets}
-        devices = {bucket.ranks: bucket.device for bucket in buckets}
-        self._rings = {
-            ranks: make_ring(group, devices[ranks], field, remedy)
-            for ranks, group in groups.items()
-            if carrier_of(devices[ranks], group) == "gloo"
-        }
-        self.rows = [
-            Halves(bucket, groups[bucket.ranks], self._rings.get(bucket.ranks))
-            for bucket in buckets
-        ]
-
-    def close(self) -> None:
-        """Let the rings go."""
-        for ring in self._rings.values():
-            ring.close()
+        self.begin(lambda: all_gather_single(whole, mine, group=self.group, async_op=True).wait)

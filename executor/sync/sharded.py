@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from executor.sync.all_reduce import BucketedReduction, InOrder, Spans
+from executor.sync.all_reduce import BucketedReduction, whole_sums
 from executor.sync.divided_layers import DividedLayers
-from executor.sync.gradients import Bucket, buckets_by_reduction
-from executor.sync.halves import HalvedBuckets, Halves
+from executor.sync.gradients import Bucket, buckets_of
+from executor.sync.halves import Halves, PartSums
 from executor.sync.protocol import Optimise, Setting, Synchronisation
 from executor.training.optimisation import StepOutcome
 from executor.training.state_shards import Slice
-from planner.plan.programs import Reduce
 from planner.sync.strategies import AllReduceOptions
-
-_FIELD = "job.shard_optimizer: true"
-_REMEDY = "plan with shard_optimizer = false"
 
 
 def all_reduce(setting: Setting) -> Synchronisation:
@@ -26,12 +22,13 @@ def all_reduce(setting: Setting) -> Synchronisation:
     """
     options = setting.options
     assert isinstance(options, AllReduceOptions)
-    buckets = buckets_by_reduction(setting.shared, options.bucket_mib)
-    kind = ShardedReduction if setting.shards_state else BucketedReduction
-    return kind(setting, buckets, overlap=options.overlap)
+    buckets = buckets_of(setting.shared, options.bucket_mib)
+    if setting.shards_state:
+        return ShardedReduction(setting, buckets, overlap=options.overlap)
+    return BucketedReduction(setting, whole_sums(setting, buckets), overlap=options.overlap)
 
 
-class ShardedReduction(Synchronisation):
+class ShardedReduction(BucketedReduction):
     """``all_reduce`` in two halves, with the optimizer's step between them.
 
     Gradients are reduce-scattered bucket by bucket, as the last backwards complete them; each rank
@@ -46,10 +43,12 @@ class ShardedReduction(Synchronisation):
     """
 
     def __init__(self, setting: Setting, buckets: Sequence[Bucket], *, overlap: bool) -> None:
-        self.announced = self._overlap = overlap
-        self._halves = HalvedBuckets(buckets, setting.process_groups, _FIELD, _REMEDY)
-        self._order = InOrder(buckets, self._launch)
-        self._spans = Spans(setting.recorder)
+        groups = setting.process_groups
+        self._sums = PartSums(
+            buckets, groups, "job.shard_optimizer: true", "plan with shard_optimizer = false"
+        )
+        self._halves = [Halves(row, groups[row.ranks], self._sums) for row in buckets]
+        super().__init__(setting, self._halves, overlap=overlap)
         shards = setting.optimisation.shards
         # Nothing is trained in an emulation.
         self._slices: Mapping[str, Slice] = {} if shards is None else shards.slices
@@ -58,37 +57,12 @@ class ShardedReduction(Synchronisation):
 
     def begin(self, step: int) -> None:
         """All gradients are zero."""
-        for row in self._halves.rows:
-            row.buffer.clear()
-            row.buffer.attach()
+        super().begin(step)
         self._divided.begin()
-        self._order.begin()
-
-    def ready(self, name: str) -> None:
-        """A parameter's gradient is complete on this rank."""
-        self._order.ready(name)
-
-    def start(self, reduce: Reduce) -> None:
-        """All gradients of a reduction are complete on this rank."""
-        if self._overlap:
-            self._order.over(reduce)
-
-    def _launch(self, number: int) -> None:
-        row = self._halves.rows[number]
-        self._spans.started(row.bucket)
-        row.reduce()
-
-    def finish(self) -> None:
-        """Wait until this rank has the sums of its own parts."""
-        self._order.finish()
-        for row in self._halves.rows:
-            row.reduced()
-            self._spans.ended(row.bucket)
-        self._spans.note()
 
     def update(self, optimise: Optimise) -> StepOutcome:
         """Let the optimizer step on this rank's slices, then gather the parameters."""
-        for row in self._halves.rows:
+        for row in self._halves:
             for own in self._own(row):
                 own.parameter.grad = row.mine[own.part]
         self._divided.give_gradients()
@@ -98,13 +72,12 @@ class ShardedReduction(Synchronisation):
         return outcome
 
     def _gather(self) -> None:
-        rows = self._halves.rows
-        for row in rows:
+        for row in self._halves:
             for own in self._own(row):
                 row.my_weights[own.part].copy_(own.parameter.detach())
             row.gather(weights=True)
-        for row in rows:
-            row.gathered()
+        for row in self._halves:
+            row.wait()
             for name, view in row.weights.items() if self._trains else ():
                 row.bucket.parameters[name].detach().copy_(view)
 
@@ -118,5 +91,5 @@ class ShardedReduction(Synchronisation):
 
     def close(self) -> None:
         """Let the rings go."""
-        self._halves.close()
+        self._sums.close()
         self._divided.close()

@@ -7,7 +7,7 @@ from typing import Any
 
 from executor.launch.prepare import Prepared
 from executor.sync.divided_layers import DividedLayer
-from executor.sync.gradients import SharedGradients, buckets_by_reduction
+from executor.sync.gradients import SharedGradients, buckets_of
 from executor.sync.shared_parameters import (
     ParameterOwners,
     divided_parameters,
@@ -37,7 +37,7 @@ def optimisation_of(
     if plan.job.shards_state:
         options = options_of(plan.sync)
         assert isinstance(options, AllReduceOptions)
-        buckets = buckets_by_reduction(shared_gradients(prepared), options.bucket_mib)
+        buckets = buckets_of(shared_gradients(prepared), options.bucket_mib)
         shards = StateShards(buckets, rank, _divided_layers(prepared))
         # Each element is in a slice of one rank; of what members of a group have whole, one counts.
         is_first = plan.place_of(rank).member == 0

@@ -10,13 +10,12 @@ from torch import nn
 from executor.sync.all_reduce import InOrder
 from executor.sync.gradients import (
     MIB,
-    Buffer,
+    BucketSum,
     GradientReadiness,
     SharedGradients,
-    buckets_by_ranks,
+    buckets_of,
     last_backwards,
 )
-from executor.sync.gradients import buckets_by_reduction as by_reduction
 from executor.sync.shared_parameters import shared_parameters
 from planner.costs.placement import place_plan
 from planner.errors import PipeplanError
@@ -78,7 +77,7 @@ def test_a_gradient_is_announced_with_its_last_part_from_the_second_iteration_on
 def test_buckets_are_launched_in_order_and_when_they_are_complete(
     names: list[str], fused: bool
 ) -> None:
-    buckets = (buckets_by_ranks if fused else by_reduction)(SHARED, 16 / MIB)
+    buckets = buckets_of(SHARED, 16 / MIB, over_reductions=fused)
     launched: list[int] = []
     order = InOrder(buckets, launched.append)
     order.begin()
@@ -95,7 +94,7 @@ def test_a_reduction_that_is_over_completes_its_own_gradients_alone(
     rows: list[SharedGradients], fused: bool
 ) -> None:
     """A bucket of several reductions waits for all of them."""
-    buckets = (buckets_by_ranks if fused else by_reduction)(SHARED, 1)
+    buckets = buckets_of(SHARED, 1, over_reductions=fused)
     launched: list[int] = []
     order = InOrder(buckets, launched.append)
     order.begin()
@@ -108,16 +107,17 @@ def test_a_reduction_that_is_over_completes_its_own_gradients_alone(
 
 
 def test_buckets_hold_every_gradient_once_and_are_in_one_order_on_all_ranks() -> None:
-    for make in (by_reduction, buckets_by_ranks):
-        whole = make(SHARED, 16 / MIB)
+    for fused in (False, True):
+        whole = buckets_of(SHARED, 16 / MIB, over_reductions=fused)
         names = [name for bucket in whole for name in bucket.parameters]
         assert sorted(names) == sorted(n for row in SHARED for n in row.parameters)
         for rank in (1, 2):
             held = [row for row in SHARED if rank in row.reduce.ranks]
-            mine = [list(bucket.parameters) for bucket in make(held, 16 / MIB)]
+            own = buckets_of(held, 16 / MIB, over_reductions=fused)
+            mine = [list(bucket.parameters) for bucket in own]
             assert mine == [list(b.parameters) for b in whole if rank in b.ranks]
-    fused = buckets_by_ranks(SHARED, 1)
-    assert [tuple(bucket.reduces) for bucket in fused] == [
+    buckets = buckets_of(SHARED, 1, over_reductions=True)
+    assert [tuple(bucket.reduces) for bucket in buckets] == [
         (SHARED[1].reduce,),
         (SHARED[0].reduce, SHARED[2].reduce),
     ]
@@ -138,7 +138,7 @@ def test_buckets_are_those_of_the_cost_model(mib: float) -> None:
     ]
     found = [
         (reduce.stages, sum(4 * p.numel() for p in bucket.parameters.values()))
-        for bucket in by_reduction(shared, mib)
+        for bucket in buckets_of(shared, mib)
         for reduce in bucket.reduces
     ]
     wanted = place_plan(plan).synchronisations
@@ -147,8 +147,8 @@ def test_buckets_are_those_of_the_cost_model(mib: float) -> None:
 
 
 def test_gradients_are_views_of_a_flat_buffer_filled_up_with_zeros() -> None:
-    (bucket,) = by_reduction(SHARED[:1], 1)
-    buffer = Buffer(bucket, multiple=4)
+    (bucket,) = buckets_of(SHARED[:1], 1)
+    buffer = BucketSum(bucket, None, multiple=4)
     assert buffer.flat.tolist() == [0.0] * 16
     buffer.attach()
     for number, parameter in enumerate(bucket.parameters.values()):

@@ -9,7 +9,7 @@ from executor.emulation.pace import Pace
 from executor.launch.command_line import parser, run_of
 from executor.launch.config import TrainingConfig
 from executor.launch.run import RunSettings
-from executor.sync.halves import make_ring
+from executor.sync.halves import require_on_cpu
 from executor.training.training import run_emulation, run_training
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan, Sync
@@ -133,4 +133,4 @@ def test_decoupled_is_refused_where_gloo_carries_the_gradients_of_gpus() -> None
     with pytest.raises(
         PipeplanError, match=r"sync\.strategy: 'decoupled' with gradients on cuda:0"
     ):
-        make_ring(None, torch.device("cuda", 0), "sync.strategy: 'decoupled'", "use all_reduce")
+        require_on_cpu(torch.device("cuda", 0), "sync.strategy: 'decoupled'", "use all_reduce")
