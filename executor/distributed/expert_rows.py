@@ -3,30 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-class Members(Protocol):
+class Members:
     """The members of a group, as one of them talks to all.
 
-    Attributes:
+    These are all like this one and share no process group: collectives give tensors of the right
+    shapes without values, to find the shapes of what a graph makes.
+
+    Args:
         degree: number of members.
-        index: of this one.
+
+    Attributes:
+        index: of this member.
         shapes_only: whether tensors have shapes alone, so that no routing can be read from them.
     """
 
-    degree: int
-    index: int
-    shapes_only: bool
+    index = 0
+    shapes_only = True
+
+    def __init__(self, degree: int) -> None:
+        self.degree = degree
 
     def gather(self, value: Tensor) -> Tensor:
         """Return the contiguous tensors of all members, in a new first dimension."""
+        return value.new_empty((self.degree, *value.shape))
 
     def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         """Send rows to each member, those of the first in front, and return those from each."""
+        return rows.new_empty((sum(received), *rows.shape[1:]))
 
     def sum(self, value: Tensor) -> None:
         """Add a contiguous tensor up over all members, in place."""
@@ -36,6 +45,7 @@ class Members(Protocol):
 
     def reduce_scatter(self, values: Tensor) -> Tensor:
         """Sum contiguous tensors over all members, and return the row of this one."""
+        return values.new_empty(values.shape[1:])
 
 
 class ExpertRows:

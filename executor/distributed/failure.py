@@ -16,13 +16,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import NoReturn
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from executor.distributed.errors import FollowedError, LostRankError
+from executor.distributed.machines import Machine
 from executor.distributed.stop import NO_FOLDER, StopRequest, TermSignal
 from executor.launch.console import print_error, say
 from planner.errors import shorten
@@ -72,31 +73,19 @@ class Failures:
     Args:
         store: a part of it of its own.
         rank: this one.
-        world_size: number of ranks.
+        machines: of the ranks.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, machines: Sequence[Machine]) -> None:
         self._store = store
         self.rank = rank
-        self.world_size = world_size
+        self.world_size = len(machines)
+        self._machines = machines
 
     def for_a_thread(self) -> Failures:
         """Return a copy with a connection of its own: a store serves one thread at a time."""
         store = self._store.clone()  # type: ignore[attr-defined]
-        return Failures(store, self.rank, self.world_size)
-
-    def meet(self, timeout_s: float) -> None:
-        """Wait until all ranks are here.
-
-        Raises:
-            LostRankError: naming those who are not.
-        """
-        self._store.set(_here(self.rank), f"{socket.gethostname()} {os.getpid()}")
-        end = time.monotonic() + timeout_s
-        while missing := [r for r in range(self.world_size) if not self._store.check([_here(r)])]:
-            if time.monotonic() > end:
-                raise absent(missing, timeout_s)
-            time.sleep(BEAT_S / 5)
+        return Failures(store, self.rank, self._machines)
 
     def beat(self) -> None:
         """A sign of life."""
@@ -167,16 +156,10 @@ class Failures:
     def _let_them_end(self, ranks: Sequence[int]) -> None:
         """Let processes of this host that were stopped go on, so that they can end."""
         for rank in ranks:
-            host, pid = self._store.get(_here(rank)).decode().rsplit(" ", 1)
-            if host == socket.gethostname():
-                try:
-                    os.kill(int(pid), signal.SIGCONT)
-                except (ProcessLookupError, PermissionError):
-                    continue
-
-
-def _here(rank: int) -> str:
-    return f"here/{rank}"
+            machine = self._machines[rank]
+            if machine.host == socket.gethostname():
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(machine.pid, signal.SIGCONT)
 
 
 def _beats(rank: int) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import platform
 import socket
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import timedelta
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +20,8 @@ from planner.errors import PipeplanError
 from planner.plan.plan import Plan
 
 logger = logging.getLogger(__name__)
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value", bound=Hashable)
 
 BACKENDS = {"gloo": "gloo", "nccl": "cpu:gloo,cuda:nccl"}
 """Backends of torch.distributed by the names that users give; both gather metrics on the CPU."""
@@ -39,6 +39,7 @@ class Machine:
         gpu: the GPU's UUID, the same for ranks that share it; None on a CPU.
         gpu_name: such as ``NVIDIA H100 80GB HBM3``.
         gpu_bytes: memory of the whole GPU.
+        pid: of its process.
     """
 
     host: str
@@ -48,16 +49,18 @@ class Machine:
     gpu: str | None = None
     gpu_name: str | None = None
     gpu_bytes: int = 0
+    pid: int = 0
 
     @staticmethod
     def of_this_process(device: torch.device, asked: str | None) -> Machine:
         """Describe this process's device."""
-        host, has_nccl = socket.gethostname(), dist.is_nccl_available()
-        if device.type == "cpu":
-            return Machine(host, "cpu", asked, has_nccl)
-        found = torch.cuda.get_device_properties(device)
-        uuid = f"{host} {found.uuid}"
-        return Machine(host, "cuda", asked, has_nccl, uuid, found.name, found.total_memory)
+        host, kind = socket.gethostname(), device.type
+        machine = Machine(host, kind, asked, dist.is_nccl_available(), pid=os.getpid())
+        if kind == "cpu":
+            return machine
+        gpu = torch.cuda.get_device_properties(device)
+        uuid, memory = f"{host} {gpu.uuid}", gpu.total_memory
+        return replace(machine, gpu=uuid, gpu_name=gpu.name, gpu_bytes=memory)
 
 
 def hardware_name(device: torch.device) -> str:
@@ -71,24 +74,6 @@ def hardware_name(device: torch.device) -> str:
             if key.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
-
-
-def gather_machines(
-    store: Any, rank: int, world_size: int, mine: Machine, timeout_s: float
-) -> list[Machine]:
-    """Return the machines of all ranks, which all call this.
-
-    Args:
-        store: a part of it of its own.
-        rank: this one.
-        world_size: number of ranks.
-        mine: this rank's machine.
-        timeout_s: to wait for the others.
-    """
-    store.set(str(rank), json.dumps(asdict(mine)))
-    keys = [str(other) for other in range(world_size)]
-    store.wait(keys, timedelta(seconds=timeout_s))
-    return [Machine(**json.loads(store.get(key))) for key in keys]
 
 
 def agreed_backend(machines: Sequence[Machine]) -> str:
@@ -126,9 +111,7 @@ _REMEDIES = {
 
 
 def _unlike(machines: Sequence[Machine], name: str) -> Iterator[str]:
-    ranks: dict[str | None, list[int]] = defaultdict(list)
-    for rank, machine in enumerate(machines):
-        ranks[getattr(machine, name)].append(rank)
+    ranks = _ranks_by(getattr(machine, name) for machine in machines)
     if len(ranks) > 1:
         field, remedy = _REMEDIES[name]
         each = (f"{value!r} of ranks {_listed(held)}" for value, held in ranks.items())
@@ -142,11 +125,31 @@ def _shared_gpus(machines: Sequence[Machine]) -> list[list[int]]:
 
 def _ranks_of_gpus(machines: Sequence[Machine]) -> list[list[int]]:
     """The ranks of each GPU."""
-    ranks: dict[str, list[int]] = defaultdict(list)
-    for rank, machine in enumerate(machines):
-        if machine.gpu is not None:
-            ranks[machine.gpu].append(rank)
-    return list(ranks.values())
+    ranks = _ranks_by(machine.gpu for machine in machines)
+    return [held for gpu, held in ranks.items() if gpu is not None]
+
+
+def _ranks_by(values: Iterable[Value]) -> dict[Value, list[int]]:
+    """Return the ranks of each value, of which each rank has one."""
+    found: dict[Value, list[int]] = {}
+    for rank, value in enumerate(values):
+        found.setdefault(value, []).append(rank)
+    return found
+
+
+def _several(
+    pairs: Iterable[tuple[Key | None, Value | None]],
+) -> Iterator[tuple[Key, dict[Value, list[int]]]]:
+    """Yield the keys that have several values, each with its ranks.
+
+    Args:
+        pairs: a key and a value of each rank; ranks with one None do not count.
+    """
+    found: dict[Key, dict[Value, list[int]]] = {}
+    for (key, value), ranks in _ranks_by(pairs).items():
+        if key is not None and value is not None:
+            found.setdefault(key, {})[value] = ranks
+    yield from (row for row in found.items() if len(row[1]) > 1)
 
 
 def require_machines(plan: Plan, machines: Sequence[Machine]) -> None:
@@ -173,51 +176,40 @@ def warn_of_machines(plan: Plan, machines: Sequence[Machine]) -> None:
             _listed(ranks),
             machines[ranks[0]].host,
         )
-    nodes: dict[str, set[str]] = defaultdict(set)
-    for device, machine in zip(plan.rank_devices, machines, strict=True):
-        if machine.kind == "cuda" and (node := node_name(device)) is not None:
-            nodes[machine.host].add(node)
-    for host, names in nodes.items():
-        if len(names) > 1:
-            logger.warning(
-                "host %s runs the ranks of nodes %s of the plan: links between them are not those "
-                "that the plan counts on",
-                host,
-                ", ".join(sorted(names)),
-            )
+    on_gpus = (
+        (machine.host if machine.kind == "cuda" else None, node_name(device))
+        for device, machine in zip(plan.rank_devices, machines, strict=True)
+    )
+    for host, nodes in _several(on_gpus):
+        logger.warning(
+            "host %s runs the ranks of nodes %s of the plan: links between them are not those "
+            "that the plan counts on",
+            host,
+            ", ".join(sorted(nodes)),
+        )
 
 
 def _torn_nodes(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
     """Nodes of the plan whose ranks are on several hosts."""
-    nodes: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, device in enumerate(plan.rank_devices):
-        node = node_name(device)
-        if node is not None:
-            nodes[node][machines[rank].host].append(rank)
-    for node, hosts in nodes.items():
-        if len(hosts) > 1:
-            where = (f"ranks {_listed(ranks)} on {host}" for host, ranks in hosts.items())
-            count = sum(map(len, hosts.values()))
-            yield (
-                f"ranks: node {node!r} of the plan has {', '.join(where)}; start torchrun so that "
-                f"these {count} ranks are on one host, or plan for the nodes there are"
-            )
+    rows = zip(plan.rank_devices, machines, strict=True)
+    for node, hosts in _several((node_name(device), machine.host) for device, machine in rows):
+        where = (f"ranks {_listed(ranks)} on {host}" for host, ranks in hosts.items())
+        count = sum(map(len, hosts.values()))
+        yield (
+            f"ranks: node {node!r} of the plan has {', '.join(where)}; start torchrun so that "
+            f"these {count} ranks are on one host, or plan for the nodes there are"
+        )
 
 
 def _mixed_types(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:
     """Devices of one type of the plan that are GPUs of several."""
-    types: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, device in enumerate(plan.rank_devices):
-        name = machines[rank].gpu_name
-        if name is not None:
-            types[plan.cluster.type_of(device)][name].append(rank)
-    for kind, names in types.items():
-        if len(names) > 1:
-            which = (f"{name} on ranks {_listed(ranks)}" for name, ranks in names.items())
-            yield (
-                f"devices: type {kind!r} of the plan is {', '.join(which)}; start the ranks in the "
-                "plan's order, or plan with a cluster file that gives each its own type"
-            )
+    type_of, rows = plan.cluster.type_of, zip(plan.rank_devices, machines, strict=True)
+    for kind, names in _several((type_of(device), machine.gpu_name) for device, machine in rows):
+        which = (f"{name} on ranks {_listed(ranks)}" for name, ranks in names.items())
+        yield (
+            f"devices: type {kind!r} of the plan is {', '.join(which)}; start the ranks in the "
+            "plan's order, or plan with a cluster file that gives each its own type"
+        )
 
 
 def _full_gpus(plan: Plan, machines: Sequence[Machine]) -> Iterator[str]:

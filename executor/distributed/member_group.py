@@ -75,7 +75,7 @@ class Marks(Protocol):
         """Something of a kind that ends now."""
 
 
-class ProcessGroupMembers:
+class ProcessGroupMembers(Members):
     """Members that are the ranks of a process group.
 
     Args:
@@ -87,7 +87,7 @@ class ProcessGroupMembers:
 
     def __init__(self, process_group: Any, marks: Marks) -> None:
         self._marks = marks
-        self.degree = dist.get_world_size(process_group)
+        super().__init__(dist.get_world_size(process_group))
         self.index = dist.get_rank(process_group)
         self._group = process_group
         ranks = dist.get_process_group_ranks(process_group)
@@ -150,37 +150,6 @@ def sum_partial_gradients(members: Members, parameters: Sequence[Tensor]) -> Non
         sizes = [gradient.numel() for gradient in gradients]
         for gradient, part in zip(gradients, torch.split(total, sizes), strict=True):
             gradient.copy_(part.view_as(gradient))
-
-
-class Alike:
-    """Members that are all like this one: for the shapes of what a graph makes, without values.
-
-    Args:
-        degree: number of members.
-    """
-
-    index = 0
-    shapes_only = True
-
-    def __init__(self, degree: int) -> None:
-        self.degree = degree
-
-    def sum(self, value: Tensor) -> None:
-        """Leave the value as it is."""
-
-    highest = sum
-
-    def gather(self, value: Tensor) -> Tensor:
-        """Return a tensor of the shape of all."""
-        return value.new_empty((self.degree, *value.shape))
-
-    def reduce_scatter(self, values: Tensor) -> Tensor:
-        """Return a tensor of the shape of one."""
-        return values.new_empty(values.shape[1:])
-
-    def exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Return a tensor of the shape of what is received."""
-        return rows.new_empty((sum(received), *rows.shape[1:]))
 
 
 class TensorParallelGroup(ExpertRows):

@@ -1,21 +1,9 @@
-"""The process group of a run: made once everything that one rank can refuse has been.
-
-Keys of their own for each time that a job's ranks are started, in one store.
-
-Torchrun starts all ranks of a job again when one fails, and lets them meet at the same store. What
-the ranks before left there would be taken for the others': addresses of processes that are no
-more, and the note of the failure. Torchrun's count of restarts is no name for an attempt, as it
-differs between hosts. So the ranks agree on one: each leaves a word drawn at random, the first
-gathers them, and all say that they have read their own among those gathered.
-"""
+"""The process group of a run: made once everything that one rank can refuse has been."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import secrets
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,13 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
-from executor.distributed.failure import Failures, absent, talking_to, watched
-from executor.distributed.machines import (
-    BACKENDS,
-    Machine,
-    agreed_backend,
-    gather_machines,
-)
+from executor.distributed.failure import Failures, talking_to, watched
+from executor.distributed.machines import BACKENDS, Machine, agreed_backend
+from executor.distributed.meeting import meet
 from executor.distributed.stop import StopRequest
 from executor.launch.rank_options import DEFAULT_TIMEOUT_S
 from planner.errors import PipeplanError
@@ -46,62 +30,6 @@ def _collective(*names: str) -> Any:
 # Their names since torch 2.13 and before.
 reduce_scatter_single = _collective("reduce_scatter_single", "reduce_scatter_tensor")
 all_gather_single = _collective("all_gather_single", "all_gather_into_tensor")
-
-_LOOK_S = 0.05
-
-
-def store_of_attempt(store: Store, rank: int, world_size: int, timeout_s: float) -> Store:
-    """The part of a store that the ranks which were started together share.
-
-    Args:
-        store: of all attempts.
-        rank: this one.
-        world_size: number of ranks.
-        timeout_s: to wait for the others.
-
-    Raises:
-        LostRankError: naming those who did not come.
-    """
-    mine = secrets.token_hex(8)
-    store.set(_word(rank), mine)
-    end_s = time.monotonic() + timeout_s
-    while True:
-        if rank == 0:
-            _gather(store, world_size)
-        words = json.loads(store.get(_GATHERED)) if store.check([_GATHERED]) else []
-        if len(words) == world_size and words[rank] == mine:
-            name = "-".join(words)
-            store.set(_read(name, rank), "")
-            if store.check([_read(name, other) for other in range(world_size)]):
-                return PrefixStore(f"attempt {name}", store)
-        if time.monotonic() > end_s:
-            raise absent(_missing(store, words, world_size), timeout_s)
-        time.sleep(_LOOK_S)
-
-
-_GATHERED = "words"
-
-
-def _gather(store: Store, world_size: int) -> None:
-    keys = [_word(rank) for rank in range(world_size)]
-    if store.check(keys):
-        store.set(_GATHERED, json.dumps([store.get(key).decode() for key in keys]))
-
-
-def _missing(store: Store, words: list[str], world_size: int) -> list[int]:
-    """Ranks that have left no word; else those that have not read all words."""
-    name = "-".join(words)
-    wordless = [r for r in range(world_size) if not store.check([_word(r)])]
-    return wordless or [r for r in range(world_size) if not store.check([_read(name, r)])]
-
-
-def _word(rank: int) -> str:
-    return f"word of {rank}"
-
-
-def _read(name: str, rank: int) -> str:
-    return f"read {name}/{rank}"
-
 
 MEETING_TIMEOUT_S = 600.0
 """Ranks trace the model before they meet, some sooner than others."""
@@ -205,13 +133,8 @@ def process_group(
     if part is not None:
         store, rank, world_size = PrefixStore(part.name, store), part.rank, part.world_size
     with talking_to("the other ranks"):
-        store = store_of_attempt(store, rank, world_size, MEETING_TIMEOUT_S)
-    failures = Failures(PrefixStore("failures", store), rank, world_size)
-    failures.meet(MEETING_TIMEOUT_S)
-    with talking_to("the other ranks"):
-        machines = gather_machines(
-            PrefixStore("machines", store), rank, world_size, mine, MEETING_TIMEOUT_S
-        )
+        store, machines = meet(store, rank, world_size, mine, MEETING_TIMEOUT_S)
+    failures = Failures(PrefixStore("failures", store), rank, machines)
     agreed = agreed_backend(machines)
     with talking_to("the other ranks"):
         dist.init_process_group(

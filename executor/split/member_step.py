@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from executor.distributed.expert_rows import Members
 from executor.distributed.member_group import (
-    Alike,
     MemberShare,
     TensorParallelGroup,
     member_shares,
@@ -138,7 +138,7 @@ def _with_group(
         for node in graph.find_nodes(op="get_attr")
         if node is not held
     }
-    attributes[GROUP] = TensorParallelGroup(Alike(degree))
+    attributes[GROUP] = TensorParallelGroup(Members(degree))
     return fx.GraphModule(attributes, graph)
 
 

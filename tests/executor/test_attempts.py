@@ -12,7 +12,8 @@ from launch import torchrun
 from torch.distributed import HashStore, Store, TCPStore
 
 from executor.distributed.errors import LostRankError
-from executor.distributed.process_group import store_of_attempt
+from executor.distributed.machines import Machine
+from executor.distributed.meeting import meet
 
 
 @pytest.fixture
@@ -33,7 +34,12 @@ def start(
     def come(rank: int, after_s: float) -> None:
         time.sleep(after_s)
         try:
-            found[rank] = store_of_attempt(connected(server), rank, world_size, timeout_s)
+            store = connected(server)
+            mine = Machine(f"host {rank}", "cpu")
+            found[rank], machines = meet(store, rank, world_size, mine, timeout_s)
+            assert [machine.host for machine in machines] == [
+                f"host {n}" for n in range(world_size)
+            ]
         except LostRankError as error:
             found[rank] = error
 
@@ -78,7 +84,9 @@ def test_who_did_not_come_is_named(server: TCPStore) -> None:
 
 
 def test_one_alone_waits_for_nobody() -> None:
-    assert not store_of_attempt(HashStore(), 0, 1, 1.0).check(["anything"])
+    store, machines = meet(HashStore(), 0, 1, Machine("a", "cpu"), 1.0)
+    assert not store.check(["anything"])
+    assert machines == [Machine("a", "cpu")]
 
 
 @pytest.mark.extensive

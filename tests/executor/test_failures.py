@@ -18,6 +18,7 @@ from warm_python import warm_python
 
 from executor.distributed.errors import FollowedError, LostRankError
 from executor.distributed.failure import Failures, followed
+from executor.distributed.machines import Machine
 from planner.plan.plan import Plan
 
 pytestmark = pytest.mark.extensive
@@ -154,7 +155,7 @@ def test_a_rank_that_was_killed_is_named(launch: Launch) -> None:
 
 
 def test_a_loss_that_the_watch_found_first_is_told_by_the_main_thread_as_its_own() -> None:
-    failures = Failures(HashStore(), 0, 2)
+    failures = Failures(HashStore(), 0, [Machine("a", "cpu")] * 2)
     failures.note("rank 0 lost rank 1: killed, stopped, or its host is gone; ended by SIGTERM")
     with pytest.raises(LostRankError, match=r"^lost rank 1: killed") as raised, followed(failures):
         raise LostRankError("could not talk to rank 1")

@@ -9,14 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.distributed as dist
 from builders import cluster, device_type, graph, layer, link, parameter, pipeline
 from executor_plans import scheduled
 
 from executor.distributed.machines import (
     Machine,
     agreed_backend,
-    gather_machines,
     require_machines,
     warn_of_machines,
 )
@@ -141,13 +139,6 @@ def test_shared_gpus_and_nodes_on_one_host_are_told(
     told = [record.getMessage() for record in caplog.records]
     assert any(text.startswith("ranks 0, 1 share a GPU of host h0") for text in told)
     assert any(text.startswith("host h0 runs the ranks of nodes n0, n1") for text in told)
-
-
-def test_machines_go_through_the_store() -> None:
-    store = dist.HashStore()
-    store.set("1", '{"host": "b", "kind": "cpu"}')
-    found = gather_machines(store, 0, 2, Machine("a", "cpu"), 5.0)
-    assert found == [Machine("a", "cpu"), Machine("b", "cpu")]
 
 
 def test_a_process_group_tells_what_its_ranks_run_on() -> None:
