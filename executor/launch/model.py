@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,13 +95,11 @@ def build_model(
     return build_partially(make, seed, is_needed, getattr(torch, plan.job.precision))
 
 
-def export_planned_model(
-    plan: Plan,
-    model: nn.Module,
-    own_loss: Loss | None = None,
-    autocast: torch.dtype | None = None,
-) -> tuple[ExportedStep, LayerAssignment]:
-    """Export the model and make sure that its layers are the planned ones.
+Exported = tuple[ExportedStep, LayerAssignment]
+
+
+class PlannedModel:
+    """A model that is exported for a plan.
 
     Args:
         plan: the model's layers, boundaries and parameters.
@@ -110,108 +107,93 @@ def export_planned_model(
         own_loss: of :func:`executor.launch.model.allowed_loss`.
         autocast: what torch's autocast lowers operations to when it is trained. Boundaries may
             then be of that type; a plan knows the type without.
-
-    Raises:
-        PipeplanError: naming the first differences.
     """
-    batch = example_batch(model, plan.job)
-    step = _exported(plan, model, batch, own_loss)
-    differences = structure_differences(plan.model.graph, *step)
-    if differences:
-        raise PipeplanError(
-            f"the model is not the one the plan was made for: {line}; plan again with this model"
-            for line in differences
+
+    def __init__(
+        self,
+        plan: Plan,
+        model: nn.Module,
+        own_loss: Loss | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        self._plan = plan
+        self._model = model
+        self._own_loss = own_loss
+        self._autocast = autocast
+        self._batch = example_batch(model, plan.job)
+
+    def export(self) -> Exported:
+        """Export the model and make sure that its layers are the planned ones.
+
+        Raises:
+            PipeplanError: naming the first differences.
+        """
+        step = self._exported(self._batch, None)
+        differences = structure_differences(self._plan.model.graph, *step)
+        if differences:
+            raise PipeplanError(
+                f"the model is not the one the plan was made for: {line}; plan again with this "
+                "model"
+                for line in differences
+            )
+        return self._lowered(step, self._batch)
+
+    def export_shorter(self) -> Iterator[Exported]:
+        """Export it at every length of microbatches but the longest, ascending.
+
+        Nothing is exported if all microbatches are of one length.
+
+        Raises:
+            PipeplanError: if layers, or sizes of tensors between them, are not the planned ones.
+        """
+        lengths = self._plan.job.lengths
+        if lengths is None:
+            return
+        for place, tokens in enumerate(lengths.tokens[:-1]):
+            shorter = batch_at(self._batch, lengths, place)
+            step = self._exported(shorter, None)
+            _require_sizes(self._plan.model.graph, step[1], place, tokens)
+            yield self._lowered(step, shorter)
+
+    def export_in_evaluation(self) -> tuple[Exported, Plan]:
+        """Export it in evaluation mode, with a plan of its forwards alone.
+
+        Layers that only training has, such as dropout, are left out of the stages, and nothing is
+        recomputed, offloaded or divided. The model is left in training mode.
+
+        Raises:
+            PipeplanError: naming a layer that training does not have.
+        """
+        exported, layers = self._exported(self._batch, self._autocast, training=False)
+        self._model.train()
+        stages, found = self._plan.stages, set(layers.names)
+        for name in found.difference(*(stage.layers for stage in stages)):
+            raise PipeplanError(
+                f"validation: in evaluation mode the model has layer {name!r}, which the plan has "
+                "not; let it run in training mode too, or train without [validation]"
+            )
+        rows = (tuple(name for name in stage.layers if name in found) for stage in stages)
+        left_out = {"recompute": (), "offload": ()}
+        forwards = tuple(
+            stage.model_copy(update={"layers": row, **left_out})
+            for stage, row in zip(stages, rows, strict=True)
         )
-    return step if autocast is None else _exported(plan, model, batch, own_loss, autocast)
+        whole = {"shard_parameters": False, "recompute_attention": False}
+        job = self._plan.job.model_copy(update=whole)
+        plan = self._plan.model_copy(update={"stages": forwards, "job": job})
+        return (exported, layers), plan
 
+    def _lowered(self, step: Exported, batch: Mapping[str, Tensor]) -> Exported:
+        """Return what is trained: an export under autocast in place of one without."""
+        return step if self._autocast is None else self._exported(batch, self._autocast)
 
-def _exported(
-    plan: Plan,
-    model: nn.Module,
-    batch: Mapping[str, Tensor],
-    own_loss: Loss | None,
-    autocast: torch.dtype | None = None,
-    *,
-    training: bool = True,
-) -> tuple[ExportedStep, LayerAssignment]:
-    lowered: AbstractContextManager[None] = nullcontext()
-    if autocast is not None:
-        lowered = torch.autocast("cpu", autocast, cache_enabled=False)
-    with lowered:
-        exported = export_step(model, batch, plan.job, own_loss, training=training)
-    return exported, assign_layers(exported)
-
-
-def export_in_evaluation(
-    plan: Plan,
-    model: nn.Module,
-    own_loss: Loss | None = None,
-    autocast: torch.dtype | None = None,
-) -> tuple[Plan, ExportedStep, LayerAssignment]:
-    """Export the model in evaluation mode, with a plan of its forwards alone.
-
-    Layers that only training has, such as dropout, are left out of the stages, and nothing is
-    recomputed, offloaded or divided. The model is left in training mode.
-
-    Args:
-        plan: as :func:`export_planned_model` has exported the model for.
-        model: see there.
-        own_loss: see there.
-        autocast: see there.
-
-    Raises:
-        PipeplanError: naming a layer that training does not have.
-    """
-    batch = example_batch(model, plan.job)
-    exported, layers = _exported(plan, model, batch, own_loss, autocast, training=False)
-    model.train()
-    found = set(layers.names)
-    for name in found.difference(*(stage.layers for stage in plan.stages)):
-        raise PipeplanError(
-            f"validation: in evaluation mode the model has layer {name!r}, which the plan has not; "
-            "let it run in training mode too, or train without [validation]"
-        )
-    stages = tuple(
-        stage.model_copy(
-            update={
-                "layers": tuple(name for name in stage.layers if name in found),
-                "recompute": (),
-                "offload": (),
-            }
-        )
-        for stage in plan.stages
-    )
-    whole = {"shard_parameters": False, "recompute_attention": False}
-    job = plan.job.model_copy(update=whole)
-    return plan.model_copy(update={"stages": stages, "job": job}), exported, layers
-
-
-def export_shorter_lengths(
-    plan: Plan,
-    model: nn.Module,
-    own_loss: Loss | None = None,
-    autocast: torch.dtype | None = None,
-) -> Iterator[tuple[ExportedStep, LayerAssignment]]:
-    """Export the model at every length of microbatches but the longest, ascending.
-
-    Args:
-        plan: with the job's lengths; nothing is exported if it has one only.
-        model: as :func:`export_planned_model` has exported it at the longest.
-        own_loss: see there.
-        autocast: see there.
-
-    Raises:
-        PipeplanError: if layers, or sizes of tensors between them, are not the planned ones.
-    """
-    lengths = plan.job.lengths
-    if lengths is None:
-        return
-    batch = example_batch(model, plan.job)
-    for place, tokens in enumerate(lengths.tokens[:-1]):
-        shorter = batch_at(batch, lengths, place)
-        step = _exported(plan, model, shorter, own_loss)
-        _require_sizes(plan.model.graph, step[1], place, tokens)
-        yield step if autocast is None else _exported(plan, model, shorter, own_loss, autocast)
+    def _exported(
+        self, batch: Mapping[str, Tensor], autocast: torch.dtype | None, *, training: bool = True
+    ) -> Exported:
+        with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
+            job = self._plan.job
+            exported = export_step(self._model, batch, job, self._own_loss, training=training)
+        return exported, assign_layers(exported)
 
 
 def _require_sizes(graph: GraphRecord, layers: LayerAssignment, place: int, tokens: int) -> None:

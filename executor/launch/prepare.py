@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
@@ -13,12 +15,10 @@ from executor.distributed.member_group import member_shares
 from executor.launch.check import compare_stages
 from executor.launch.model import (
     Factory,
+    PlannedModel,
     allowed_factory,
     allowed_loss,
     build_model,
-    export_in_evaluation,
-    export_planned_model,
-    export_shorter_lengths,
 )
 from executor.launch.partial_model import Needed
 from executor.launch.run import PlanRank
@@ -119,96 +119,108 @@ def prepare(
     device = device or torch.device("cpu")
     require_supported()
     require_runnable(plan, place.world_size)
-    needed = needed_by(plan, place.rank)
     return_freed_memory()
-    own = plan.place_of(place.rank)
-    shares = member_shares(planned_split(plan, own.members), own.member)
     factory, own_loss = allowed_factory(plan, model), allowed_loss(plan, loss)
-    built = build_model(plan, factory, seed, needed)
-    exported, layers = export_planned_model(plan, built, own_loss, autocast)
+    built = build_model(plan, factory, seed, needed_by(plan, place.rank))
+    planned = PlannedModel(plan, built, own_loss, autocast)
+    exported, layers = planned.export()
     if plan.job.lengths is not None:
         require_no_writes(exported)
-    limits = lookups(exported)
-    filled = ParameterShares(exported, shares)
-    with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
-        steps = _member_steps(plan, own.members, exported, layers)
-        stages = _stages(plan, place.rank, exported, layers, steps.get(own.members), filled, device)
-        shorter = tuple(
-            _stages(plan, place.rank, *step, None, filled, device)
-            for step in export_shorter_lengths(plan, built, own_loss, autocast)
-        )
+    own = plan.place_of(place.rank)
+    shares = ParameterShares(exported, member_shares(planned_split(plan, own.members), own.member))
+    rank = _RankStages(place.rank, device, autocast, shares)
+    steps = rank.member_steps(plan, exported, layers)
+    stages = rank.cut(plan, exported, layers, steps)
+    shorter = tuple(rank.cut(plan, *step, {}) for step in planned.export_shorter())
     messages = None
     if len(plan.degrees) > 1:
         sent = messages_by_size(plan, exported, layers, steps)
         messages = MemberMessages.of_plan(plan, place.rank, sent)
     evaluation: tuple[StageModule, ...] = ()
     if evaluates:
-        alike, in_evaluation, own_layers = export_in_evaluation(plan, built, own_loss, autocast)
-        with torch.autocast("cpu", autocast, enabled=autocast is not None, cache_enabled=False):
-            steps = _member_steps(alike, own.members, in_evaluation, own_layers)
-        step = steps.get(own.members)
-        evaluation = _stages(alike, place.rank, in_evaluation, own_layers, step, filled, device)
+        step, forwards = planned.export_in_evaluation()
+        evaluation = rank.cut(forwards, *step, rank.member_steps(forwards, *step))
     require_order(plan, stages)
     if check and place.rank == 0:
         logger.info(compare_stages(plan, factory, own_loss))
     unused = _unused(built, exported) if place.rank == 0 else {}
-    _release_others(built, stages, unused)
+    held = {name: p for stage in stages for name, p in stage.parameters.items()}
+    _release_others(built, [*held.values(), *unused.values()])
     for row in (stages, *shorter, evaluation):
         _move(row, device)
         for stage in row:
             set_gradient_types(stage.parameters.values(), plan.job)
-    program = tuple(lower(plan, in_one_order=device.type == "cuda")[place.rank])
-    held = {name: p for stage in stages for name, p in stage.parameters.items()}
     return Prepared(
         plan,
         place,
         device,
         built,
         stages,
-        program,
+        tuple(lower(plan, in_one_order=device.type == "cuda")[place.rank]),
         dict(sorted(held.items())),
         seed,
         autocast,
         unused,
-        limits,
+        lookups(exported),
         shorter,
         messages,
         evaluation,
     )
 
 
-def _stages(
-    plan: Plan,
-    rank: int,
-    exported: ExportedStep,
-    layers: LayerAssignment,
-    step: MemberStep | None,
-    shares: ParameterShares,
-    device: torch.device,
-) -> tuple[StageModule, ...]:
-    """Cut out the stages of a rank; a member of a tensor-parallel group has its shares of them."""
-    here = plan.place_of(rank).replica
-    mine = [stage.index for stage in plan.stages if here in stage.devices]
-    if step is None:
-        return tuple(cut(exported, layers, plan, mine, device))
-    return tuple(cut_for_member(step, plan, mine, shares, device))
+@dataclass(frozen=True)
+class _RankStages:
+    """Cuts the stages of a rank out of exported models.
 
-
-def _member_steps(
-    plan: Plan, members: int, exported: ExportedStep, layers: LayerAssignment
-) -> dict[int, MemberStep]:
-    """Return what tensor-parallel groups run, by their members.
-
-    Where groups have one size, of these; else of all sizes, whose messages have to fit.
+    Attributes:
+        rank: its number.
+        device: of its tensors.
+        autocast: what torch's autocast lowers operations to.
+        shares: parameters as a member of a tensor-parallel group has them.
     """
-    sizes = plan.degrees if len(plan.degrees) > 1 else (members,)
-    splits = {size: planned_split(plan, size) for size in sizes}
-    cores = cores_of(exported) if plan.job.recompute_attention else ()
-    return {
-        size: member_step(exported, layers, split, cores)
-        for size, split in splits.items()
-        if split is not None
-    }
+
+    rank: int
+    device: torch.device
+    autocast: torch.dtype | None
+    shares: ParameterShares
+
+    def member_steps(
+        self, plan: Plan, exported: ExportedStep, layers: LayerAssignment
+    ) -> dict[int, MemberStep]:
+        """Return what tensor-parallel groups run, by their members.
+
+        Where groups have one size, of these; else of all sizes, whose messages have to fit.
+        """
+        own = plan.place_of(self.rank).members
+        sizes = plan.degrees if len(plan.degrees) > 1 else (own,)
+        splits = {size: planned_split(plan, size) for size in sizes}
+        cores = cores_of(exported) if plan.job.recompute_attention else ()
+        with self._lowering():
+            return {
+                size: member_step(exported, layers, split, cores)
+                for size, split in splits.items()
+                if split is not None
+            }
+
+    def cut(
+        self,
+        plan: Plan,
+        exported: ExportedStep,
+        layers: LayerAssignment,
+        steps: Mapping[int, MemberStep],
+    ) -> tuple[StageModule, ...]:
+        """Cut out the stages; of a tensor-parallel group, by the steps, this member's shares."""
+        own = plan.place_of(self.rank)
+        mine = [stage.index for stage in plan.stages if own.replica in stage.devices]
+        step = steps.get(own.members)
+        with self._lowering():
+            if step is None:
+                return tuple(cut(exported, layers, plan, mine, self.device))
+            return tuple(cut_for_member(step, plan, mine, self.shares, self.device))
+
+    def _lowering(self) -> AbstractContextManager[object]:
+        enabled = self.autocast is not None
+        return torch.autocast("cpu", self.autocast, enabled=enabled, cache_enabled=False)
 
 
 def needed_by(plan: Plan, rank: int) -> Needed:
@@ -237,12 +249,9 @@ def _unused(model: nn.Module, exported: ExportedStep) -> dict[str, nn.Parameter]
     return {name: p for name, p in model.named_parameters() if id(p) not in used}
 
 
-def _release_others(
-    model: nn.Module, stages: tuple[StageModule, ...], kept: dict[str, nn.Parameter]
-) -> None:
+def _release_others(model: nn.Module, held: Iterable[nn.Parameter]) -> None:
     """Free the weights that other ranks hold; the model stays to describe its batches."""
-    held = [p for stage in stages for p in stage.parameters.values()]
-    mine = {id(parameter) for parameter in (*held, *kept.values())}
+    mine = {id(parameter) for parameter in held}
     for parameter in model.parameters():
         if id(parameter) not in mine:
             parameter.data = parameter.data.new_empty(0)

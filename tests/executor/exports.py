@@ -89,4 +89,4 @@ def share_exports_of(path: Path) -> None:
             plan = Plan.load(file)
             if plan.model.factory is not None and plan.job.loss in launched.LOSSES:
                 factory = launched.allowed_factory(plan, plan.model.factory)
-                launched.export_planned_model(plan, launched.build_model(plan, factory, seed=0))
+                launched.PlannedModel(plan, launched.build_model(plan, factory, seed=0)).export()

@@ -8,7 +8,7 @@ from executor_plans import DEVICES, pipeline_of, scheduled
 from torch import Tensor, nn
 from traces import trace_once
 
-from executor.launch.model import export_planned_model
+from executor.launch.model import PlannedModel
 from executor.split.model_split import cut
 from executor.split.stage_module import StageModule
 from executor.stage.runner import StageRunner
@@ -102,7 +102,7 @@ def cut_everywhere(
         fields = {"loss": job.loss, "recompute_attention": job.recompute_attention}
         return scheduled(pipeline_of(graph, None, rows, microbatches=1, **fields))
 
-    exported = export_planned_model(plan_of([layers]), model)
+    exported = PlannedModel(plan_of([layers]), model).export()
 
     def cut_model(stages: Stages) -> list[StageModule]:
         return cut(*exported, plan_of(stages), range(len(stages)))

@@ -11,7 +11,7 @@ from in_turn import Stages, assert_same, cut_everywhere, run_stages, run_whole, 
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.launch.model import export_planned_model
+from executor.launch.model import PlannedModel
 from executor.split.model_split import cut
 from executor.split.stage_module import StageModule
 from executor.stage.runner import StageRunner
@@ -39,7 +39,7 @@ def plan_of(name: str, stages: Stages) -> Plan:
 def exported_model(name: str) -> Exported:
     torch.manual_seed(1)
     model = import_factory(ZOO[name])().train()
-    return model, *export_planned_model(plan_of(name, [list(traced(name).layers)]), model)
+    return model, *PlannedModel(plan_of(name, [list(traced(name).layers)]), model).export()
 
 
 def cut_into(name: str, stages: Stages) -> list[StageModule]:

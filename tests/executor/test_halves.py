@@ -10,7 +10,7 @@ from in_turn import Rows, run_whole
 from torch import Tensor, nn
 from traces import trace_once
 
-from executor.launch.model import export_planned_model
+from executor.launch.model import PlannedModel
 from executor.split.model_split import cut
 from executor.split.stage_module import StageModule
 from executor.stage.runner import StageRunner
@@ -33,7 +33,7 @@ def stages_of(
     ]
     fields = {"microbatches": 1, "loss": job.loss, "precision": job.precision}
     plan = scheduled(pipeline_of(graph, None, placed, **fields))
-    return cut(*export_planned_model(plan, model), plan, range(len(rows)))
+    return cut(*PlannedModel(plan, model).export(), plan, range(len(rows)))
 
 
 def run(

@@ -9,7 +9,7 @@ from executor_plans import DEVICES, pipeline_of, scheduled
 from in_turn import MEAN_SQUARES
 from torch import Tensor, nn
 
-from executor.launch.model import export_planned_model
+from executor.launch.model import PlannedModel
 from executor.split.model_split import cut
 from executor.stage.runner import StageRunner
 from models import ZOO
@@ -77,7 +77,7 @@ def run(plan: Plan, model: nn.Module, batches: Sequence[dict[str, Tensor]]) -> t
     Both forwards run, then both backwards, one stage after the other.
     """
     model.zero_grad(set_to_none=True)
-    stages = cut(*export_planned_model(plan, model), plan, range(len(plan.stages)))
+    stages = cut(*PlannedModel(plan, model).export(), plan, range(len(plan.stages)))
     runners = [StageRunner(stage, 2, offloaded=(0, 1)) for stage in stages]
     losses = []
     for microbatch, batch in enumerate(batches):

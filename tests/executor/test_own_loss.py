@@ -9,7 +9,7 @@ from executor_plans import DEVICES, pipeline_of, scheduled
 from in_turn import assert_same, run_stages, take_gradients
 from torch import nn
 
-from executor.launch.model import allowed_loss, export_planned_model
+from executor.launch.model import PlannedModel, allowed_loss
 from executor.split.model_split import cut
 from planner.errors import PipeplanError
 from planner.job import Job
@@ -76,7 +76,7 @@ def test_stages_end_with_the_users_loss(marker: Path) -> None:
     torch.manual_seed(3)
     model = Net().train()
     own_loss = allowed_loss(plan, plan.job.loss)
-    stages = cut(*export_planned_model(plan, model, own_loss), plan, range(2))
+    stages = cut(*PlannedModel(plan, model, own_loss).export(), plan, range(2))
     batch = example_batch(model, plan.job)
     output = model(batch["x"])
     smooth = nn.functional.smooth_l1_loss(output, batch["target"])
@@ -95,7 +95,7 @@ def test_a_plan_imports_no_loss_unless_the_user_names_it(marker: Path) -> None:
     with pytest.raises(PipeplanError, match=r"--loss a:b: the plan was made for 'loss_for"):
         allowed_loss(plan, "a:b")
     with pytest.raises(PipeplanError, match="name it: --loss loss_for_a_test:smooth"):
-        export_planned_model(plan, Net())
+        PlannedModel(plan, Net()).export()
     assert allowed_loss(plan, torch.dist) is torch.dist
     assert not marker.exists()
     assert allowed_loss(plan, "loss_for_a_test:smooth") is not None
