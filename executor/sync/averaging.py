@@ -16,7 +16,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
@@ -71,19 +70,6 @@ class GroupAverage(DecentralizedStrategy):
         return outcome
 
 
-@dataclass(frozen=True)
-class _Average:
-    """The outcome of an average.
-
-    Attributes:
-        succeeded: also where there was nobody to average with.
-        changes: of the flat tensors of weights; None: there are none.
-    """
-
-    succeeded: bool
-    changes: list[Tensor] | None = None
-
-
 class OverlappedAverage(DecentralizedStrategy):
     """A local optimizer step, then the mean of the weights, which arrives an iteration later.
 
@@ -101,7 +87,8 @@ class OverlappedAverage(DecentralizedStrategy):
     def __init__(self, neighbours: Neighbours) -> None:
         self._neighbours = neighbours
         self._pool = ThreadPoolExecutor(1, "pipeplan-average")
-        self._under_way: Future[_Average] | None = None
+        # Changes of the flat tensors of weights, none if nobody was there; None: it failed.
+        self._under_way: Future[list[Tensor] | None] | None = None
         # Failures are told with the next request for a group, not with that for a share.
         self._last_reduced = True
 
@@ -123,27 +110,26 @@ class OverlappedAverage(DecentralizedStrategy):
         self._take_changes()
 
     @torch.no_grad()
-    def _average(self, step: int, copies: list[Tensor], reduced: bool) -> _Average:
+    def _average(self, step: int, copies: list[Tensor], reduced: bool) -> list[Tensor] | None:
         """Average copies of the weights, on the other thread."""
         group = self._neighbours.ask(step, reduced)
         if len(group.members) < 2:
-            return _Average(True)
+            return []
         means = [copy.clone() for copy in copies]
         if not self._neighbours.groups.mean(group, means):
-            return _Average(False)
-        changes = [mean.sub_(copy) for mean, copy in zip(means, copies, strict=True)]
-        return _Average(True, changes)
+            return None
+        return [mean.sub_(copy) for mean, copy in zip(means, copies, strict=True)]
 
     @torch.no_grad()
     def _take_changes(self) -> None:
         if self._under_way is None:
             return
         under_way, self._under_way = self._under_way, None
-        average = under_way.result()
-        self._last_reduced = average.succeeded
-        if average.changes is not None:
+        changes = under_way.result()
+        self._last_reduced = changes is not None
+        if changes:
             weights = self._neighbours.weights
-            for flat, change in zip(weights.flat, average.changes, strict=True):
+            for flat, change in zip(weights.flat, changes, strict=True):
                 flat.add_(change)
             weights.put_back()
 

@@ -88,26 +88,21 @@ class GradientShard:
             patience_s: how long to wait for others of the group.
         """
         told: Header = {}
-        if "group" in header:
-            told = self.collect(header, pushed, patience_s)
-        else:
-            self.apply(header, pushed)
-        if not header.get("pull", True):
-            return {**told, "version": self.version}, []
-        answer, weights = self.pull(header)
-        return {**told, **answer}, weights
+        with self._changed:
+            if "group" in header:
+                told = self._collect(header, pushed, patience_s)
+            else:
+                self._step([pushed], header)
+            answer, weights = self.pull(header) if header.get("pull", True) else ({}, [])
+            return {"version": self.version, **told, **answer}, weights
 
     def pull(self, header: Header) -> tuple[Header, list[Tensor]]:
-        """Return the version and the weights."""
-        version, weights = self.weights()
-        return {"version": version}, weights
-
-    def apply(self, header: Header, gradients: Sequence[Tensor]) -> None:
-        """Step on one worker's gradients at once."""
+        """Return the version and the weights, copies of them as they are now."""
         with self._changed:
-            self._step([gradients], header)
+            weights = [p.detach().clone() for p in self._parameters.values()]
+            return {"version": self.version}, weights
 
-    def collect(self, header: Header, gradients: list[Tensor], timeout_s: float) -> Header:
+    def _collect(self, header: Header, gradients: list[Tensor], timeout_s: float) -> Header:
         """Step on the mean of a group's gradients, once all of them are here.
 
         A member that does not come in time, or that is given up, is left out. If it comes later,
@@ -117,27 +112,26 @@ class GradientShard:
             header: ``group``, its ``members`` as pairs of pipeline and incarnation, the
                 ``pipeline`` whose gradients these are, and the learning rates.
             gradients: of one member.
-            timeout_s: how long to wait for the others.
+            timeout_s: how long to wait for the others, without the lock.
 
         Returns:
             ``left_out`` if these gradients came too late.
         """
         group, pipeline = int(header["group"]), int(header["pipeline"])
+        if group <= self._last_group:
+            return {"left_out": True}
         members = {int(number): int(incarnation) for number, incarnation in header["members"]}
-        with self._changed:
-            if group <= self._last_group:
-                return {"left_out": True}
-            gathering = self._gathered.setdefault(group, _Gathering(members))
-            # Whoever turns here from a server that was lost knows better who is left.
-            gathering.keep(members)
-            gathering.rows[pipeline] = gradients
-            self._changed.wait_for(lambda: gathering.is_over or gathering.is_whole, timeout_s)
-            if not gathering.is_over:
-                gathering.is_over, self._last_group = True, group
-                del self._gathered[group]
-                self._changed.notify_all()
-                self._step([row for _, row in sorted(gathering.rows.items())], header)
-            return {}
+        gathering = self._gathered.setdefault(group, _Gathering(members))
+        # Whoever turns here from a server that was lost knows better who is left.
+        gathering.keep(members)
+        gathering.rows[pipeline] = gradients
+        self._changed.wait_for(lambda: gathering.is_over or gathering.is_whole, timeout_s)
+        if not gathering.is_over:
+            gathering.is_over, self._last_group = True, group
+            del self._gathered[group]
+            self._changed.notify_all()
+            self._step([row for _, row in sorted(gathering.rows.items())], header)
+        return {}
 
     def __bool__(self) -> bool:
         """Return whether gradients of others are waited for."""
@@ -157,11 +151,6 @@ class GradientShard:
                 self._changed.notify_all()
             finally:
                 self._changed.release()
-
-    def weights(self) -> tuple[int, list[Tensor]]:
-        """The version, and copies of all weights as they are now."""
-        with self._changed:
-            return self.version, [p.detach().clone() for p in self._parameters.values()]
 
     @torch.no_grad()
     def _step(self, rows: Sequence[Sequence[Tensor]], header: Header) -> None:

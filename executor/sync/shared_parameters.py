@@ -37,13 +37,11 @@ class ParameterOwners:
     @classmethod
     def of_plan(cls, plan: Plan) -> ParameterOwners:
         """Find ranks by the stages' layers; a tied parameter has the holders of all its stages."""
-        used = {layer.name: layer.parameters for layer in plan.model.graph.layers}
-        found: dict[str, set[int]] = {}
-        for stage in plan.stages:
-            for name in dict.fromkeys(name for layer in stage.layers for name in used[layer]):
-                held = (rank for device in stage.devices for rank in plan.ranks_of(device))
-                found.setdefault(name, set()).update(held)
-        ranks = {name: tuple(sorted(ranks)) for name, ranks in found.items()}
+        held = [{r for device in s.devices for r in plan.ranks_of(device)} for s in plan.stages]
+        ranks = {
+            name: tuple(sorted(set[int]().union(*(held[stage] for stage in stages))))
+            for name, stages in _users(plan).items()
+        }
         parallel = plan.tensor_parallel
         splits = {} if parallel is None else splits_of(plan.model.graph, parallel)
         shared = {degree: frozenset(split.parameters) for degree, split in splits.items()}
@@ -86,13 +84,15 @@ class SharedParameters:
     Attributes:
         stages: that use them.
         ranks: that hold these stages.
-        names: of the parameters, in the order in which a backward completes their gradients: those
-            that a forward uses last come first.
+        names: of the parameters. Those that every rank holds whole are in the order in which a
+            backward completes their gradients: those that a forward uses last come first.
+        layer: of whose weights each of the ranks keeps a part; None: every rank holds all.
     """
 
     stages: tuple[int, ...]
     ranks: tuple[int, ...]
     names: tuple[str, ...]
+    layer: str | None = None
 
     @property
     def reduce(self) -> Reduce:
@@ -118,24 +118,7 @@ def shared_parameters(plan: Plan) -> list[SharedParameters]:
     return rows
 
 
-@dataclass(frozen=True)
-class DividedParameters:
-    """Parameters of a layer of which each of several ranks keeps a part.
-
-    Attributes:
-        stage: of the layer.
-        layer: its name.
-        ranks: that hold the stage.
-        names: of the parameters.
-    """
-
-    stage: int
-    layer: str
-    ranks: tuple[int, ...]
-    names: tuple[str, ...]
-
-
-def divided_parameters(plan: Plan) -> list[DividedParameters]:
+def divided_parameters(plan: Plan) -> list[SharedParameters]:
     """Return the parameters that replicas divide, by layer, in the order of stages and layers."""
     if not plan.job.shards_parameters:
         return []
@@ -144,20 +127,24 @@ def divided_parameters(plan: Plan) -> list[DividedParameters]:
         ranks = tuple(sorted(rank for device in stage.devices for rank in plan.ranks_of(device)))
         for layer in stage.layers if len(ranks) > 1 else ():
             names = tuple(parameter.name for parameter in own[layer])
-            rows += [DividedParameters(stage.index, layer, ranks, names)] if names else []
+            rows += [SharedParameters((stage.index,), ranks, names, layer)] if names else []
     return rows
 
 
 def users_of_parameters(plan: Plan) -> dict[str, tuple[int, ...]]:
     """The stages that use each trainable parameter, in the order of the layers that run first."""
     trainable = {p.name for p in plan.model.graph.parameters if p.trainable}
+    return {name: stages for name, stages in _users(plan).items() if name in trainable}
+
+
+def _users(plan: Plan) -> dict[str, tuple[int, ...]]:
+    """Return the stages that use each parameter or buffer, as :func:`users_of_parameters`."""
     used = {layer.name: layer.parameters for layer in plan.model.graph.layers}
     stages: dict[str, dict[int, None]] = {}
     for stage in plan.stages:
         for layer in stage.layers:
             for name in used[layer]:
-                if name in trainable:
-                    stages.setdefault(name, {})[stage.index] = None
+                stages.setdefault(name, {})[stage.index] = None
     return {name: tuple(indices) for name, indices in stages.items()}
 
 

@@ -68,9 +68,9 @@ def _divided_layers(prepared: Prepared) -> list[DividedLayer]:
     rank, parameters = prepared.place.rank, prepared.parameters
     return [
         DividedLayer(
-            row.layer,
+            str(row.layer),
             {name: parameters[name] for name in row.names},
-            Reduce((row.stage,), row.ranks),
+            row.reduce,
             rank,
         )
         for row in divided_parameters(prepared.plan)
