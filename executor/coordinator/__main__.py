@@ -24,7 +24,7 @@ from executor.coordinator.wire import SECRET_VARIABLE, Endpoint
 from executor.coordinator.work import CoordinatorWork
 from executor.launch.config import TrainingConfig
 from executor.launch.console import print_error, say, show_log
-from executor.launch.rank_options import DEFAULT_SILENT_S, require_silent
+from executor.launch.rank_options import DEFAULT_SILENT_S, LEAST_SILENT_S, require_seconds
 from executor.launch.run import RunSettings, sync_of
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _serve(options: _Options) -> int:
-    require_silent(options.silent_s)
+    require_seconds(options.silent_s, "--silent", LEAST_SILENT_S, DEFAULT_SILENT_S)
     endpoint = Endpoint.parse(options.listen, "--listen")
     plan = load_plan(options.plan)
     work = _work(options, plan)

@@ -38,7 +38,7 @@ from executor.elastic.trace import WholeSteps
 from executor.emulation.emulation import emulating_trainer
 from executor.launch.config import TrainingConfig
 from executor.launch.prepare import Prepared, prepare
-from executor.launch.rank_options import DEFAULT_GROUP_TIMEOUT_S, require_timeout
+from executor.launch.rank_options import DEFAULT_GROUP_TIMEOUT_S, require_seconds
 from executor.launch.run import RunSettings, autocast_of, loss_scale_of, optimizer_of
 from executor.sync.averaging import local_optimizer
 from executor.sync.shared_parameters import ParameterOwners
@@ -136,7 +136,7 @@ class Setup:
         self.assignment = rank_assignment_of(plan, self.replicas, run.pipeline, run.coordinator)
         self.options = options_of(plan.sync)
         if run.group_timeout_s is not None:
-            require_timeout(run.group_timeout_s, "group_timeout_s")
+            require_seconds(run.group_timeout_s, "group_timeout_s")
         self.injected = parse_faults(run.inject, len(self.replicas))
         if run.sync_trace is not None:
             require_file_path(run.sync_trace)

@@ -64,7 +64,14 @@ def parser() -> argparse.ArgumentParser:
         "executor",
         "Train a model by a plan, one process a device of the plan.",
     )
-    add: Add = found.add_argument
+    _add_training(found.add_argument)
+    add_rank_options(found.add_argument)
+    _add_emulation(found.add_argument_group("emulation").add_argument)
+    _add_synchronisation(found.add_argument_group("synchronisation").add_argument)
+    return found
+
+
+def _add_training(add: Add) -> None:
     add("plan", help="plan file written by `pipeplan plan`")
     add("--config", metavar="FILE", help="training file (TOML)")
     add(
@@ -115,10 +122,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="write the metrics of each step as a line of JSON",
     )
-    add_rank_options(add)
-    _add_emulation(found.add_argument_group("emulation").add_argument)
-    _add_synchronisation(found.add_argument_group("synchronisation").add_argument)
-    return found
 
 
 def _add_emulation(add: Add) -> None:

@@ -11,42 +11,30 @@ from planner.errors import PipeplanError
 
 DEFAULT_TIMEOUT_S = 600.0
 DEFAULT_GROUP_TIMEOUT_S = 30.0
-LEAST_TIMEOUT_S, MOST_TIMEOUT_S = 1.0, 1e6
 DEFAULT_SILENT_S = 3.0
 """Longer than a rank stands still where all processors are busy, as others' Pythons start."""
-LEAST_SILENT_S, MOST_SILENT_S = 0.5, 1e6
+LEAST_SILENT_S = 0.5
 """A few of the signs of life that a rank gives."""
 
 
-def require_timeout(timeout_s: float, field: str = "timeout_s") -> float:
-    """Return the number of seconds, if it is one that ranks can wait for.
+def require_seconds(
+    seconds: float, field: str = "timeout_s", least_s: float = 1.0, default_s: float | None = None
+) -> float:
+    """Return a number of seconds, if it is one that ranks can wait for.
 
     Args:
-        timeout_s: to be waited.
+        seconds: to be waited.
         field: that it is the value of.
+        least_s: what may be waited at least; a million seconds at most.
+        default_s: what is waited where it is left out, for the message; None: it says nothing.
 
     Raises:
         PipeplanError: if not.
     """
-    if not LEAST_TIMEOUT_S <= timeout_s <= MOST_TIMEOUT_S:
-        raise PipeplanError(
-            f"{field}: {timeout_s}; expected from {LEAST_TIMEOUT_S:g} to {MOST_TIMEOUT_S:g} seconds"
-        )
-    return timeout_s
-
-
-def require_silent(silent_s: float) -> float:
-    """Return the number of seconds, if a pipeline may be silent for so long.
-
-    Raises:
-        PipeplanError: if not.
-    """
-    if not LEAST_SILENT_S <= silent_s <= MOST_SILENT_S:
-        raise PipeplanError(
-            f"--silent: {silent_s:g}; give from {LEAST_SILENT_S:g} to {MOST_SILENT_S:g} seconds, "
-            f"or leave it out for {DEFAULT_SILENT_S:g}"
-        )
-    return silent_s
+    if not least_s <= seconds <= 1e6:
+        remedy = "" if default_s is None else f", or leave it out for {default_s:g}"
+        raise PipeplanError(f"{field}: {seconds:g}; give from {least_s:g} to 1e+06 seconds{remedy}")
+    return seconds
 
 
 Add = Callable[..., Any]
@@ -104,7 +92,7 @@ def add_device_option(add: Add) -> None:
 def timeout_seconds(text: str) -> float:
     """Seconds of a timeout, as argparse reads them."""
     try:
-        return require_timeout(float(text))
+        return require_seconds(float(text))
     except (ValueError, PipeplanError):
         raise argparse.ArgumentTypeError(f"{text!r} is not from 1 to 1e6 seconds") from None
 

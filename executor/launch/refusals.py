@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from executor.launch.config import TrainingConfig
-from executor.launch.rank_options import require_timeout
+from executor.launch.rank_options import require_seconds
 from executor.launch.run import RunSettings
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan
@@ -42,7 +42,7 @@ def require_possible(plan: Plan, run: RunSettings, config: TrainingConfig | None
     if problems:
         raise PipeplanError(problems)
     _require_features(plan, run, emulated=config is None)
-    require_timeout(run.timeout_s)
+    require_seconds(run.timeout_s)
     if run.pace is not None:
         run.pace.require_ranks(len(plan.ranks))
     if config is not None:

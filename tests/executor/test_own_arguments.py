@@ -59,7 +59,7 @@ REFUSED = {
     "fails": (fails, r"data nothing\(step=1, microbatch=0\) failed: KeyError: 'no such shard'"),
     "data": (lambda plan: {"data": 5}, "data: 5 is of type int; expected 'text', 'random', "),
     "device": (lambda plan: {"device": "tpu"}, "device: 'tpu'; expected 'cpu' or 'cuda'"),
-    "timeout": (lambda plan: {"timeout_s": -1}, "timeout_s: -1; expected from 1 to 1e"),
+    "timeout": (lambda plan: {"timeout_s": -1}, "timeout_s: -1; give from 1 to 1e"),
     "optimizer": (
         lambda plan: {"optimizer": torch.optim.Adagrad, "optimizer_arguments": {"speed": 1}},
         "optimizer 'Adagrad' with",
