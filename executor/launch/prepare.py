@@ -126,6 +126,7 @@ def prepare(
     exported, layers = planned.export()
     if plan.job.lengths is not None:
         require_no_writes(exported)
+    limits = lookups(exported)
     own = plan.place_of(place.rank)
     shares = ParameterShares(exported, member_shares(planned_split(plan, own.members), own.member))
     rank = _RankStages(place.rank, device, autocast, shares)
@@ -161,7 +162,7 @@ def prepare(
         seed,
         autocast,
         unused,
-        lookups(exported),
+        limits,
         shorter,
         messages,
         evaluation,
