@@ -125,15 +125,6 @@ class NetworkTable:
             group_devices=np.array([1 if k.group is None else k.group.devices for k in kinds]),
         )
 
-    def links_between(self, source: int, target: int) -> tuple[int, ...]:
-        """Return the directed links from a device to another, in the order in which they come."""
-        if source == target:
-            return ()
-        row = int(self.middle[source, target])
-        middle = self.middle_links[self.middle_start[row] : self.middle_start[row + 1]]
-        found = (self.first_link[source], *middle, self.last_link[target])
-        return tuple(int(link) for link in found if link != NO_LINK)
-
 
 class _Routes:
     """Routes between all devices: those of devices that are attached alike differ at their ends."""

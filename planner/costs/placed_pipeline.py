@@ -13,22 +13,12 @@ from planner.cluster.link_table import FloatArray
 from planner.cluster.routing import Route
 from planner.costs.reductions import Collectives, GradientReduction, ReductionTails
 from planner.costs.roofline import OperationTimes
+from planner.costs.stage_spec import StageSpec as StageSpec
 from planner.errors import PipeplanError
 from planner.plan.operations import Operation
 from planner.plan.plan import Sync, overlaps_reductions
 from planner.plan.problem import Problem
 from planner.plan.runtime_rules import RuntimeBehaviour
-
-
-@dataclass(frozen=True)
-class StageSpec:
-    """A stage as chosen by a solver: its layers and devices, what it recomputes and offloads."""
-
-    layers: tuple[str, ...]
-    devices: tuple[str, ...]
-    recompute: tuple[str, ...] = ()
-    offload: tuple[str, ...] = ()
-
 
 Resource = tuple[str, str] | str
 """What serves one message at a time: a pair of devices, or a device with one stream."""

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from planner.costs.optimizer import optimizer_s, state_holders, static_bytes
-from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage, StageSpec
+from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 from planner.costs.reductions import Collectives
 from planner.costs.roofline import KINDS, OperationTimes
-from planner.errors import PipeplanError
-from planner.plan.plan import Plan, Stage, Sync, overlapped_bucket_bytes
+from planner.costs.stage_spec import StageSpec
+from planner.costs.stage_spec import has_equal_groups as has_equal_groups
+from planner.costs.stage_spec import specs_of as specs_of
+from planner.plan.plan import Plan, Sync, overlapped_bucket_bytes
 from planner.plan.problem import Problem
 
 if TYPE_CHECKING:
@@ -127,46 +129,6 @@ class _StageFigures:
 def place_plan(plan: Plan) -> PlacedPipeline:
     """Compute the figures of a plan's stages from its cluster, job, graph and strategy."""
     return place(plan.problem, specs_of(plan.stages), plan.sync)
-
-
-def specs_of(stages: Iterable[Stage]) -> list[StageSpec]:
-    """Return the stages of a plan as a solver chooses them."""
-    return [StageSpec(row.layers, row.devices, row.recompute, row.offload) for row in stages]
-
-
-def has_equal_groups(problem: Problem, stages: Sequence[StageSpec]) -> bool:
-    """Return whether each stage has groups of one size, and so have stages that share a parameter.
-
-    Only tensor-parallel groups of one size have the same shares of parameters to reduce.
-    """
-    graph, cluster = problem.graph, problem.cluster
-    if not graph.record.on_types:
-        return True
-    sizes: dict[str, set[int]] = {}
-    for stage in stages:
-        found = {cluster.device_type(device).members for device in stage.devices}
-        if len(found) > 1:
-            return False
-        for layer in stage.layers:
-            for name in graph.layers[layer].parameters:
-                sizes.setdefault(name, set()).update(found)
-    return all(len(found) == 1 for found in sizes.values())
-
-
-def copy_s(problem: Problem, device: str, bytes_: int) -> float:
-    """Return the seconds in which bytes are copied over a device's host link, either way.
-
-    Raises:
-        PipeplanError: if its type has none.
-    """
-    name = problem.cluster.type_of(device)
-    rate = problem.cluster.device_types[name].host_link_gb_per_s
-    if rate is None:
-        raise PipeplanError(
-            f"device_types.{name}.host_link_gb_per_s: null, but a stage on {device!r} offloads its "
-            "stash; set it (`pipeplan detect` measures it) or keep the stash"
-        )
-    return bytes_ / (rate * 1e9)
 
 
 def is_connected(placed: PlacedPipeline) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.program.compiled import compiled, header, inlined, items, row
+from planner.program.events import touch
 from planner.program.program import (
     BY_PRIORITY,
     DEVICE_REPLICAS,
@@ -19,19 +20,7 @@ from planner.program.work import (
     RAN,
     REPLICA_STATES,
     STATES,
-    TOUCHED,
-    WORK,
 )
-
-
-@inlined
-def touch(w: int, d: int) -> None:
-    """Have a device look for something to run at the end of the moment."""
-    state, machine = header(w, WORK), row(w, MACHINES, d)
-    if machine.moment != state.moment:
-        machine.moment = state.moment
-        items(w, TOUCHED)[state.n_touched] = d
-        state.n_touched += 1
 
 
 @inlined
@@ -76,18 +65,10 @@ def _may_run(p: int, w: int, r: int, slot: int) -> bool:
     """Return whether limits and memory allow what is first in a queue."""
     if slot == 2:
         return True
-    has_shares, replica = header(p, PROGRAM).has_shares, row(p, REPLICAS, r)
-    counts = row(w, REPLICA_STATES, r)
+    replica, counts = row(p, REPLICAS, r), row(w, REPLICA_STATES, r)
     if slot == 0:
-        if counts.in_flight >= replica.limit:
-            return False
-        if has_shares:
-            held = (counts.in_flight + 1) * replica.stash_bytes
-            return held + counts.owed * replica.weight_stash_bytes <= replica.share_bytes
-        return _forward_fits(p, w, r)
-    if has_shares or not replica.is_split:
-        return True
-    return counts.owed < replica.most_owed and _weights_fit(p, w, r)
+        return counts.in_flight < replica.limit and _forward_fits(p, w, r)
+    return not replica.is_split or (counts.owed < replica.most_owed and _weights_fit(p, w, r))
 
 
 @inlined

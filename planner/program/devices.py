@@ -1,4 +1,4 @@
-"""Devices at work: starts of tasks, and computations that others slow down.
+"""Devices at work: what tasks wait for, their starts, and computations that others slow down.
 
 While k devices of a host compute, each takes the host's k-th slowdown times as long as alone, and
 one that also communicates its type's factor times as long again.
@@ -6,28 +6,38 @@ one that also communicates its type's factor times as long again.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from planner.program.choice import most_urgent, next_in_order, touch
+from planner.program.choice import most_urgent, next_in_order, offer
 from planner.program.compiled import compiled, header, inlined, items, row
-from planner.program.events import end_code, push
-from planner.program.memory import ceases_to_hold, starts_to_hold
+from planner.program.events import (
+    add_ready,
+    ceases_to_hold,
+    end_code,
+    forget,
+    moment,
+    push,
+    starts_to_hold,
+    touch,
+)
+from planner.program.network import request
 from planner.program.program import (
     AHEAD,
     BY_PRIORITY,
+    COMPUTE,
     DEVICES,
+    FLOW,
     GROUP_DEVICES,
     GROUPS,
     HOSTS,
+    LATE_FLOW,
     PROGRAM,
     REPLICAS,
     SLOWDOWNS,
+    STEP,
+    SUCCESSORS,
     TASKS,
 )
-from planner.program.release import release, release_successors
-from planner.program.sharing import moment
 from planner.program.work import (
     AT_WORK,
     GROUP_LEFT,
@@ -35,10 +45,71 @@ from planner.program.work import (
     MADES,
     REPLICA_STATES,
     RUNNING,
+    STACK,
     STATES,
     TOO_LONG,
     WORK,
 )
+
+
+@compiled
+def release_successors(p: int, w: int, n: int, now: float) -> None:
+    """Release what waits for a task that has ended, and what waits for joins that this ends."""
+    task = row(p, TASKS, n)
+    successors, stack = items(p, SUCCESSORS), items(w, STACK)
+    at, end, by, depth = task.successor, task.successor_end, n, 0
+    while True:
+        if at == end:
+            if depth == 0:
+                return
+            depth -= 1
+            at, end, by = stack[3 * depth], stack[3 * depth + 1], stack[3 * depth + 2]
+            continue
+        successor = successors[at]
+        at += 1
+        if _release(p, w, successor, by, now):
+            stack[3 * depth], stack[3 * depth + 1], stack[3 * depth + 2] = at, end, by
+            depth += 1
+            join = row(p, TASKS, successor)
+            at, end, by = join.successor, join.successor_end, successor
+
+
+@compiled
+def release(p: int, w: int, n: int, by: int, now: float) -> None:
+    """Release a task for one that it waits for (-1: none), and what waits for it if it is done."""
+    if _release(p, w, n, by, now):
+        release_successors(p, w, n, now)
+
+
+@compiled
+def _release(p: int, w: int, n: int, by: int, now: float) -> bool:
+    """Release a task for one that it waits for; return whether it is a join that is done now.
+
+    Then its successors are still to be released.
+    """
+    times, task = row(w, STATES, n), row(p, TASKS, n)
+    times.left -= 1
+    if times.left > 0:
+        return False
+    times.cause = by
+    if task.role == COMPUTE:
+        times.start_s = now
+        offer(p, w, n)
+    elif task.role == FLOW:
+        request(p, w, n, now)
+    elif task.role == LATE_FLOW:
+        add_ready(w, n)
+    elif task.role == STEP:
+        times.start_s = now
+    else:
+        times.start_s = times.end_s = now
+        starts_to_hold(p, w, task.effect)
+        ceases_to_hold(p, w, task.effect)
+        return True
+    return False
+
+
+# --- starts and ends ------------------------------------------------------------------------------
 
 
 @compiled
@@ -100,8 +171,8 @@ def _start(p: int, w: int, d: int, n: int, now: float) -> None:
         push(w, end_s, end_code(p, n))
     if task.makes >= 0:
         _make_gradients(p, w, n, now)
-    if task.at_start >= 0 and release(p, w, task.at_start, n, now):
-        release_successors(p, w, task.at_start, now)
+    if task.at_start >= 0:
+        release(p, w, task.at_start, n, now)
 
 
 @compiled
@@ -112,10 +183,9 @@ def finish(p: int, w: int, n: int, now: float) -> None:
     if row(p, DEVICES, task.resource).is_slowed:
         if machine.running != n or row(w, STATES, n).end_s != now:
             return
-        machine.running = -1
         machine.free_at_s = now
         machine.done_s = max(machine.done_s, now)
-        _forget_running(w, task.resource)
+        _stop(w, task.resource)
         if task.makes >= 0:
             _announce_gradients(p, w, n, now)
     ceases_to_hold(p, w, task.effect)
@@ -182,16 +252,24 @@ def _start_slowed(w: int, d: int, n: int, end_s: float) -> None:
     state.load_changed = 1
 
 
-@compiled
-def _forget_running(w: int, d: int) -> None:
-    state, running = header(w, WORK), items(w, RUNNING)
-    kept = 0
-    for i in range(state.n_running):
-        if running[i] != d:
-            running[kept] = running[i]
-            kept += 1
-    state.n_running = kept
+@inlined
+def _stop(w: int, d: int) -> None:
+    """Have a device that others slow compute nothing any more."""
+    state = header(w, WORK)
+    row(w, MACHINES, d).running = -1
+    state.n_running = forget(items(w, RUNNING), state.n_running, d)
     state.load_changed = 1
+
+
+@compiled
+def step_now(p: int, w: int, n: int, now: float) -> None:
+    """Begin an optimizer step on a slowed host, or end it, unless another moment counts."""
+    d, times = row(p, TASKS, n).resource, row(w, STATES, n)
+    if row(w, MACHINES, d).running == n:
+        if times.end_s == now:
+            _stop(w, d)
+    elif times.start_s == now:
+        _start_slowed(w, d, n, now + row(p, TASKS, n).seconds)
 
 
 @compiled
@@ -201,13 +279,18 @@ def settle_load(p: int, w: int, now: float) -> None:
     if not state.load_changed:
         return
     state.load_changed = 0
-    count_at_work(p, w)
+    _count_at_work(p, w)
     for i in range(state.n_running):
-        machine = row(w, MACHINES, running[i])
+        d = running[i]
+        machine = row(w, MACHINES, d)
         n = machine.running
         task, times = row(p, TASKS, n), row(w, STATES, n)
-        share = 1 / (host_slowdown(p, w, running[i]) * _by_communication(p, w, running[i]))
-        take_share(machine, times.start_s, task.seconds, share, now)
+        share = 1 / (_host_slowdown(p, w, d) * _by_communication(p, w, d))
+        if share != machine.share:
+            machine.due_s += (now - machine.since_s) * (1 - machine.share)
+            machine.since_s, machine.share = now, share
+            due_s, seconds = machine.due_s, task.seconds
+            machine.end_s = moment(times.start_s, seconds, due_s, now, share, 0.0, now)
         if times.end_s != machine.end_s:
             times.end_s = machine.end_s
             push(w, machine.end_s, end_code(p, n))
@@ -215,17 +298,8 @@ def settle_load(p: int, w: int, now: float) -> None:
             _announce_gradients(p, w, n, now)
 
 
-@inlined
-def take_share(machine: Any, start_s: float, seconds: float, share: float, now: float) -> None:
-    """Let what a device computes go on with a share of its rate."""
-    if share != machine.share:
-        machine.due_s += (now - machine.since_s) * (1 - machine.share)
-        machine.since_s, machine.share = now, share
-        machine.end_s = moment(start_s, seconds, machine.due_s, now, share, 0.0, now)
-
-
 @compiled
-def count_at_work(p: int, w: int) -> None:
+def _count_at_work(p: int, w: int) -> None:
     """Count the devices of each host that compute."""
     at_work, running = items(w, AT_WORK), items(w, RUNNING)
     for i in range(header(p, PROGRAM).hosts):
@@ -237,7 +311,7 @@ def count_at_work(p: int, w: int) -> None:
 
 
 @inlined
-def host_slowdown(p: int, w: int, d: int) -> float:
+def _host_slowdown(p: int, w: int, d: int) -> float:
     """Return how many times as long a device takes by what its host's devices compute."""
     host = row(p, DEVICES, d).host
     if host < 0:

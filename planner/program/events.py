@@ -1,12 +1,27 @@
-"""The moments that a replay has still to come to: a binary heap, and moments that are rounded."""
+"""What a replay has still to come to, and what devices hold meanwhile.
+
+The moments to come are a binary heap. What devices hold is changed by tasks as they start and end;
+a peak is what lasts for a moment.
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from planner.program.compiled import compiled, header, inlined, row
-from planner.program.program import PROGRAM
-from planner.program.work import EVENTS, HEAP_FULL, NEVER_ENDS, WORK
+from planner.program.compiled import compiled, header, inlined, items, row
+from planner.program.program import EFFECTS, PROGRAM
+from planner.program.work import (
+    DIRTY,
+    EVENTS,
+    HEAP_FULL,
+    MACHINES,
+    NEVER_ENDS,
+    READY,
+    TOUCHED,
+    WORK,
+)
 
 # An event's code tells what happens, and in which order events of one moment are handled: tasks
 # below `first_late` end, or their first bytes set off; gradients are made; later tasks end; flows
@@ -120,3 +135,106 @@ def twelve_digits(x: float) -> float:
     elif rest < -0.5 or (rest == -0.5 and rounded % 2 == 1):
         rounded -= 1.0
     return rounded / scale
+
+
+@inlined
+def moment(
+    start_s: float,
+    seconds: float,
+    due_s: float,
+    since_s: float,
+    share: float,
+    left_s: float,
+    now: float,
+) -> float:
+    """Return when all but ``left_s`` of something is done, if its share stays; at least now.
+
+    Args:
+        start_s: when it began.
+        seconds: that it takes at its full rate.
+        due_s: when it would end if it had all its rate from now on.
+        since_s: since when it has its share.
+        share: of its full rate.
+        left_s: of its seconds.
+        now: the present moment.
+    """
+    until_s = due_s - left_s
+    if due_s == start_s + seconds and share == 1:
+        return max(now, until_s)
+    return max(now, twelve_digits(since_s + (until_s - since_s) / share))
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+@inlined
+def touch(w: int, d: int) -> None:
+    """Have a device look for something to run at the end of the moment."""
+    state, machine = header(w, WORK), row(w, MACHINES, d)
+    if machine.moment != state.moment:
+        machine.moment = state.moment
+        items(w, TOUCHED)[state.n_touched] = d
+        state.n_touched += 1
+
+
+@inlined
+def _change(w: int, d: int, bytes_: int) -> None:
+    machine = row(w, MACHINES, d)
+    machine.held_bytes += bytes_
+    if not machine.is_dirty:
+        state = header(w, WORK)
+        machine.is_dirty = 1
+        items(w, DIRTY)[state.n_dirty] = d
+        state.n_dirty += 1
+
+
+@inlined
+def starts_to_hold(p: int, w: int, effect: int) -> None:
+    """Change what a device holds as a task with this effect starts."""
+    if effect >= 0:
+        change = row(p, EFFECTS, effect)
+        if change.start_bytes != 0:
+            _change(w, change.start_device, change.start_bytes)
+
+
+@inlined
+def ceases_to_hold(p: int, w: int, effect: int) -> None:
+    """Change what a device holds as a task with this effect ends."""
+    if effect >= 0:
+        change = row(p, EFFECTS, effect)
+        if change.end_bytes != 0:
+            _change(w, change.end_device, change.end_bytes)
+
+
+@compiled
+def note_peaks(w: int) -> None:
+    """Note what devices hold at the end of a moment."""
+    state, dirty = header(w, WORK), items(w, DIRTY)
+    for i in range(state.n_dirty):
+        machine = row(w, MACHINES, dirty[i])
+        machine.is_dirty = 0
+        if machine.held_bytes > machine.peak_bytes:
+            machine.peak_bytes = machine.held_bytes
+    state.n_dirty = 0
+
+
+# --- lists ----------------------------------------------------------------------------------------
+
+
+@inlined
+def add_ready(w: int, n: int) -> None:
+    """Have a late flow be requested at the end of the moment."""
+    state = header(w, WORK)
+    items(w, READY)[state.n_ready] = n
+    state.n_ready += 1
+
+
+@compiled
+def forget(numbers: Any, count: int, number: int) -> int:
+    """Take a number out of the first of a list; return how many are left."""
+    kept = 0
+    for i in range(count):
+        if numbers[i] != number:
+            numbers[kept] = numbers[i]
+            kept += 1
+    return kept

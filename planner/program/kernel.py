@@ -9,26 +9,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.program.choice import touch
-from planner.program.compiled import (
-    compiled,
-    entry,
-    header,
-    inlined,
-    items,
-    pointer,
-    row,
-)
+from planner.program.compiled import compiled, entry, header, inlined, items, pointer, row
 from planner.program.devices import (
-    count_at_work,
     finish,
-    host_slowdown,
+    release,
+    release_successors,
     run_next,
     settle_load,
-    take_share,
+    step_now,
 )
-from planner.program.events import pop, push, ready_code
-from planner.program.memory import ceases_to_hold, note_peaks
+from planner.program.events import (
+    add_ready,
+    ceases_to_hold,
+    end_code,
+    note_peaks,
+    pop,
+    push,
+    ready_code,
+    touch,
+)
 from planner.program.network import ends_now, request, settle
 from planner.program.program import (
     BY_PRIORITY,
@@ -43,10 +42,8 @@ from planner.program.program import (
     SUCCESSORS,
     TASKS,
 )
-from planner.program.release import release, release_successors
 from planner.program.work import (
     DEADLOCK,
-    DIRTY,
     EVENTS,
     FLOWS,
     GROUP_LEFT,
@@ -58,7 +55,6 @@ from planner.program.work import (
     QUEUES,
     READY,
     REPLICA_STATES,
-    RUNNING,
     STATES,
     TOO_SMALL,
     TOUCHED,
@@ -110,8 +106,8 @@ def _begin(p: int, w: int) -> None:
             row(w, FLOWS, n).is_active = 0
     for n in range(h.tasks):
         task = row(p, TASKS, n)
-        if task.waits == 0 and task.role != STEP and release(p, w, n, -1, 0.0):
-            release_successors(p, w, n, 0.0)
+        if task.waits == 0 and task.role != STEP:
+            release(p, w, n, -1, 0.0)
 
 
 @compiled
@@ -199,7 +195,10 @@ def _handle(p: int, w: int, code: int, now: float) -> None:
             return
         code -= h.makers
         if code >= h.tasks:
-            _add_ready(w, code - h.tasks)
+            add_ready(w, code - h.tasks)
+            return
+        if row(p, TASKS, code).role == STEP:
+            step_now(p, w, code, now)
             return
     if row(p, TASKS, code).role == COMPUTE:
         finish(p, w, code, now)
@@ -219,15 +218,7 @@ def _make(p: int, w: int, maker: int, now: float) -> None:
     if made.due_s == now and made.made_s == np.inf:
         made.made_s = now
         n = items(p, MAKERS)[maker]
-        if release(p, w, n, -1, now):
-            release_successors(p, w, n, now)
-
-
-@inlined
-def _add_ready(w: int, n: int) -> None:
-    state = header(w, WORK)
-    items(w, READY)[state.n_ready] = n
-    state.n_ready += 1
+        release(p, w, n, -1, now)
 
 
 @compiled
@@ -251,9 +242,12 @@ def _request_ready(p: int, w: int, now: float) -> None:
 
 @compiled
 def _step(p: int, w: int) -> None:
-    """Time the optimizer steps, which start when a device has done all else."""
-    state = header(w, WORK)
-    for d in range(header(p, PROGRAM).devices):
+    """Time the optimizer steps, which start when a device has done all else.
+
+    Those of devices whose host slows them are events of the loop; others take what they take.
+    """
+    state, devices = header(w, WORK), header(p, PROGRAM).devices
+    for d in range(devices):
         n, machine = row(p, DEVICES, d).step, row(w, MACHINES, d)
         if n < 0:
             state.time_s = max(state.time_s, machine.done_s)
@@ -262,9 +256,11 @@ def _step(p: int, w: int) -> None:
         if machine.done_s > times.start_s:
             times.start_s, times.cause = machine.done_s, machine.last
         times.end_s = times.start_s + row(p, TASKS, n).seconds
-    if header(p, PROGRAM).hosts:
-        _step_on_hosts(p, w)
-    for d in range(header(p, PROGRAM).devices):
+        if row(p, DEVICES, d).host >= 0:
+            push(w, times.start_s, end_code(p, n))
+    if state.n_events:
+        _loop(p, w)
+    for d in range(devices):
         n = row(p, DEVICES, d).step
         if n >= 0:
             state.time_s = max(state.time_s, row(w, STATES, n).end_s)
@@ -282,90 +278,6 @@ def _release_after_step(p: int, w: int, n: int) -> None:
             times.start_s, times.cause = step.end_s, n
         if times.left == 0:
             push(w, times.start_s, ready_code(p, successors[i]))
-
-
-@compiled
-def _step_on_hosts(p: int, w: int) -> None:
-    """Time the optimizer steps of devices that slow each other down."""
-    state, running = header(w, WORK), items(w, RUNNING)
-    waiting = items(w, DIRTY)
-    left = 0
-    for d in range(header(p, PROGRAM).devices):
-        device = row(p, DEVICES, d)
-        if device.host >= 0 and device.step >= 0:
-            waiting[left] = d
-            left += 1
-    state.n_running = 0
-    while left > 0 or state.n_running > 0:
-        begins, ends = _first_to_begin(p, w, left), _first_to_end(w)
-        if begins >= 0 and (
-            ends < 0 or _begin_s(p, w, waiting[begins]) < row(w, MACHINES, running[ends]).end_s
-        ):
-            now = _begin_s(p, w, waiting[begins])
-            _begin_step(p, w, waiting[begins])
-            left -= 1
-            waiting[begins] = waiting[left]
-        else:
-            machine = row(w, MACHINES, running[ends])
-            now = machine.end_s
-            row(w, STATES, machine.running).end_s = now
-            machine.running = -1
-            state.n_running -= 1
-            running[ends] = running[state.n_running]
-        _share_hosts(p, w, now)
-
-
-@inlined
-def _begin_s(p: int, w: int, d: int) -> float:
-    return row(w, STATES, row(p, DEVICES, d).step).start_s
-
-
-@compiled
-def _first_to_begin(p: int, w: int, left: int) -> int:
-    """Return the place of the device that is first to begin its step, of equal ones the lowest."""
-    waiting = items(w, DIRTY)
-    best = -1
-    for i in range(left):
-        if best < 0 or (_begin_s(p, w, waiting[i]), waiting[i]) < (
-            _begin_s(p, w, waiting[best]),
-            waiting[best],
-        ):
-            best = i
-    return best
-
-
-@compiled
-def _first_to_end(w: int) -> int:
-    running = items(w, RUNNING)
-    best = -1
-    for i in range(header(w, WORK).n_running):
-        if best < 0 or (row(w, MACHINES, running[i]).end_s, running[i]) < (
-            row(w, MACHINES, running[best]).end_s,
-            running[best],
-        ):
-            best = i
-    return best
-
-
-@compiled
-def _begin_step(p: int, w: int, d: int) -> None:
-    machine, state, n = row(w, MACHINES, d), header(w, WORK), row(p, DEVICES, d).step
-    machine.running = n
-    machine.due_s = machine.end_s = row(w, STATES, n).start_s + row(p, TASKS, n).seconds
-    machine.share, machine.since_s = 1.0, 0.0
-    items(w, RUNNING)[state.n_running] = d
-    state.n_running += 1
-
-
-@compiled
-def _share_hosts(p: int, w: int, now: float) -> None:
-    running = items(w, RUNNING)
-    count_at_work(p, w)
-    for i in range(header(w, WORK).n_running):
-        machine = row(w, MACHINES, running[i])
-        n = machine.running
-        share = 1 / host_slowdown(p, w, running[i])
-        take_share(machine, row(w, STATES, n).start_s, row(p, TASKS, n).seconds, share, now)
 
 
 @compiled

@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.program.choice import touch
 from planner.program.compiled import compiled, header, inlined, items, row
-from planner.program.events import end_code, push
-from planner.program.memory import starts_to_hold
+from planner.program.events import end_code, forget, push, starts_to_hold, touch
 from planner.program.program import (
     DEVICES,
     EFFECTS,
@@ -178,7 +176,8 @@ def ends_now(p: int, w: int, n: int, now: float) -> bool:
     flow.is_active = 0
     if header(p, PROGRAM).is_slowed:
         communicate(p, w, way, -1)
-        _forget_slowed(w, n)
+        state = header(w, WORK)
+        state.n_slowed = forget(items(w, SLOWED), state.n_slowed, n)
     if task.slot == 1:
         _hold_sender(p, w, task.effect, -1)
     _leave_links(p, w, flow.link_node, way)
@@ -237,17 +236,6 @@ def _may_be_slowed(p: int, way: Any) -> bool:
         if row(p, DEVICES, ends[i]).message_slowdown != 1.0:
             return True
     return False
-
-
-@compiled
-def _forget_slowed(w: int, n: int) -> None:
-    state, slowed = header(w, WORK), items(w, SLOWED)
-    kept = 0
-    for i in range(state.n_slowed):
-        if slowed[i] != n:
-            slowed[kept] = slowed[i]
-            kept += 1
-    state.n_slowed = kept
 
 
 @compiled

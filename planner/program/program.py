@@ -88,7 +88,7 @@ DEVICE = record(
 
 REPLICA = record(
     i8="""stash_bytes weight_stash_bytes input_bytes output_bytes input_gradient_bytes
-        output_gradient_bytes share_bytes""",
+        output_gradient_bytes""",
     f8="most_owed",
     # `makers` of its buckets; `microbatches` that it runs; `limit` of those in flight.
     i4="device stage microbatches maker maker_end limit",
@@ -120,10 +120,9 @@ INT, REAL = np.dtype(np.int32), np.dtype(np.float64)
 ) = block(
     # How many rows of each table count; `makers` is the length of a row of AHEAD. `line_nodes`
     # and `link_nodes` are the sums over all flows of the lengths of their lines and WAY_ONCE,
-    # `link_uses` that of their WAY_LINKS. `is_slowed`: some device is. `has_shares`: REPLICAS'
-    # share_bytes count instead of what the device has room for.
+    # `link_uses` that of their WAY_LINKS. `is_slowed`: some device is.
     "mode devices tasks first_late replicas makers effects ways links lines groups hosts"
-    " line_nodes link_nodes link_uses is_slowed has_shares",
+    " line_nodes link_nodes link_uses is_slowed",
     tasks=TASK, successors=INT, devices=DEVICE, order=INT, device_replicas=INT, replicas=REPLICA,
     # MAKERS: the reduction of each; one of them waits for all of its makers. AHEAD[makes, maker]:
     # seconds before its end at which a task has made it, if it is the last of its replica.

@@ -20,21 +20,21 @@ FIXED, BACKWARD_FIRST, FORWARD_FIRST, RHYTHM = range(4)
 """Rules of order: the given orders, or list scheduling by one of three priorities."""
 _LONG = np.dtype(np.int64)
 (
-    SCHEDULE, OWNER, ORDER_START, ORDER_CODES, IS_SPLIT, LIMIT, MOST_OWED, SHARE_BYTES,
+    SCHEDULE, OWNER, ORDER_START, ORDER_CODES, IS_SPLIT, LIMIT, MOST_OWED,
     RESERVE_BYTES, DUE_S, PERIOD_S,
 ) = block(
-    "rule has_shares",
+    "rule",
     owner=INT, order_start=INT, order_codes=INT, is_split=INT, limit=INT, most_owed=REAL,
-    share_bytes=_LONG, reserve_bytes=_LONG, due_s=REAL, period_s=REAL,
+    reserve_bytes=_LONG, due_s=REAL, period_s=REAL,
 )  # fmt: skip
 """A schedule of S stages with R replicas on D devices, M microbatches.
 
 OWNER: S x M, the replica that runs each stage's microbatch, -1 for none. With the rule FIXED: the
 codes of the operations of each device, from ORDER_START of it up to that of the next. Else IS_SPLIT
 says by stage whether backwards run as input and weight gradients. LIMIT: by replica, microbatches
-in flight; MOST_OWED: by replica, weight gradients that wait; SHARE_BYTES: by replica, what its
-stashes may take, where ``has_shares``; RESERVE_BYTES: by device, kept free. RHYTHM: 4 x S seconds
-after which a kind of a stage is due, and the seconds from one microbatch to the next.
+in flight; MOST_OWED: by replica, weight gradients that wait; RESERVE_BYTES: by device, kept free.
+RHYTHM: 4 x S seconds after which a kind of a stage is due, and the seconds from one microbatch to
+the next.
 """
 
 
@@ -42,7 +42,7 @@ def schedule_for(stages: int, replicas: int, devices: int, microbatches: int) ->
     """Return an empty schedule with room for so much."""
     each = stages * microbatches
     sizes = {OWNER: each, ORDER_START: devices + 1, ORDER_CODES: 3 * each, IS_SPLIT: stages}
-    sizes |= {LIMIT: replicas, MOST_OWED: replicas, SHARE_BYTES: replicas, RESERVE_BYTES: devices}
+    sizes |= {LIMIT: replicas, MOST_OWED: replicas, RESERVE_BYTES: devices}
     return Block(SCHEDULE, {**sizes, DUE_S: 4 * stages, PERIOD_S: 1})
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from planner.program.compiled import compiled, header, inlined, items, row
-from planner.program.events import end_code, push, twelve_digits
+from planner.program.events import end_code, moment, push
 from planner.program.program import LINK_GB_PER_S, TASKS, WAY_LINKS, WAY_ONCE, WAYS
 from planner.program.work import (
     CHANGED,
@@ -222,30 +222,3 @@ def give(p: int, w: int, n: int, share: float, now: float) -> None:
     flow.share = share
     times.end_s = moment(times.start_s, task.seconds, flow.due_s, now, share, 0.0, now)
     push(w, times.end_s, end_code(p, n))
-
-
-@inlined
-def moment(
-    start_s: float,
-    seconds: float,
-    due_s: float,
-    since_s: float,
-    share: float,
-    left_s: float,
-    now: float,
-) -> float:
-    """Return when all but ``left_s`` of something is done, if its share stays; at least now.
-
-    Args:
-        start_s: when it began.
-        seconds: that it takes at its full rate.
-        due_s: when it would end if it had all its rate from now on.
-        since_s: since when it has its share.
-        share: of its full rate.
-        left_s: of its seconds.
-        now: the present moment.
-    """
-    until_s = due_s - left_s
-    if due_s == start_s + seconds and share == 1:
-        return max(now, until_s)
-    return max(now, twelve_digits(since_s + (until_s - since_s) / share))

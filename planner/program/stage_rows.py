@@ -7,23 +7,16 @@ microbatches have one length there is one class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from planner.costs.placed_pipeline import PlacedPipeline
-from planner.costs.placement import copy_s
 from planner.plan.runtime_rules import RuntimeBehaviour
 from planner.program.compiled import Block, block
-from planner.program.program import KINDS
+from planner.program.program import INT, REAL
 
-Array = NDArray[Any]
 EXCHANGES = ("single", "neighbour", "together", "pairs")
 RULES = ("bucket", "stage", "device", "flush")
-INT, REAL = np.dtype(np.int32), np.dtype(np.float64)
 MOST_BYTES = 2**62
 """Devices whose memory is to have no limit have more; sums of a few still fit into 64 bits."""
 
@@ -92,57 +85,6 @@ def rows_for(
     return Block(ROWS, sizes)
 
 
-def stage_rows(
-    placed: PlacedPipeline,
-    by_length: Sequence[PlacedPipeline] = (),
-    length_of: Sequence[int] = (),
-) -> Block:
-    """Return the tables of placed stages.
-
-    Args:
-        placed: the stages.
-        by_length: the same stages with the times and messages of each length of microbatches.
-        length_of: which of these each microbatch has.
-
-    Raises:
-        PipeplanError: if neighbouring stages have no path.
-    """
-    classes = tuple(by_length) or (placed,)
-    pairs = [(s, name) for s, row in enumerate(placed.stages) for name in row.spec.devices]
-    members, makers = _members(placed, pairs)
-    links = [row.load.links for row in placed.synchronisations]
-    counts = [len(placed.stages), len(pairs), len(placed.devices), placed.microbatches]
-    counts += [len(classes), len(members)]
-    found = rows_for(*counts, *(sum(map(len, rows)) for rows in (members, links, makers)))
-    names = "stages replicas devices microbatches classes reductions makers".split()
-    for name, count in zip(names, [*counts, len(found[MAKER])], strict=True):
-        found.numbers[name] = count
-    set_rules(found, placed.behaviour)
-    _fill_stages(found, placed, pairs)
-    found[SECONDS][:] = np.ravel([_seconds(row, pairs) for row in classes])
-    found[RECEIVED_BYTES][:] = [
-        row.received(stage, kind)[0]
-        for row in classes
-        for stage, kind in product(range(len(row.stages)), "BF")
-    ]
-    found[RECEIVED_S][:] = [
-        row.received_s(stage, kind, name)
-        for row in classes
-        for (stage, name), kind in product(pairs, "BF")
-    ]
-    found[LENGTH_OF][:] = list(length_of) or 0
-    _fill_reductions(found, placed, members, links, makers)
-    found[AHEAD_S][:] = np.ravel(
-        [
-            row.ahead[pairs[maker]]
-            for timed in classes
-            for row, own in zip(timed.synchronisations, makers, strict=True)
-            for maker in own
-        ]
-    )
-    return found
-
-
 def set_rules(rows: Block, behaviour: RuntimeBehaviour) -> None:
     """Write the rules of a runtime into the header."""
     rows.numbers["send_blocks"] = behaviour.send == "blocking"
@@ -150,62 +92,3 @@ def set_rules(rows: Block, behaviour: RuntimeBehaviour) -> None:
     rows.numbers["exchange"] = EXCHANGES.index(behaviour.exchange)
     rows.numbers["one_stream"] = behaviour.streams == "one"
     rows.numbers["reduction_rule"] = RULES.index(behaviour.reduction)
-
-
-def _fill_stages(rows: Block, placed: PlacedPipeline, pairs: Sequence[tuple[int, str]]) -> None:
-    cluster, first = placed.problem.cluster, 0
-    places = {name: number for number, name in enumerate(placed.devices)}
-    for row, stage in zip(rows[STAGE], placed.stages, strict=True):
-        count = len(stage.spec.devices)
-        for field in _STAGE.names or ():
-            if field.endswith("_bytes"):
-                row[field] = min(getattr(stage, field), MOST_BYTES)
-        row["first"], row["last"] = first, first + count
-        row["is_together"] = bool(stage.collective_s) and count > 1
-        first += count
-    for row, (number, name) in zip(rows[REPLICA], pairs, strict=True):
-        offload = placed.stages[number].offload_bytes
-        row["stage"], row["device"] = number, places[name]
-        row["split_extra_bytes"] = placed.split_extra_bytes(number, name)
-        row["copy_s"] = copy_s(placed.problem, name, offload) if offload else 0.0
-    for row, name in zip(rows[DEVICE], placed.devices, strict=True):
-        row["number"], row["optimizer_s"] = cluster.numbers[name], placed.optimizer_s[name]
-        row["static_bytes"] = min(placed.static_bytes(name), MOST_BYTES)
-        row["capacity_bytes"] = min(placed.capacity_bytes(name), MOST_BYTES)
-
-
-def _seconds(placed: PlacedPipeline, pairs: Sequence[tuple[int, str]]) -> list[list[float]]:
-    times = [placed.stages[stage].times[name] for stage, name in pairs]
-    return [[row.seconds(kind) for kind in KINDS] for row in times]
-
-
-def _members(
-    placed: PlacedPipeline, pairs: Sequence[tuple[int, str]]
-) -> tuple[list[list[int]], list[list[int]]]:
-    """Return the devices and the makers of each reduction."""
-    places = {name: number for number, name in enumerate(placed.devices)}
-    replicas = {pair: number for number, pair in enumerate(pairs)}
-    syncs = placed.synchronisations
-    members = [[places[name] for name in row.devices] for row in syncs]
-    return members, [[replicas[pair] for pair in row.ahead] for row in syncs]
-
-
-def _fill_reductions(
-    rows: Block,
-    placed: PlacedPipeline,
-    members: list[list[int]],
-    links: Sequence[Sequence[int]],
-    makers: list[list[int]],
-) -> None:
-    for name, table, found in (
-        ("device", REDUCTION_DEVICE, members),
-        ("link", REDUCTION_LINK, links),
-        ("maker", MAKER, makers),
-    ):
-        ends = np.cumsum([0, *map(len, found)])
-        rows[REDUCTION][f"first_{name}"], rows[REDUCTION][f"last_{name}"] = ends[:-1], ends[1:]
-        rows[table][:] = [number for row in found for number in row]
-    for row, sync in zip(rows[REDUCTION], placed.synchronisations, strict=True):
-        row["seconds"], row["gathers"], row["gather_s"] = sync.seconds, sync.gathers, sync.gather_s
-        row["bytes"], row["gathered_bytes"] = sync.bytes, sync.gathered_bytes
-        row["latency_s"], row["gb_per_s"], row["gather_latency_s"], _ = sync.load

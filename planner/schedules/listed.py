@@ -119,7 +119,7 @@ def _schedule(pipeline: PlacedPipeline, owner: Assignment, rule: ListRule) -> Bl
         return None
     found = schedule_for(len(stages), len(pairs), len(pipeline.devices), pipeline.microbatches)
     set_owner(found, owner, {pair: n for n, pair in enumerate(pairs)}, pipeline.microbatches)
-    found.numbers["rule"], found.numbers["has_shares"] = rule.priority, False
+    found.numbers["rule"] = rule.priority
     splits = split_stages(pipeline) if rule.split else frozenset()
     found[IS_SPLIT][:] = [stage in splits for stage in range(len(stages))]
     found[LIMIT][:] = limits

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.costs.stage_table import Ints, StageTable
+from planner.costs.layer_arrays import Ints
+from planner.costs.stage_table import StageTable
 from planner.plan.problem import Problem
 from planner.program.compiled import Block, block
 from planner.program.program import INT, REAL

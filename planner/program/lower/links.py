@@ -10,7 +10,6 @@ from typing import Any
 
 from planner.program.compiled import compiled, header, items, row
 from planner.program.lower.room import (
-    DISTINCT,
     LINE_OF_PAIR,
     LINK_CLASSES,
     LINK_USES,
@@ -57,7 +56,7 @@ def _use(work: Any, link: int, way: int) -> None:
 def fill_links(rows: Any, wires: Any, program: Any, work: Any) -> None:
     """Find the links that can slow flows, and write those of each way."""
     state, numbers = header(work, ROOM), header(program, PROGRAM)
-    state.n_links_used = state.n_distinct = state.way_links = state.way_once = 0
+    state.n_links_used = state.way_links = state.way_once = 0
     state.n_link_classes = 1
     first = row(work, LINK_CLASSES, 0)
     first.last_way, first.users = 0, 0
@@ -87,40 +86,31 @@ def fill_links(rows: Any, wires: Any, program: Any, work: Any) -> None:
 
 @compiled
 def _use_by_reductions(rows: Any, work: Any) -> int:
-    """Note the links of reductions; those of equal devices and links are one way."""
-    state, distinct, ways = header(work, ROOM), items(work, DISTINCT), 0
+    """Note the links of reductions; those of equal devices and links in a row are one way."""
+    members, links = items(rows, REDUCTION_DEVICE), items(rows, REDUCTION_LINK)
+    ways = 0
     for number in range(header(rows, ROWS).reductions):
-        found, is_known = row(rows, REDUCTION, number), False
-        for place in range(state.n_distinct - 1, -1, -1):
-            if _are_alike(rows, distinct[place], number):
-                is_known = True
-                break
-        if is_known:
-            continue
-        distinct[state.n_distinct] = number
-        state.n_distinct += 1
+        found = row(rows, REDUCTION, number)
+        if number > 0:
+            before = row(rows, REDUCTION, number - 1)
+            is_alike = _are_equal(
+                members, before.first_device, found.first_device, found.last_device
+            )
+            if is_alike and _are_equal(links, before.first_link, found.first_link, found.last_link):
+                continue
         ways += 1
         for place in range(found.first_link, found.last_link):
-            _use(work, items(rows, REDUCTION_LINK)[place], ways)
+            _use(work, links[place], ways)
     return ways
 
 
 @compiled
-def _are_alike(rows: Any, one: int, other: int) -> bool:
-    """Return whether two reductions have the same devices and the same links."""
-    first, second = row(rows, REDUCTION, one), row(rows, REDUCTION, other)
-    members, links = items(rows, REDUCTION_DEVICE), items(rows, REDUCTION_LINK)
-    count = first.last_device - first.first_device
-    crossed = first.last_link - first.first_link
-    if second.last_device - second.first_device != count:
+def _are_equal(numbers: Any, before: int, first: int, last: int) -> bool:
+    """Return whether numbers from first to last are those from before up to first."""
+    if first - before != last - first:
         return False
-    if second.last_link - second.first_link != crossed:
-        return False
-    for place in range(count):
-        if members[first.first_device + place] != members[second.first_device + place]:
-            return False
-    for place in range(crossed):
-        if links[first.first_link + place] != links[second.first_link + place]:
+    for place in range(last - first):  # noqa: SIM110 - numba compiles no generator.
+        if numbers[before + place] != numbers[first + place]:
             return False
     return True
 

@@ -17,13 +17,14 @@ from planner.program.lower.links import fill_links
 from planner.program.lower.messages import fill_messages
 from planner.program.lower.offload import fill_copies, offloads
 from planner.program.lower.operations import fill_devices, fill_operations, number_tasks
+from planner.program.lower.placed import stage_rows
 from planner.program.lower.reductions import fill_joins, fill_reductions, wait_for_sends
 from planner.program.lower.room import ROOM, join_edges, room_for
 from planner.program.lower.weights import fill_groups
 from planner.program.lower.wires import wires_of
 from planner.program.program import PROGRAM, Program
 from planner.program.schedule import fixed_orders
-from planner.program.stage_rows import ROWS, stage_rows
+from planner.program.stage_rows import ROWS
 
 
 @compiled
@@ -60,11 +61,13 @@ def lower(rows: Any, schedule: Any, wires: Any, program: Any, work: Any) -> bool
 
 @compiled
 def _begin(rows: Any, wires: Any, program: Any, work: Any) -> None:
-    """Begin with no edges and ways, and with the lines of devices that there are."""
+    """Begin with no edges and ways, and with the lines of devices that there are.
+
+    First come those in which reductions stand.
+    """
     h, state, numbers = header(rows, ROWS), header(work, ROOM), header(program, PROGRAM)
     state.n_edges = state.way_lines = state.way_devices = 0
     numbers.ways = 0
-    state.reduction_lines = 0
     state.stream_lines = h.devices if h.reductions else 0
     state.copy_lines = state.stream_lines + (h.devices if h.one_stream else 0)
     state.pair_lines = state.copy_lines + (h.devices if offloads(rows) else 0)

@@ -34,7 +34,6 @@ from planner.program.schedule import (
     PERIOD_S,
     RESERVE_BYTES,
     SCHEDULE,
-    SHARE_BYTES,
 )
 from planner.program.stage_rows import DEVICE, LENGTH_OF, REPLICA, ROWS, SECONDS, STAGE
 
@@ -158,7 +157,6 @@ def fill_devices(rows: Any, schedule: Any, program: Any, work: Any) -> None:
     rule = header(schedule, SCHEDULE).rule
     numbers.mode = IN_ORDER if rule == FIXED else BY_PRIORITY
     numbers.devices, numbers.replicas = h.devices, h.replicas
-    numbers.has_shares = header(schedule, SCHEDULE).has_shares
     for n in range(h.replicas):
         row(program, REPLICAS, n).microbatches = 0
     owner = items(schedule, OWNER)
@@ -201,7 +199,6 @@ def _fill_replicas(rows: Any, schedule: Any, program: Any, rule: int) -> None:
             replica.is_split = items(schedule, IS_SPLIT)[found.stage]
             replica.limit = items(schedule, LIMIT)[n]
             replica.most_owed = items(schedule, MOST_OWED)[n]
-            replica.share_bytes = items(schedule, SHARE_BYTES)[n]
             device.order_end += replica.microbatches * (3 if replica.is_split else 2)
     first = 0
     for n in range(h.devices):

@@ -127,7 +127,7 @@ def _new_way(rows: Any, program: Any, work: Any, number: int, latency_s: float) 
     use.flows, use.reduction = 1, number
     for place in range(found.first_device, found.last_device):
         device = members[place]
-        add_line(program, work, way, header(work, ROOM).reduction_lines + device)
+        add_line(program, work, way, device)
         if row(program, DEVICES, device).is_slowed:
             add_device(program, work, way, device)
     return int(way)

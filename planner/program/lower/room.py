@@ -56,14 +56,14 @@ LINK_USE = record(i4="place last_way number")
 LINK_CLASS = record(i4="last_way child users narrowest")
 (
     ROOM, OPERATION_TASK, MESSAGE_TASK, SENT_JOIN, NEEDED_JOIN, EDGES, NEXT_SUCCESSOR, GRID,
-    LINE_OF_PAIR, WAY_USES, LINK_USES, LINKS_USED, LINK_CLASSES, DISTINCT,
+    LINE_OF_PAIR, WAY_USES, LINK_USES, LINKS_USED, LINK_CLASSES,
 ) = block(
-    "n_edges n_distinct n_links_used n_link_classes message_ways reduction_ways copy_ways way_lines"
-    " way_links way_once way_devices reduction_lines stream_lines copy_lines pair_lines first_copy"
+    "n_edges n_links_used n_link_classes message_ways reduction_ways copy_ways way_lines"
+    " way_links way_once way_devices stream_lines copy_lines pair_lines first_copy"
     " first_exchange first_join",
     operation_task=INT, message_task=INT, sent_join=INT, needed_join=INT, edges=EDGE,
     next_successor=INT, grid=INT, line_of_pair=INT, way_uses=WAY_USE, link_uses=LINK_USE,
-    links_used=INT, link_classes=LINK_CLASS, distinct=INT,
+    links_used=INT, link_classes=LINK_CLASS,
 )  # fmt: skip
 """OPERATION_TASK: the task of each operation's code, -1 for none; MESSAGE_TASK: that of the message
 before a backward or a forward of a stage's microbatch, at (stage * 2 + is_forward) * M +
@@ -72,7 +72,7 @@ for none. GRID: the ways between replicas of two stages; LINE_OF_PAIR: D x D, on
 of messages from a device to another. WAY_USES: seconds of messages on a way, -1 where they take
 none, its source and target in the cluster, how many tasks take it, and its row of REDUCTION.
 LINK_USES: of directed links, those in use listed in LINKS_USED, and what is equal for those of one
-place in LINK_CLASSES; DISTINCT: reductions that are unlike each other."""
+place in LINK_CLASSES."""
 
 
 @inlined
@@ -198,7 +198,7 @@ def room_for(rows: Block, wires: Block, names: Sequence[str] = ()) -> tuple[Prog
             OPERATION_TASK: 4 * each, MESSAGE_TASK: 2 * each, SENT_JOIN: 2 * each,
             NEEDED_JOIN: 2 * each, EDGES: edges, NEXT_SUCCESSOR: tasks,
             GRID: classes * replicas**2, LINE_OF_PAIR: devices**2, WAY_USES: ways,
-            LINK_USES: links, LINKS_USED: links, LINK_CLASSES: crossings + 1, DISTINCT: reductions,
+            LINK_USES: links, LINKS_USED: links, LINK_CLASSES: crossings + 1,
         },
     )  # fmt: skip
     return program, room

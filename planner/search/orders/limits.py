@@ -17,7 +17,6 @@ from planner.program.schedule import (
     RESERVE_BYTES,
     RHYTHM,
     SCHEDULE,
-    SHARE_BYTES,
 )
 from planner.program.stage_rows import (
     DEVICE,
@@ -51,7 +50,6 @@ def set_limits_in_flight(
         Whether every replica has room for a microbatch.
     """
     numbers = header(rows, ROWS)
-    header(schedule, SCHEDULE).has_shares = 0
     is_split = items(schedule, IS_SPLIT)
     for s in range(numbers.stages):
         is_split[s] = splits
@@ -69,7 +67,7 @@ def set_limits_in_flight(
             limit = min(limit, max(1, more))
         if limit <= 0:
             return False
-        items(schedule, LIMIT)[r], items(schedule, SHARE_BYTES)[r] = limit, 0
+        items(schedule, LIMIT)[r] = limit
         items(schedule, MOST_OWED)[r] = np.inf
         if splits and stage.weight_stash_bytes:
             held = (max(1, flight_of(rows, replica.stage)) - 1) * stage.stash_bytes

@@ -10,6 +10,7 @@ import numpy as np
 from planner.costs.network_table import NetworkTable
 from planner.costs.placed_pipeline import PlacedPipeline
 from planner.plan.operations import Operation, Orders
+from planner.program.lower.placed import stage_rows
 from planner.program.lower.room import room_for
 from planner.program.lower.wires import wires_of
 from planner.program.program import KINDS
@@ -23,7 +24,6 @@ from planner.program.schedule import (
     fixed_orders,
     schedule_for,
 )
-from planner.program.stage_rows import stage_rows
 from planner.schedules.assignment import Assignment, assignments
 from planner.schedules.pipelines import pipelines_of
 from planner.search.orders.anneal import anneal
