@@ -15,13 +15,7 @@ from planner.cluster.cluster_file import cluster_toml
 from planner.errors import PipeplanError
 from planner.records.document import write_atomically
 from planner.topology.candidates import cluster_without_links
-from planner.topology.choice import (
-    Latencies,
-    TopologyChoice,
-    choose_topology,
-    reduction_errors,
-    suited_latencies,
-)
+from planner.topology.choice import TopologyChoice, choose_topology, reduction_errors
 from planner.topology.measurements import UNEQUAL, BothWays, Ends, Measurements
 from planner.units import format_seconds, plural
 
@@ -67,11 +61,10 @@ def conclude(
         raise PipeplanError(notes)
     else:
         choice = choose_topology(found, TOLERANCE, options.name)
-        latencies = suited_latencies(choice.taken.topology.cluster, found)
-        cluster, head = latencies.cluster, _head(found, choice, backend, is_partial)
-        notes = [*notes, *_notes(options, found, choice, latencies)]
-        data |= {**_link_data(found, choice, latencies), "notes": notes}
-        tables = [lines, *_link_tables(found, choice, cluster)]
+        cluster, head = choice.taken.topology.cluster, _head(found, choice, backend, is_partial)
+        notes = [*notes, *_notes(options, found, cluster)]
+        data |= {**_link_data(found, choice), "notes": notes}
+        tables = [lines, *_link_tables(found, choice)]
         lines = [line for table in tables if table for line in (*table, "")]
         lines += [f"note: {note}" for note in notes]
         after = [f"next: pipeplan plan MODEL --cluster {shlex.quote(str(options.output))}"]
@@ -106,11 +99,8 @@ def _head(found: Measurements, choice: TopologyChoice, backend: str, is_partial:
 # --- notes ----------------------------------------------------------------------------------------
 
 
-def _notes(
-    options: MeasurementOptions, found: Measurements, choice: TopologyChoice, latencies: Latencies
-) -> Iterator[str]:
-    if found.missing:
-        cluster, missing = choice.taken.topology.cluster, found.missing
+def _notes(options: MeasurementOptions, found: Measurements, cluster: Cluster) -> Iterator[str]:
+    if missing := found.missing:
         alike = all(cluster.route(*ends) is not None for ends in missing)
         taken = "are taken to be as the others" if alike else "may have no link"
         yield f"pairs that were not measured {taken}: {_shown(missing)}"
@@ -123,14 +113,6 @@ def _notes(
             yield f"{told} ({plural(len(rows), 'pair')}, most {a} - {b}: {shown_spread(share)})"
     if not options.together:
         yield "flows at the same time were not measured: what pairs share is only assumed"
-    if latencies.factor != 1:
-        errors, before = latencies.errors, latencies.before
-        yield (
-            f"latency_us is {latencies.factor:.3g} times that of single messages, which predicts "
-            f"all-reduces better (off by a factor of {errors.reductions:.3g} instead of "
-            f"{before.reductions:.3g} on average) and single messages by {errors.messages:.3g} "
-            f"instead of {before.messages:.3g}"
-        )
 
 
 _Figure = Callable[[BothWays], float]
@@ -195,9 +177,7 @@ def _beside_lines(found: Measurements) -> list[str]:
     return [f"{name}: {row}" for name, row in found.beside.items()]
 
 
-def _link_tables(
-    found: Measurements, choice: TopologyChoice, cluster: Cluster
-) -> Iterator[list[str]]:
+def _link_tables(found: Measurements, choice: TopologyChoice) -> Iterator[list[str]]:
     """Yield tables of pairs, wirings, concurrent messages and all-reduces."""
     ways = [
         (
@@ -225,7 +205,7 @@ def _link_tables(
             format_seconds(error.reduction.seconds),
             f"{error.ratio:.2f}",
         )
-        for error in reduction_errors(cluster, found.reductions)
+        for error in reduction_errors(choice.taken.topology.cluster, found.reductions)
         for names in [error.reduction.devices]
     ]
     head = ("all-reduce among", "bytes", "predicted", "measured", "measured / predicted")
@@ -279,7 +259,7 @@ def _device_data(options: MeasurementOptions, backend: str, found: Measurements)
     }
 
 
-def _link_data(found: Measurements, choice: TopologyChoice, latencies: Latencies) -> dict[str, Any]:
+def _link_data(found: Measurements, choice: TopologyChoice) -> dict[str, Any]:
     taken = choice.taken
     return {
         "ways": [asdict(way) for way in found.ways.values()],
@@ -300,9 +280,8 @@ def _link_data(found: Measurements, choice: TopologyChoice, latencies: Latencies
         ],
         "all_reduces": [
             {**asdict(error.reduction), "predicted_s": error.predicted_s}
-            for error in reduction_errors(latencies.cluster, found.reductions)
+            for error in reduction_errors(taken.topology.cluster, found.reductions)
         ],
-        "latency_factor": latencies.factor,
     }
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import count
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
+from executor.checkpoint.ranks import Ranks
 from executor.detect.compute import Computation
 from executor.detect.interrupt import Interrupt, nothing_measured
 from executor.detect.options import MeasurementOptions
 from executor.detect.probe import Probe
 from executor.detect.record import MeasurementRecord, about_this_rank, members_of
 from executor.detect.report import conclude
-from executor.detect.turns import Turn, TurnTaking, all_turns
+from executor.detect.turns import Turn, all_turns
+from executor.distributed.failure import talking_to
 from executor.distributed.host_tuning import let_others_finish
 from executor.distributed.process_group import (
     carrier_of,
@@ -32,7 +33,7 @@ from executor.distributed.process_group import (
 from executor.launch.console import print_error, say
 from executor.launch.run import PlanRank
 from planner.errors import PipeplanError
-from planner.tracing.torch_private import default_store
+from planner.units import plural
 
 _TELL_EVERY_S = 1.0
 _TELL_ALL = 40
@@ -55,10 +56,10 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
     require_backend(options.backend, device)
     with process_group(device, options.timeout_s, options.backend):
         backend = carrier_of(device)
-        store = PrefixStore("measured links", default_store())
-        taking = TurnTaking(store, place.rank, place.world_size, options.timeout_s)
-        abouts = taking.gather(about_this_rank(device, options.host))
-        members, types = members_of(abouts)
+        control = dist.new_group(timeout=timedelta(seconds=options.timeout_s), backend="gloo")
+        about = json.dumps(about_this_rank(device, options.host))
+        abouts = Ranks.of_process_group(control).gather(about)
+        members, types = members_of([json.loads(text) for text in abouts])
         turns = all_turns(
             [member.host for member in members],
             together=options.together,
@@ -73,7 +74,7 @@ def measure(options: MeasurementOptions, interrupt: Interrupt | None) -> None:
         groups = _groups(turns, device, options.timeout_s)
         ranks_here = sum(other.host == members[place.rank].host for other in members)
         probe, computation = Probe(device, backend, options), Computation(device, ranks_here)
-        _take_turns(turns, _Parts(probe, groups, computation, taking), record)
+        _take_turns(turns, _Parts(probe, groups, computation, control), record)
     if place.rank == 0:
         if interrupt is not None:
             interrupt.finish_with(lambda: say("interrupted", err=True))
@@ -89,14 +90,7 @@ def _keep(
         nothing_measured()
         return
     left = Counter(turn.kind for turn in turns[record.turns_done :])
-    nouns = {
-        "compute": "group{} of ranks that compute",
-        "beside": "rank{} that compute beside messages",
-        "pair": "pair{} of devices",
-        "together": "trial{} of flows at the same time",
-        "all-reduce": "group{} of all-reduces",
-    }
-    parts = [f"{n} {nouns[kind].format('s' * (n > 1))}" for kind, n in left.items()]
+    parts = [plural(count, f"{kind} turn") for kind, count in left.items()]
     note = f"interrupted: not measured are {', '.join(parts) or 'no turns'}"
     try:
         conclude(options, backend, found, [*record.notes, note], is_partial=True)
@@ -116,41 +110,50 @@ def _groups(
     timeout = timedelta(seconds=timeout_s)
     made = {ranks: dist.new_group(list(ranks), timeout=timeout) for ranks in wanted}
     if device.type == "cpu":
-        let_others_finish(1 + sum(rank in ranks for ranks in made))
+        let_others_finish(2 + sum(rank in ranks for ranks in made))
     return {world: None, **made}
 
 
 def _take_turns(turns: Sequence[Turn], parts: _Parts, record: MeasurementRecord) -> None:
-    printed_s, rank, taking = 0.0, parts.probe.rank, parts.taking
+    """Take one turn after another; all ranks learn the results of each, and so that it has ended.
+
+    Nothing is sent while a rank waits for the turn of others.
+    """
+    printed_s, rank = 0.0, parts.probe.rank
     for number, turn in enumerate(turns):
-        if rank in turn.ranks:
-            taking.await_turn(number)
-            taking.done(number, len(turn.ranks), parts.of(number, turn))
+        mine = parts.of(turn) if rank in turn.ranks else None
+        found = parts.ranks.gather(json.dumps(mine))
         if rank == 0:
-            line = record.add(turn, {other: taking.found(number, other) for other in turn.ranks})
+            line = record.add(turn, {other: json.loads(found[other]) for other in turn.ranks})
             if len(turns) <= _TELL_ALL or time.monotonic() > printed_s + _TELL_EVERY_S:
                 printed_s = time.monotonic()
                 say(f"[{number + 1}/{len(turns)}] {line}", err=True)
-    # Nobody leaves while others talk.
-    taking.await_turn(len(turns))
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """This rank's parts in turns of every kind."""
+    """This rank's parts in turns of every kind.
+
+    Attributes:
+        probe: times messages.
+        groups: of all-reduces, by their ranks.
+        computation: times computation.
+        control: process group of all ranks, for words about turns.
+    """
 
     probe: Probe
     groups: Mapping[tuple[int, ...], Any]
     computation: Computation
-    taking: TurnTaking
+    control: Any
 
-    def of(self, number: int, turn: Turn) -> Any:
+    @property
+    def ranks(self) -> Ranks:
+        """All ranks."""
+        return Ranks.of_process_group(self.control)
+
+    def of(self, turn: Turn) -> Any:
         """Return this rank's results of a turn, as plain JSON values."""
-        meetings = count()
-
-        def meet() -> None:
-            self.taking.meet(f"{number}.{next(meetings)}", len(turn.ranks))
-
+        meet = partial(self._meet, turn.ranks)
         match turn.kind:
             case "compute":
                 is_first = self.probe.rank == turn.group[0]
@@ -163,6 +166,15 @@ class _Parts:
                 return self.probe.flow(turn.flows)
             case "all-reduce":
                 return self.probe.reduce(self.groups[turn.group], turn.group[0], len(turn.group))
+
+    def _meet(self, ranks: Sequence[int]) -> None:
+        """Wait until all of some ranks are here: the first one hears of each, and answers."""
+        word, (first, *others) = torch.zeros(1), ranks
+        is_first = self.probe.rank == first
+        with talking_to("the ranks whose turn it is"):
+            for exchange in (dist.recv, dist.send) if is_first else (dist.send, dist.recv):
+                for peer in others if is_first else [first]:
+                    exchange(word, peer, group=self.control)
 
     def _pair(self, first: int, second: int) -> dict[int, list[float]]:
         """Return seconds by bytes of the messages that this rank sent; the first one begins."""

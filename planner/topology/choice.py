@@ -1,9 +1,4 @@
-"""The choice of the topology that best explains the measured pairs and concurrent messages.
-
-:func:`planner.costs.collectives.all_reduce_s` computes an all-reduce from its links alone. The cost
-of a step beyond its bytes is the latency of a link, so one common factor on all latencies is taken
-if it predicts messages and all-reduces together better.
-"""
+"""The choice of the topology that best explains the measured pairs and concurrent messages."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from planner.cluster.routing import Route
 from planner.costs.collectives import all_reduce_s
 from planner.errors import PipeplanError
 from planner.simulation.fair_rates import fair_rates
-from planner.topology.candidates import Topology, topologies, with_latencies, with_links
+from planner.topology.candidates import Topology, topologies, with_links
 from planner.topology.measurements import ConcurrentMessages, Ends, Measurements, TimedReduction
 
 LATENCY_SHARE = 0.5
@@ -29,13 +24,6 @@ LATENCY_S = 100e-6
 WORTH = 0.1
 """A less simple topology has to predict concurrent messages better by this much (mean of the
 logarithms' errors)."""
-FACTORS = tuple(2 ** (step / 8) for step in range(-16, 49))
-"""Factors on latencies that are tried, from a quarter to 64."""
-LEAST_GAIN = 0.05
-"""Latencies stay as measured unless the error falls by this fraction."""
-MESSAGES_WITHIN = 1.25
-"""Predictions of single messages of all sizes stay within this factor on average if they were
-within it before; otherwise they do not get worse."""
 _LEFT = 1e-9
 """Fraction of a message that rounding may leave."""
 
@@ -231,72 +219,3 @@ def reduction_errors(
         ReductionError(row, all_reduce_s(cluster, row.devices, row.bytes_)) for row in reductions
     )
     return tuple(error for error in found if 0 < error.predicted_s < math.inf)
-
-
-class Errors(NamedTuple):
-    """Mean factors by which predictions of messages and of all-reduces are off; 1 without any."""
-
-    messages: float
-    reductions: float
-
-    @classmethod
-    def of(cls, cluster: Cluster, found: Measurements) -> Errors:
-        """Compare a cluster's predictions with measurements."""
-        ratios = [error.ratio for error in reduction_errors(cluster, found.reductions)]
-        return cls(_mean_factor(_message_ratios(cluster, found)), _mean_factor(ratios))
-
-    @property
-    def both(self) -> float:
-        """Sum of the mean absolute logarithms: messages and all-reduces have equal weight."""
-        return math.log(self.messages) + math.log(self.reductions)
-
-
-def _mean_factor(ratios: Sequence[float]) -> float:
-    return math.exp(fmean(abs(math.log(ratio)) for ratio in ratios)) if ratios else 1.0
-
-
-def _message_ratios(cluster: Cluster, found: Measurements) -> list[float]:
-    rows = [(cluster.route(*ends), way.message_s) for ends, way in found.ways.items()]
-    times = [
-        (route.seconds(bytes_), seconds)
-        for route, message_s in rows
-        if route is not None
-        for bytes_, seconds in message_s.items()
-    ]
-    return [guess_s / seconds for guess_s, seconds in times if guess_s > 0 and seconds > 0]
-
-
-@dataclass(frozen=True)
-class Latencies:
-    """The rescaling of latencies for all-reduces.
-
-    Attributes:
-        cluster: the cluster with the chosen latencies.
-        factor: factor on the latencies of single messages; 1 if nothing was gained.
-        errors: with the chosen latencies.
-        before: the errors with the latencies of single messages.
-    """
-
-    cluster: Cluster
-    factor: float
-    errors: Errors
-    before: Errors
-
-
-def suited_latencies(cluster: Cluster, found: Measurements) -> Latencies:
-    """Return the cluster with latencies that predict messages and all-reduces best together.
-
-    Messages of all measured sizes count and limit the change: see :data:`MESSAGES_WITHIN`.
-    """
-    before = Errors.of(cluster, found)
-    best = Latencies(cluster, 1.0, before, before)
-    if not reduction_errors(cluster, found.reductions):
-        return best
-    most = max(before.messages, MESSAGES_WITHIN)
-    for factor in FACTORS:
-        scaled = with_latencies(cluster, [row.latency_us * 1e-6 * factor for row in cluster.links])
-        errors = Errors.of(scaled, found)
-        if errors.messages <= most and errors.both < best.errors.both * (1 - 1e-9):
-            best = Latencies(scaled, factor, errors, before)
-    is_better = best.errors.both <= before.both * (1 - LEAST_GAIN)
-    return best if is_better else Latencies(cluster, 1.0, before, before)

@@ -42,7 +42,6 @@ class OneWay:
         bandwidth_gb_per_s: bandwidth of longer messages, decimal.
         latency_spread, bandwidth_spread: half the interquartile range of all samples as a fraction
             of the median; of bandwidth among the longest messages.
-        message_s: seconds in this direction by bytes, without the time of the answer.
     """
 
     source: str
@@ -51,7 +50,6 @@ class OneWay:
     bandwidth_gb_per_s: float
     latency_spread: float
     bandwidth_spread: float
-    message_s: Mapping[int, float]
 
 
 def fit_one_way(source: str, target: str, samples: Samples, of_equal: OfEqual = median) -> OneWay:
@@ -88,7 +86,6 @@ def fit_one_way(source: str, target: str, samples: Samples, of_equal: OfEqual = 
         bandwidth_gb_per_s=1e-9 / slope,
         latency_spread=spread(samples[least]),
         bandwidth_spread=spread([max(s - answered_s, slope) for s in samples[most]]),
-        message_s={bytes_: max(s - answered_s / 2, 0.0) for bytes_, s in middle.items()},
     )
 
 

@@ -7,10 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -18,7 +16,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from launch import start, torchrun
-from torch.distributed import TCPStore
 from warm_python import warm_python
 
 from benchmarks.testbed import Testbed, why_not
@@ -26,13 +23,11 @@ from executor.detect.compute import slowdowns
 from executor.detect.record import MeasurementRecord, members_of
 from executor.detect.turns import (
     Turn,
-    TurnTaking,
     all_turns,
     compute_turns,
     groups,
     pairs_of_each_kind,
 )
-from executor.distributed.errors import LostRankError
 from planner import Cluster
 
 MODULE = "executor.detect"
@@ -188,47 +183,6 @@ def test_names_that_a_cluster_file_refuses_are_changed() -> None:
     assert [member.host for member in members] == ["a-b", "network-2", "host"]
 
 
-# --- taking turns ---------------------------------------------------------------------------------
-
-
-def rank_of(store: TCPStore, rank: int, timeout_s: float) -> TurnTaking:
-    mine = TCPStore("localhost", store.port, is_master=False, wait_for_workers=False)
-    return TurnTaking(mine, rank, 2, timeout_s)
-
-
-@pytest.fixture
-def store() -> TCPStore:
-    return TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-
-
-def test_a_rank_waits_while_the_turns_of_others_end(store: TCPStore) -> None:
-    """Turns of 0.4 s are waited for, one that does not end for 1 s is not."""
-    waiting, busy = rank_of(store, 0, 1.0), rank_of(store, 1, 1.0)
-
-    def take_turns() -> None:
-        for number in range(5):
-            time.sleep(0.4)
-            busy.done(number, 1, {"turn": number})
-
-    with ThreadPoolExecutor() as pool:
-        turns = pool.submit(take_turns)
-        waiting.await_turn(5)
-        turns.result()
-    assert waiting.found(4, 1) == {"turn": 4}
-    with pytest.raises(LostRankError, match="no turn ended within 1 s"):
-        waiting.await_turn(6)
-
-
-def test_the_last_of_a_turn_lets_the_next_begin(store: TCPStore) -> None:
-    one, two = rank_of(store, 0, 1.0), rank_of(store, 1, 1.0)
-    one.done(0, 2, 1.5)
-    with pytest.raises(LostRankError):
-        two.await_turn(1)
-    two.done(0, 2, 2.5)
-    two.await_turn(1)
-    assert [one.found(0, rank) for rank in (0, 1)] == [1.5, 2.5]
-
-
 # --- runs -----------------------------------------------------------------------------------------
 
 
@@ -342,7 +296,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert len(cluster.devices) == 4
     assert cluster.links
     assert "pairs of devices not measured" in path.read_text()
-    assert "note: interrupted: not measured are 3 pairs of devices, 9 trials" in out
+    assert "note: interrupted: not measured are 3 pair turns, 9 together turns" in out
 
 
 @pytest.mark.extensive

@@ -14,11 +14,9 @@ from planner.topology.measurements import (
     MeasuredRank,
     Measurements,
     OneWay,
-    TimedReduction,
 )
 
 TYPES = {"unit": DeviceType.model_validate(device_type())}
-SIZES = (8, 10**6, 4 * 10**6)
 Figures = Mapping[Ends, tuple[float, float]]
 """Latency in seconds and GB/s of pairs, by both devices."""
 
@@ -27,7 +25,6 @@ def measurements(
     hosts: Mapping[str, str],
     figures: Figures,
     together: Sequence[ConcurrentMessages] = (),
-    reductions: Sequence[TimedReduction] = (),
     spread: float = 0.0,
 ) -> Measurements:
     """Both ways of every pair with the same figures.
@@ -36,16 +33,14 @@ def measurements(
         hosts: by device, in the order of ranks.
         figures: of pairs; others are missing.
         together: flows at the same time.
-        reductions: all-reduces.
         spread: of all bandwidths.
     """
     members = tuple(MeasuredRank(name, host, "unit") for name, host in hosts.items())
     ways = {}
     for (a, b), (latency_s, width) in figures.items():
         for source, target in ((a, b), (b, a)):
-            message_s = {size: latency_s + size / (width * 1e9) for size in SIZES}
-            ways[source, target] = OneWay(source, target, latency_s, width, 0, spread, message_s)
-    return Measurements(members, TYPES, ways, tuple(together), tuple(reductions))
+            ways[source, target] = OneWay(source, target, latency_s, width, 0, spread)
+    return Measurements(members, TYPES, ways, tuple(together))
 
 
 def figures_of(cluster: Cluster) -> dict[Ends, tuple[float, float]]:

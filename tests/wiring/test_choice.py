@@ -6,15 +6,15 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from builders import cluster, link
+from builders import cluster, link, star
 from figures import figures_of, flows, measurements
 from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
-from planner.topology.choice import choose_topology, seconds_together
-from planner.topology.measurements import ConcurrentMessages, Measurements
+from planner.topology.choice import choose_topology, reduction_errors, seconds_together
+from planner.topology.measurements import ConcurrentMessages, Measurements, TimedReduction
 
 FOUR = {"a0": "a", "a1": "a", "b0": "b", "b1": "b"}
 INNER, OUTER = (1e-5, 10.0), (1e-4, 1.0)
@@ -202,3 +202,18 @@ def test_trees_of_hosts_are_found_again(case: tuple[Cluster, dict[str, str]]) ->
         assert route is not None
         assert route.bandwidth_gb_per_s == pytest.approx(width, rel=0.011)
         assert route.latency_s == pytest.approx(latency_s, abs=5e-5)
+
+
+def test_two_ranks_exchange_halves_twice() -> None:
+    """By hand: 2 steps of 5 * 10**5 bytes at 1 GB/s with 100 us each; measured 3 ms."""
+    row = TimedReduction(("d0", "d1"), 10**6, 3e-3)
+    (error,) = reduction_errors(star(4, 1.0, latency_us=50.0), [row])
+    assert error.predicted_s == pytest.approx(2 * (1e-4 + 5e-4))
+    assert error.ratio == pytest.approx(2.5)
+
+
+def test_all_reduces_among_devices_without_a_path_are_left_out() -> None:
+    known = star(4, 1.0)
+    apart, names = known.model_copy(update={"links": known.links[:3]}), known.device_names
+    rows = [TimedReduction(names, 10**6, 1e-3), TimedReduction(names[:2], 10**6, 1e-3)]
+    assert [error.reduction for error in reduction_errors(apart, rows)] == rows[1:]
