@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from executor.stage.random_numbers import microbatch_seed
 from executor.sync.shared_parameters import planned_split
-from executor.training.data import BatchOf, batches, microbatch_seed
+from executor.training.batches import BatchOf, batches
 from executor.training.optimizer import job_optimizer
 from planner.plan.plan import Plan
 from planner.tracing.factory import TrainingStep, build, import_factory
@@ -169,9 +170,8 @@ class Alone:
         for microbatch in range(self.plan.microbatches):
             batch = self._moved(self.batch_of(step, microbatch))
             torch.manual_seed(microbatch_seed(SEED, step, microbatch))
-            with torch.autocast(
-                self._device.type, self._autocast, enabled=self._autocast is not None
-            ):
+            kind, lowered = self._device.type, self._autocast
+            with torch.autocast(kind, lowered, enabled=lowered is not None):
                 loss = training_step(**batch) / self.plan.microbatches
             loss.backward()
             total += loss.detach()

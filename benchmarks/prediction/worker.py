@@ -22,7 +22,7 @@ from executor.launch.prepare import Prepared, prepare
 from executor.profiling.measure import CacheSweep, MeasuredLayer, Patience, optimizer_costs
 from executor.profiling.profile import with_row, without_figures
 from executor.profiling.sizes import sized_models
-from executor.training.data import batches
+from executor.training.batches import batches
 from executor.training.trainer import Trainer
 from planner.cluster.device_types import cpu_type
 from planner.model.measured_costs import Costs

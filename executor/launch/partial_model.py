@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import networkx as nx
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from executor.training.data import GlobalGenerators, seed_draws
+from executor.stage.random_numbers import own_draws, seed_draws
 from planner.errors import PipeplanError
 from planner.tracing.torch_private import (
     TorchDispatchMode,
@@ -60,11 +59,11 @@ def build_partially(
         seed_draws(seed)
         return make()
 
-    before = GlobalGenerators.now()
-    try:
-        return _converted(_with_needed(seeded, is_needed), is_needed, dtype)
-    finally:
-        replace(before, torch_state=torch.get_rng_state()).restore()
+    with own_draws():
+        model = _converted(_with_needed(seeded, is_needed), is_needed, dtype)
+        drawn = torch.get_rng_state()
+    torch.set_rng_state(drawn)
+    return model
 
 
 def _with_needed(make: Make, is_needed: Needed) -> nn.Module:

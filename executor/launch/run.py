@@ -15,11 +15,11 @@ from executor.emulation.pace import Pace
 from executor.launch.config import TrainingConfig
 from executor.launch.model import Factory
 from executor.launch.rank_options import DEFAULT_TIMEOUT_S
-from executor.training.data import BatchOf
-from executor.training.dataset import Dataset
+from executor.training.batches import BatchOf
 from executor.training.loss_scale import LossScale
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimizer import OptimizerFactory, job_optimizer, own_optimizer
+from executor.training.samples import Dataset
 from planner.plan.plan import Plan, Sync
 from planner.sync.papers import announce_paper
 from planner.sync.pipeline_replicas import pipeline_count

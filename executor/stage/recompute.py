@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.autograd.graph import GradientEdge
 
+from executor.stage.random_numbers import RandomState
 from executor.stage.statistics import Statistics
-from executor.training.data import RandomState
 from planner.tracing.sharing import attribute_of
 
 Run = Callable[..., tuple[Tensor, ...]]

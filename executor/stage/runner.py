@@ -11,34 +11,27 @@ from torch import Tensor, fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from executor.distributed.member_group import TensorParallelGroup
-from executor.runtime.worker import TensorSpec, Worker
-from executor.split.attention import CORE
+from executor.runtime.worker import TensorSpec
 from executor.split.member_step import GROUP
 from executor.split.stage_module import Piece, StageModule
 from executor.stage.attention import recompute_cores
+from executor.stage.deferred import defer_weight_gradients
 from executor.stage.divided import Divided, LayerWeights
-from executor.stage.drawn_numbers import drawn_offset
 from executor.stage.offload import StashOffload
+from executor.stage.random_numbers import (
+    RandomState,
+    drawn_offset,
+    seed_generator,
+    state_bytes,
+)
 from executor.stage.recompute import BeforeUse, Recomputed, Run, differentiate, put_gates
-from executor.stage.statistics import Statistics, copied, note_statistics
-from executor.stage.token_mean import TokenMean, weighted
+from executor.stage.statistics import Statistics, note_statistics
 from executor.stage.weight_gradients import (
     Added,
-    DeferredLinear,
-    DeferredOperation,
-    HeldWeight,
     Queue,
     ignore,
     take_all,
 )
-from executor.training.data import (
-    DeviceBatches,
-    RandomState,
-    microbatch_seed,
-    seed_generator,
-    state_bytes,
-)
-from planner.tracing.gradients import is_deferrable, trained_weights
 
 CPU = torch.device("cpu")
 
@@ -357,98 +350,6 @@ class StageRunner:
         assert not self._left, f"weight gradients left to do: {sorted(self._left)}"
 
 
-class TrainingWorker(Worker):
-    """Runs the microbatches of one iteration after the other through a stage.
-
-    Args:
-        runners: run the stage, one for each length of microbatches, ascending.
-        batches: what the stage reads of them.
-        seed: the seed of the training's random numbers.
-        lengths_of: returns the place among the lengths of each microbatch of a step; None: there
-            is one length.
-        mean: of the losses over tokens; None: over microbatches.
-    """
-
-    def __init__(
-        self,
-        runners: Sequence[StageRunner],
-        batches: DeviceBatches,
-        seed: int,
-        lengths_of: Callable[[int], Sequence[int]] | None = None,
-        mean: TokenMean | None = None,
-    ) -> None:
-        stage = runners[0].stage
-        self.statistics = runners[0].statistics
-        self.is_last = stage.is_last
-        self._incoming = [runner.incoming() for runner in runners]
-        self._returning = [runner.returning() for runner in runners]
-        self._runners = tuple(runners)
-        self._batches = batches
-        self._seed = seed
-        self._step = 0
-        self._lengths_of = lengths_of
-        self._lengths: Sequence[int] = ()
-        self._mean = mean if stage.is_last else None
-        self._weights: Mapping[int, Tensor] = {}
-
-    @property
-    def batch_wait_s(self) -> float:
-        """Seconds for which this iteration waited until its batches were loaded."""
-        return self._batches.waited_s
-
-    def _place(self, microbatch: int) -> int:
-        return self._lengths[microbatch] if self._lengths else 0
-
-    def _runner(self, microbatch: int) -> StageRunner:
-        return self._runners[self._place(microbatch)]
-
-    def incoming(self, microbatch: int) -> Sequence[TensorSpec]:
-        """Return the tensors that the previous stage sends for a microbatch."""
-        return self._incoming[self._place(microbatch)]
-
-    def returning(self, microbatch: int) -> Sequence[TensorSpec]:
-        """Return the gradients that the next stage sends back for a microbatch."""
-        return self._returning[self._place(microbatch)]
-
-    def begin(self, step: int, loss_scale: float) -> None:
-        """Begin an iteration, whose loss is multiplied by ``loss_scale``."""
-        self._step = step
-        self._batches.begin(step)
-        if self._lengths_of is not None:
-            self._lengths = self._lengths_of(step)
-        if self._mean is not None:
-            self._weights = self._mean.weights(self._batches.load_all())
-        for runner in self._runners:
-            runner.begin(loss_scale, self._weights)
-
-    def forward(self, microbatch: int, received: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the tensors for the next stage, or the loss."""
-        batch = self._batches.take(microbatch)
-        seed = microbatch_seed(self._seed, self._step, microbatch)
-        runner = self._runner(microbatch)
-        made = runner.forward(microbatch, received, batch, seed)
-        if microbatch not in self._weights:
-            return made
-        return (weighted(made[0], self._weights[microbatch]) * runner.microbatches,)
-
-    def backward(self, microbatch: int, gradients: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Return the gradients for the previous stage."""
-        return self._runner(microbatch).backward(microbatch, gradients)
-
-    def bring_back(self, microbatch: int) -> None:
-        """Begin to bring the stash of a microbatch back from the host, if it is there."""
-        self._runner(microbatch).bring_back(microbatch)
-
-    def weight_gradients(self, microbatch: int) -> None:
-        """Run the weight gradients of a split backward."""
-        self._runner(microbatch).weight_gradients(microbatch)
-
-    def end(self) -> None:
-        """Check that every forward of the iteration has had its whole backward."""
-        for runner in self._runners:
-            runner.require_empty()
-
-
 def _gathers(graph: fx.GraphModule) -> bool:
     """Return whether a tensor-parallel group joins shares of positions in it."""
     return any(node.op == "call_method" and node.target == "gather" for node in graph.graph.nodes)
@@ -489,73 +390,3 @@ def _entering(piece: Piece, values: dict[str, Tensor], copied: Iterable[str]) ->
     for name in copied:
         values[name] = values[name].clone()
     return [values[tensor.name] for tensor in piece.reads]
-
-
-def defer_weight_gradients(module: fx.GraphModule, queue: Queue) -> fx.GraphModule:
-    """A copy of the module whose backward leaves weight gradients in ``queue``.
-
-    Operations that cannot be taken apart (see
-    :func:`planner.tracing.gradients.is_deferrable`), or that run again with the core of
-    attention, keep the gradients of parameters in the backward itself. What is computed from
-    parameters alone has its backward in the second half, whatever uses it.
-    """
-    deferred = copied(module)
-    weights = trained_weights(deferred)
-    parameters = {node for node in weights if node.op == "get_attr"}
-    apart = [
-        node
-        for node in deferred.graph.nodes
-        if CORE not in node.meta and is_deferrable(node, weights)
-    ]
-    _hold_gradients(deferred, weights, queue, set(apart))
-    for number, node in enumerate(apart):
-        name = f"deferred_{number}"
-        kind = DeferredLinear if _is_linear(node, parameters) else DeferredOperation
-        operation = kind(node, weights, queue)
-        deferred.add_module(name, operation)
-        with deferred.graph.inserting_before(node):
-            call = deferred.graph.call_module(name, tuple(operation.inputs))
-        call.meta = dict(node.meta)
-        node.replace_all_uses_with(call)
-        deferred.graph.erase_node(node)
-    deferred.recompile()
-    return deferred
-
-
-def _is_linear(node: fx.Node, parameters: set[fx.Node]) -> bool:
-    """Return whether an operation is linear in a matrix and bias that are trained parameters.
-
-    Args:
-        node: the operation.
-        parameters: nodes of parameters that train.
-    """
-    if node.target is not torch.ops.aten.linear.default or node.kwargs:
-        return False
-    rows, matrix, *bias = node.args
-    wanted = [matrix, *(x for x in bias if x is not None)]
-    is_real = isinstance(matrix, fx.Node) and not matrix.meta["val"].is_complex()
-    return is_real and rows not in parameters and all(x in parameters for x in wanted)
-
-
-def _hold_gradients(
-    module: fx.GraphModule, weights: set[fx.Node], queue: Queue, deferred: set[fx.Node]
-) -> None:
-    """Stop the first half's gradients where a computed weight is used.
-
-    Args:
-        module: rewritten in place.
-        weights: nodes of parameters that train and of what is computed from them alone.
-        queue: where the gradients wait.
-        deferred: uses that take their weights' gradients in the second half anyway.
-    """
-    ours = weights | deferred
-    for number, node in enumerate(n for n in list(module.graph.nodes) if n in weights):
-        others = [user for user in node.users if user not in ours]
-        if node.op == "get_attr" or not others:
-            continue
-        module.add_module(f"held_{number}", HeldWeight(queue))
-        with module.graph.inserting_after(node):
-            held = module.graph.call_module(f"held_{number}", (node,))
-        held.meta = dict(node.meta)
-        for user in others:
-            user.replace_input_with(node, held)

@@ -1,7 +1,7 @@
 """Weight gradients that wait: an input gradient (I) leaves them, a weight gradient (W) takes them.
 
 Zero Bubble Pipeline Parallelism (Qi et al. 2023, section 2). Operations that use parameters are
-replaced (:mod:`executor.stage.runner`) by those below, which put their weight gradients in
+replaced (:mod:`executor.stage.deferred`) by those below, which put their weight gradients in
 a queue:
 
 - ``aten.linear``, most of a transformer's work, by the formula. It needs no graph of its own, and

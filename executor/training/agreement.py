@@ -16,8 +16,9 @@ from executor.distributed.failure import talking_to
 from executor.distributed.member_group import member_shares
 from executor.launch.prepare import Prepared
 from executor.sync.shared_parameters import make_process_groups, planned_split
-from executor.training.data import BatchOf
+from executor.training.batches import BatchOf
 from planner.errors import PipeplanError
+from planner.tracing.lookups import Lookup
 
 logger = logging.getLogger(__name__)
 
@@ -99,26 +100,40 @@ _FIRST, _EVERY = 8, 64
 _NOT_READ, _READ_TWICE = -1.0, -2.0
 
 
-class BatchDigests:
-    """Loads batches, and keeps digests of them in some steps for a comparison between ranks.
+class CheckedBatches:
+    """Loads batches, refuses indices that the model cannot look up, and keeps digests.
 
-    The steps are the first ones and then one in :data:`_EVERY`.
+    Ranks compare their digests of the first steps, and then of one in :data:`_EVERY`.
 
     Args:
         batch_of: returns the batch of a step and microbatch.
+        limits: of the model's exported step.
         microbatches: of a step.
         first_step: that will be asked for.
     """
 
-    def __init__(self, batch_of: BatchOf, microbatches: int, first_step: int) -> None:
+    def __init__(
+        self, batch_of: BatchOf, limits: Sequence[Lookup], microbatches: int, first_step: int
+    ) -> None:
         self._batch_of = batch_of
+        self._limits = limits
         self._microbatches = microbatches
         self._first_step = first_step
         self._found: dict[tuple[int, int], float] = {}
 
     def __call__(self, step: int, microbatch: int) -> Mapping[str, Tensor]:
-        """Load a batch."""
+        """Load a batch.
+
+        Raises:
+            PipeplanError: if it has an index that the model cannot look up.
+        """
         batch = self._batch_of(step, microbatch)
+        for limit in self._limits:
+            if problem := limit.problem(batch):
+                raise PipeplanError(
+                    f"data: step {step}, microbatch {microbatch}: {problem}; correct the data, or "
+                    "take a model with as many entries"
+                )
         if self._is_checked(step):
             digest = float(_digest([batch[name] for name in sorted(batch)]))
             if self._found.setdefault((step, microbatch), digest) != digest:

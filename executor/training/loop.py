@@ -115,7 +115,7 @@ class Gathering:
         loss: this rank's share of the mean loss, a scalar that the device may have yet to compute.
         device: of its tensors.
         outcome: of the optimizer step, the same on all ranks but for its own norm.
-        digests: of the iteration's batches, of :meth:`BatchDigests.take`.
+        digests: of the iteration's batches, of :meth:`CheckedBatches.take`.
 
     Attributes:
         stop: number of a signal that asked any rank to stop, once :meth:`metrics` has returned.

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from executor.distributed.member_group import member_shares
 from executor.launch.prepare import Prepared
+from executor.stage.random_numbers import own_draws
 from executor.sync.shared_parameters import planned_split
-from executor.training.data import GlobalGenerators
 from executor.training.master_weights import MakeOptimizer
 from executor.training.optimizer import export_state, groups_of, import_state, optimizer_name
 from planner.errors import PipeplanError
@@ -91,12 +91,10 @@ def _shared(shape: Sequence[int], dimension: int) -> list[int]:
 @contextmanager
 def _nothing_noticed(trial: _Trial) -> Iterator[None]:
     """Leave generators and counters of classes as they were, and print nothing."""
-    before = GlobalGenerators.now()
     try:
-        with redirect_stdout(io.StringIO()):
+        with own_draws(), redirect_stdout(io.StringIO()):
             yield
     finally:
-        before.restore()
         for kind, values in trial.classes.items():
             for name, value in values.items():
                 setattr(kind, name, value)

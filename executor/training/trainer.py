@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from executor.distributed.failure import talking_to
 from executor.distributed.host_tuning import keep_freed_memory
@@ -21,18 +21,20 @@ from executor.runtime.worker import OperationObserver, Worker
 from executor.stage.divided import LayerWeights
 from executor.stage.offload import StashReturn
 from executor.stage.recompute import BeforeUse
-from executor.stage.runner import StageRunner, TrainingWorker
+from executor.stage.runner import StageRunner
 from executor.stage.token_mean import TokenMean
 from executor.stage.weight_gradients import Added, ignore
 from executor.sync import Setting, make_strategy
-from executor.sync.gradients import GradientReadiness, last_backwards
+from executor.sync.gradients import GradientReadiness, SharedGradients, last_backwards
 from executor.sync.shared_parameters import own_shares, planned_split
-from executor.training.agreement import BatchDigests
+from executor.training.agreement import CheckedBatches
+from executor.training.batches import BatchOf
 from executor.training.connections import Connections
-from executor.training.data import BatchOf, DeviceBatches, within
 from executor.training.loop import Gathering, StepMetrics
 from executor.training.optimisation import Optimisation, StepOutcome
 from executor.training.rank_optimisation import optimisation_of, shared_gradients
+from executor.training.workers import DeviceBatches, TrainingWorker
+from planner.plan.operations import Operation
 from planner.plan.stash_offload import brought_back_during
 from planner.sync.strategies import options_of
 
@@ -81,7 +83,7 @@ class Trainer:
         watch: whether arrivals of messages are noted, for a timeline.
         pace: operations take the time that the plan's costs and it say; None: their own.
         emulates: whether nothing is computed, and the optimizer step is timed as well.
-        digests_of: returns the digests of a step's batches, see :class:`BatchDigests`.
+        digests_of: returns the digests of a step's batches, see :class:`CheckedBatches`.
 
     Attributes:
         connections: to the other ranks.
@@ -112,20 +114,12 @@ class Trainer:
         self.connections = connections = Connections.open(
             prepared, optimisation.shards, self._recorder, timeout, watches=watch
         )
-        split = planned_split(plan, plan.place_of(rank).members)
-        summed = () if split is None else split.summed_parameters
-        self._partial = [self.parameters[n] for n in sorted(summed) if n in self.parameters]
+        self._partial = _summed_parameters(prepared)
         shared = shared_gradients(prepared)
-        setting = Setting(
-            options_of(plan.sync),
-            shared,
-            connections.process_groups,
-            self._recorder,
-            optimisation,
-            own_shares(plan, rank),
-            plan.job.shards_state,
-            connections.divided,
-        )
+        groups, divides = connections.process_groups, plan.job.shards_state
+        shares, layers = own_shares(plan, rank), connections.divided
+        rest = self._recorder, optimisation, shares, divides, layers
+        setting = Setting(options_of(plan.sync), shared, groups, *rest)
         self._synchronisation = synchronisation = make_strategy(plan, setting)
         self._pacer = None
         if pace is not None:
@@ -134,13 +128,7 @@ class Trainer:
             )
         replica = plan.place_of(rank).replica
         order = plan.parsed_orders()[replica]
-        self._readiness = None
-        if synchronisation.announced:
-            parameters = {name: p for row in shared for name, p in row.parameters.items()}
-            users = {name: row.reduce.stages for row in shared for name in row.parameters}
-            announce = (self._pacer or synchronisation).ready
-            last = last_backwards(order, users)
-            self._readiness = GradientReadiness(parameters, last, announce)
+        self._readiness = self._announcing(shared, order) if synchronisation.announced else None
         offloads = [bool(stage.offload) for stage in plan.stages]
         self._workers = {part.index: make_worker(part) for part in self._parts(offloads)}
         observers: list[OperationObserver] = [
@@ -158,6 +146,15 @@ class Trainer:
             None if self._pacer is None else self._pacer.clock.waited,
             prepared.messages,
         )
+
+    def _announcing(
+        self, shared: Sequence[SharedGradients], order: Sequence[Operation]
+    ) -> GradientReadiness:
+        """Return what announces gradients to the synchronisation as soon as they are ready."""
+        parameters = {name: p for row in shared for name, p in row.parameters.items()}
+        users = {name: row.reduce.stages for row in shared for name in row.parameters}
+        announce = (self._pacer or self._synchronisation).ready
+        return GradientReadiness(parameters, last_backwards(order, users), announce)
 
     @classmethod
     def of_model(
@@ -186,8 +183,7 @@ class Trainer:
             keep_freed_memory()
         plan, device, lengths = prepared.plan, prepared.device, prepared.plan.job.lengths
         by_length = [{s.index: s for s in row} for row in (*prepared.shorter, prepared.stages)]
-        limited = within(batch_of, prepared.lookups)
-        checked = BatchDigests(limited, plan.microbatches, first_step)
+        checked = CheckedBatches(batch_of, prepared.lookups, plan.microbatches, first_step)
 
         def lengths_of(step: int) -> Sequence[int]:
             return () if lengths is None else lengths.of_iteration(step, plan.microbatches)
@@ -209,7 +205,7 @@ class Trainer:
                 for row in by_length
             ]
             names = runners[-1].stage.model_inputs
-            batches = DeviceBatches.of(checked, names, part.microbatches, device)
+            batches = DeviceBatches(checked, names, part.microbatches, device)
             mean = TokenMean(device, part.replicas) if over_tokens else None
             return TrainingWorker(runners, batches, prepared.seed, lengths_of, mean)
 
@@ -308,3 +304,15 @@ class Trainer:
         """End the training; all ranks call it."""
         self._synchronisation.settle()
         self._synchronisation.close()
+
+
+def _summed_parameters(prepared: Prepared) -> list[nn.Parameter]:
+    """Return parameters of which each member of a tensor-parallel group has a part of the gradient.
+
+    Args:
+        prepared: what this rank runs.
+    """
+    plan = prepared.plan
+    split = planned_split(plan, plan.place_of(prepared.place.rank).members)
+    summed = () if split is None else split.summed_parameters
+    return [prepared.parameters[name] for name in sorted(summed) if name in prepared.parameters]

@@ -40,15 +40,15 @@ from executor.launch.run import (
 from executor.runtime.timeline import TimelineWriter
 from executor.sync import require_strategy
 from executor.training.agreement import make_equal
+from executor.training.batches import BatchOf
 from executor.training.beginning import Beginning
-from executor.training.data import BatchOf
-from executor.training.dataset import Dataset
 from executor.training.feed import Feed, validation_feed
 from executor.training.loop import Loop, Report, StepMetrics, StepObserver
 from executor.training.optimisation import Optimisation
 from executor.training.optimizer import OptimizerFactory
 from executor.training.optimizer_check import require_divisible
 from executor.training.rank_optimisation import optimisation_of
+from executor.training.samples import Dataset
 from executor.training.saved_state import SavedState, warn_of_schedule
 from executor.training.trainer import Trainer
 from executor.training.validation import Validation
@@ -119,9 +119,9 @@ def train(
         model,
         loss,
         data,
-        optimizer=optimizer,
-        validation_data=validation_data,
-        device=device,
+        validation_data,
+        optimizer,
+        device,
         resume=resume,
         timeout_s=timeout_s,
         sync=sync,

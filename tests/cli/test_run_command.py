@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import boundary, cluster, graph, layer, link, orders, star
 
-from executor.training.data import batches
+from executor.training.batches import batches
 from planner.assembly import plan_by_hand
 from planner.costs.placed_pipeline import StageSpec
 from planner.costs.placement import place

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from executor.launch.config import TrainingConfig
 from executor.launch.model import allowed_loss
-from executor.training.data import BatchOf, batches, microbatch_seed
+from executor.stage.random_numbers import microbatch_seed
+from executor.training.batches import BatchOf, batches
 from planner.plan.plan import Plan
 from planner.tracing.factory import TrainingStep, import_factory
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from executor.training.data import batches, is_always_the_same, standard_library_text
+from executor.training.batches import batches, is_always_the_same, standard_library_text
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executor.training.dataset import DatasetBatches, SampleOrder
-from executor.training.stream import open_data
+from executor.training.feed import open_data
+from executor.training.samples import DatasetBatches, SampleOrder
 from planner.errors import PipeplanError
 
 

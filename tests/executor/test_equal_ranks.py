@@ -11,8 +11,8 @@ from executor_plans import cut_pipeline, scheduled
 from plain_torch import Alone, worst_error
 from run_files import RunFiles
 
-from executor.training.agreement import BatchDigests, require_same_batches
-from executor.training.dataset import DatasetBatches
+from executor.training.agreement import CheckedBatches, require_same_batches
+from executor.training.samples import DatasetBatches
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.plan import Plan
@@ -128,7 +128,7 @@ changing.calls = 0
 
 
 def test_two_stages_of_one_rank_that_read_other_batches_are_refused() -> None:
-    digests = BatchDigests(changing, 1, first_step=1)
+    digests = CheckedBatches(changing, (), 1, first_step=1)
     for step in (1, 2):
         for _ in range(2):
             digests(step, 0)

@@ -13,8 +13,8 @@ from traces import trace_once
 from executor.launch.model import PlannedModel
 from executor.split.model_split import cut
 from executor.split.stage_module import StageModule
+from executor.stage.random_numbers import microbatch_seed
 from executor.stage.runner import StageRunner
-from executor.training.data import microbatch_seed
 from models import ZOO
 from planner.job import Job
 from planner.tracing.factory import example_batch, import_factory

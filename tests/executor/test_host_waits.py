@@ -22,11 +22,11 @@ from executor.distributed.process_group import process_group
 from executor.launch.config import TrainingConfig
 from executor.launch.prepare import prepare
 from executor.launch.run import PlanRank, optimizer_of
-from executor.stage.drawn_numbers import draw
-from executor.training.data import DeviceBatches, microbatch_seed
+from executor.stage.random_numbers import draw, microbatch_seed
 from executor.training.loop import Loop
 from executor.training.rank_optimisation import optimisation_of
 from executor.training.trainer import Trainer
+from executor.training.workers import DeviceBatches
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.job import Job
@@ -170,22 +170,16 @@ def test_metrics_of_a_late_device_are_asked_for_once_it_has_the_next_step_to_do(
     assert steps.notes[-1] == "metrics 2"
 
 
-def test_microbatches_for_a_gpu_are_pinned_before_the_step_and_each_is_loaded_once() -> None:
+def test_microbatches_for_a_gpu_are_loaded_before_the_step_and_each_once() -> None:
     loaded: list[tuple[int, int]] = []
-    pinned: list[Tensor] = []
 
     def batch_of(step: int, microbatch: int) -> Mapping[str, Tensor]:
         loaded.append((step, microbatch))
         return {"a": torch.tensor([step, microbatch]), "b": torch.zeros(1)}
 
-    def pin(tensor: Tensor) -> Tensor:
-        pinned.append(tensor)
-        return tensor
-
-    batches = DeviceBatches(batch_of, ["a"], [2, 0], CPU, pin)
+    batches = DeviceBatches(batch_of, ["a"], [2, 0], CPU, ahead=True)
     batches.begin(5)
     assert loaded == [(5, 2), (5, 0)]
-    assert len(pinned) == 2
     with waits() as found:
         assert torch.equal(batches.take(0)["a"], torch.tensor([5, 0]))
         assert torch.equal(batches.take(2)["a"], torch.tensor([5, 2]))
@@ -201,9 +195,9 @@ def test_the_time_for_batches_is_that_of_the_step(monkeypatch: pytest.MonkeyPatc
         now_s[0] += 2.0
         return {"a": torch.zeros(1)}
 
-    monkeypatch.setattr("executor.training.data.time.perf_counter", lambda: now_s[0])
-    on_cpu = DeviceBatches.of(batch_of, ["a"], [0, 1], CPU)
-    ahead = DeviceBatches(batch_of, ["a"], [0, 1], CPU, lambda tensor: tensor)
+    monkeypatch.setattr("executor.training.workers.time.perf_counter", lambda: now_s[0])
+    on_cpu = DeviceBatches(batch_of, ["a"], [0, 1], CPU)
+    ahead = DeviceBatches(batch_of, ["a"], [0, 1], CPU, ahead=True)
     for step in (1, 2):
         for batches in (on_cpu, ahead):
             batches.begin(step)
@@ -219,7 +213,7 @@ def test_a_cpu_loads_microbatches_as_it_needs_them() -> None:
         loaded.append(microbatch)
         return {"a": torch.zeros(1)}
 
-    batches = DeviceBatches.of(batch_of, ["a"], [0, 1], CPU)
+    batches = DeviceBatches(batch_of, ["a"], [0, 1], CPU)
     batches.begin(1)
     assert loaded == []
     batches.take(1)

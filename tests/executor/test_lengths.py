@@ -13,7 +13,7 @@ from benchmarks.executor.single_process import STEPS, TOLERANCE
 from executor.launch.config import TrainingConfig
 from executor.launch.prepare import prepare
 from executor.launch.run import PlanRank
-from executor.training.data import batches
+from executor.training.batches import batches
 from executor.training.feed import Feed
 from models import ZOO
 from planner.errors import PipeplanError

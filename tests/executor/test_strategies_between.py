@@ -14,7 +14,7 @@ from torch import Tensor
 
 from executor.checkpoint import Checkpoint
 from executor.launch.config import TrainingConfig
-from executor.training.data import batches
+from executor.training.batches import batches
 from planner.plan.plan import Plan
 from planner.tracing.factory import import_factory
 

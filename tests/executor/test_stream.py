@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader
 from user_code import Lines, lines
 
 from executor.checkpoint import Checkpoint
-from executor.training.stream import StreamBatches, open_data
+from executor.training.feed import open_data
+from executor.training.samples import StreamBatches
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan

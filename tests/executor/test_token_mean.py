@@ -13,7 +13,7 @@ from user_code import Padded
 from executor.launch.config import TrainingConfig
 from executor.launch.refusals import require_possible
 from executor.launch.run import RunSettings
-from executor.training.dataset import DatasetBatches
+from executor.training.samples import DatasetBatches
 from models import ZOO
 from planner.errors import PipeplanError
 from planner.plan.plan import Plan

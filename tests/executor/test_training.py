@@ -16,7 +16,7 @@ from run_files import RunFiles
 from user_code import Bytes, decayed
 
 from executor.checkpoint import Checkpoint
-from executor.training.dataset import DatasetBatches
+from executor.training.samples import DatasetBatches
 from models import ZOO
 from planner.job import Job
 from planner.plan.plan import Plan

@@ -14,7 +14,7 @@ from executor.checkpoint import Checkpoint
 from executor.launch.config import TrainingConfig
 from executor.launch.refusals import require_possible
 from executor.launch.run import RunSettings
-from executor.training.dataset import DatasetBatches
+from executor.training.samples import DatasetBatches
 from planner.errors import PipeplanError
 from planner.job import Job
 from planner.plan.plan import Plan
