@@ -12,7 +12,6 @@ from planner.errors import PipeplanError
 from planner.plan.operations import Orders
 from planner.program.compiled import Block, compiled, entry, header, pointer
 from planner.program.lower.exchanges import fill_exchanges
-from planner.program.lower.hosts import fill_hosts
 from planner.program.lower.links import fill_links
 from planner.program.lower.messages import fill_messages
 from planner.program.lower.offload import fill_copies, offloads
@@ -40,9 +39,8 @@ def lower(rows: Any, schedule: Any, wires: Any, program: Any, work: Any) -> bool
     """
     numbers, state = header(program, PROGRAM), header(work, ROOM)
     _begin(rows, wires, program, work)
-    fill_hosts(rows, wires, program)
     n = number_tasks(rows, schedule, work)
-    fill_devices(rows, schedule, program, work)
+    fill_devices(rows, schedule, wires, program, work)
     fill_operations(rows, schedule, program, work)
     if not fill_messages(rows, schedule, wires, program, work):
         return False

@@ -8,16 +8,25 @@ import numpy as np
 
 from planner.program.compiled import compiled, header, inlined, items, row
 from planner.program.lower.room import MESSAGE_TASK, OPERATION_TASK, edge, new_task
+from planner.program.lower.wires import (
+    COMPUTE_SLOWDOWN,
+    HOST_OF,
+    MESSAGE_SLOWDOWN,
+    SLOWDOWN,
+    WIRES,
+)
 from planner.program.program import (
     BY_PRIORITY,
     COMPUTE,
     DEVICE_REPLICAS,
     DEVICES,
     EFFECTS,
+    HOSTS,
     IN_ORDER,
     ORDER,
     PROGRAM,
     REPLICAS,
+    SLOWDOWNS,
     TASKS,
 )
 from planner.program.schedule import (
@@ -151,9 +160,10 @@ def _priority(rows: Any, schedule: Any, rule: int, stage: int, kind: int, m: int
 
 
 @compiled
-def fill_devices(rows: Any, schedule: Any, program: Any, work: Any) -> None:
+def fill_devices(rows: Any, schedule: Any, wires: Any, program: Any, work: Any) -> None:
     """Fill in devices, replicas and orders."""
     h, numbers = header(rows, ROWS), header(program, PROGRAM)
+    _fill_hosts(rows, wires, program)
     rule = header(schedule, SCHEDULE).rule
     numbers.mode = IN_ORDER if rule == FIXED else BY_PRIORITY
     numbers.devices, numbers.replicas = h.devices, h.replicas
@@ -178,6 +188,28 @@ def fill_devices(rows: Any, schedule: Any, program: Any, work: Any) -> None:
         device = row(program, DEVICES, n)
         device.order, first = first, first + device.order_end
         device.order_end = first
+
+
+@compiled
+def _fill_hosts(rows: Any, wires: Any, program: Any) -> None:
+    """Fill in which devices slow each other on their host, or by what they send and receive."""
+    numbers, h = header(program, PROGRAM), header(wires, WIRES)
+    numbers.is_slowed, numbers.hosts = 0, 0
+    for n in range(header(rows, ROWS).devices):
+        device, number = row(program, DEVICES, n), row(rows, DEVICE, n).number
+        device.compute_slowdown = items(wires, COMPUTE_SLOWDOWN)[number]
+        device.message_slowdown = items(wires, MESSAGE_SLOWDOWN)[number]
+        device.host = items(wires, HOST_OF)[number]
+        is_slowed = device.host >= 0
+        is_slowed |= device.compute_slowdown > 1 or device.message_slowdown > 1
+        device.is_slowed = is_slowed
+        numbers.is_slowed |= is_slowed
+    if h.is_slowed:
+        numbers.hosts = h.hosts
+        for host in range(h.hosts):
+            row(program, HOSTS, host).slowdown = host * h.most_of_host
+        for place in range(h.hosts * h.most_of_host):
+            items(program, SLOWDOWNS)[place] = items(wires, SLOWDOWN)[place]
 
 
 @compiled
