@@ -249,7 +249,7 @@ def test_ranks_that_share_cores_slow_each_other(tmp_path: Path) -> None:
         (["--ranks", "0"], 2, "argument --ranks: 0 is not at least 1"),
         (["--device", "gpu"], 2, "invalid choice: 'gpu'"),
         (["-o", "missing/c.toml"], 1, "there is no folder"),
-        (["-o", "c.yaml"], 1, "'c.yaml': expected a name that ends in .toml or .json"),
+        (["-o", "c.yaml"], 2, "'c.yaml': expected a name that ends in .toml or .json"),
         (["--frob"], 2, "unrecognized arguments: --frob"),
     ],
 )
