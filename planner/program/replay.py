@@ -18,7 +18,6 @@ from planner.program.program import (
     LATE_FLOW,
     LINK_NUMBERS,
     ORDER,
-    TASKS,
     Program,
 )
 from planner.program.work import (
@@ -121,8 +120,13 @@ def _times(program: Program, work: Work) -> Times:
 
 def operation(program: Program, n: int) -> Operation:
     """Return the operation that a task is, or that needs the message that it is."""
-    task = program[TASKS][n]
-    return Operation(int(task["stage"]), KINDS[task["kind"]], int(task["microbatch"]))  # type: ignore[arg-type]
+    return operations(program, np.array([n]))[0]
+
+
+def operations(program: Program, tasks: NDArray[np.integer]) -> list[Operation]:
+    """Return the operations that tasks are, see :func:`operation`."""
+    columns = (program.tasks[name][tasks].tolist() for name in ("stage", "kind", "microbatch"))
+    return [Operation(s, KINDS[kind], m) for s, kind, m in zip(*columns, strict=True)]  # type: ignore[arg-type]
 
 
 def _waiting(program: Program, work: Work) -> Iterator[str]:

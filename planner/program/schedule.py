@@ -6,7 +6,7 @@ numbered as in :mod:`planner.program.program`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -69,28 +69,37 @@ def fixed_orders(
             runs the rest of the microbatch's stage.
     """
     pairs = [(stage, name) for stage, names in enumerate(stages) for name in names]
-    replicas = {pair: number for number, pair in enumerate(pairs)}
-    owner = {(r.stage, r.microbatch): name for name, row in orders.items() for r in row}
-    _require_possible(orders, owner, replicas)
-    codes = [[operation_code(row, microbatches) for row in orders.get(d, ())] for d in devices]
+    number = {pair: n for n, pair in enumerate(pairs)}
+    replica_of = np.array([[number.get((s, d), -1) for d in devices] for s in range(len(stages))])
+    kinds, at = {kind: number for number, kind in enumerate(KINDS)}, 4 * microbatches
+    rows = [
+        [s * at + kinds[kind] * microbatches + m for s, kind, m in orders.get(name, ())]
+        for name in devices
+    ]
+    codes = np.array([code for row in rows for code in row], dtype=np.int64)
+    counts = [len(row) for row in rows]
+    if codes.max(initial=0) >= len(stages) * at or len(codes) < sum(map(len, orders.values())):
+        _refuse(orders, pairs)
     found = schedule_for(len(stages), len(pairs), len(devices), microbatches)
-    found[ORDER_START][:] = np.cumsum([0, *map(len, codes)])
-    flat = [code for row in codes for code in row]
-    found[ORDER_CODES][: len(flat)] = flat
-    set_owner(found, owner, replicas, microbatches)
+    owner: Any = found[OWNER]
+    owner[:] = -1
+    cells = codes // at * microbatches + codes % microbatches
+    whose = replica_of[codes // at, np.repeat(np.arange(len(devices)), counts)]
+    owner[cells] = whose
+    if len(np.unique(codes)) < len(codes) or (whose < 0).any() or (owner[cells] != whose).any():
+        _refuse(orders, pairs)
+    found[ORDER_START][:] = np.cumsum([0, *counts])
+    found[ORDER_CODES][: len(codes)] = codes
     return found
 
 
-def _require_possible(
-    orders: Orders,
-    owner: Mapping[tuple[int, int], str],
-    replicas: Mapping[tuple[int, str], int],
-) -> None:
-    """Refuse what compiled code does not test; see :func:`fixed_orders`."""
+def _refuse(orders: Orders, pairs: Sequence[tuple[int, str]]) -> None:
+    """Name the first operation that cannot run; see :func:`fixed_orders`."""
+    owner = {(r.stage, r.microbatch): name for name, row in orders.items() for r in row}
     seen: set[Operation] = set()
     for name, row in orders.items():
         for operation in row:
-            if (operation.stage, name) not in replicas:
+            if (operation.stage, name) not in pairs:
                 raise PipeplanError(
                     f"orders: {name} runs {operation}, but it has no stage {operation.stage}; "
                     "correct the order or the stages' devices"
@@ -98,16 +107,3 @@ def _require_possible(
             if operation in seen or owner[operation.stage, operation.microbatch] != name:
                 raise DeadlockError(f"the orders deadlock: {name} waits at {operation}")
             seen.add(operation)
-
-
-def set_owner(
-    schedule: Block,
-    owner: Mapping[tuple[int, int], str],
-    replicas: Mapping[tuple[int, str], int],
-    microbatches: int,
-) -> None:
-    """Write which device runs each (stage, microbatch)."""
-    rows: Any = schedule[OWNER]
-    rows[:] = -1
-    for (stage, microbatch), name in owner.items():
-        rows[stage * microbatches + microbatch] = replicas[stage, name]

@@ -17,7 +17,7 @@ from planner.schedules.assignment import Assignment, assignments, balanced_assig
 from planner.schedules.listed import NAMES, list_orders, list_rules, split_stages
 from planner.schedules.pipelines import pipelines_of
 from planner.schedules.placements import DoesNotApplyError
-from planner.schedules.published import WITHOUT_REPLICAS, published_orders
+from planner.schedules.published import WHOLE, WITHOUT_REPLICAS, published_orders
 from planner.schedules.split import join_split_backwards, split_backwards
 from planner.schedules.whole import one_by_one
 from planner.schedules.zero_bubble import zero_bubble_orders
@@ -41,11 +41,6 @@ class Scheduled:
         """Simulated time of one iteration."""
         return self.timeline.iteration_time_s
 
-    @property
-    def fits(self) -> bool:
-        """Whether every device stays within its capacity at every moment."""
-        return not self.timeline.overflow_bytes
-
 
 def best_schedule(
     pipeline: PlacedPipeline, *, backward: Backward | None = None
@@ -63,7 +58,7 @@ def best_schedule(
     kinds = backward or pipeline.problem.job.backward
     found = _replayed(pipeline, published_for(pipeline, kinds))
     if not found or not found[0].fits:
-        more = _replayed(pipeline, _within_memory(pipeline, kinds))
+        more = _replayed(pipeline, _by_job(pipeline, lambda one: _listed(one, kinds)))
         # Published ones stand first, also where others are faster by rounding.
         found = sorted([*found, *more], key=lambda row: float(f"{row.time_s:.9g}"))
     if not any(row.fits for row in found):
@@ -105,11 +100,6 @@ def published_for(pipeline: PlacedPipeline, kinds: Backward) -> Iterator[tuple[s
     return _by_job(pipeline, lambda one: _published_of(one, kinds))
 
 
-def _within_memory(pipeline: PlacedPipeline, kinds: Backward) -> Iterator[tuple[str, Orders]]:
-    """Yield the orders of list schedules that the job allows."""
-    return _by_job(pipeline, lambda one: _listed(one, kinds))
-
-
 def _by_job(
     pipeline: PlacedPipeline, make: Callable[[PlacedPipeline], _Rows]
 ) -> Iterator[tuple[str, Orders]]:
@@ -141,11 +131,12 @@ def _interleaved(pipeline: PlacedPipeline) -> Iterator[tuple[str, Orders]]:
 
 def _published_of(pipeline: PlacedPipeline, kinds: Backward) -> Iterator[tuple[str, Orders]]:
     for owner in assignments(pipeline):
+        rows = list(_with_pipelines(pipeline, owner, split=kinds != "whole"))
         if kinds != "split":
-            yield from _with_pipelines(pipeline, owner, split=False)
+            yield from (row for row in rows if row[0].partition(" in ")[0] in WHOLE)
         if kinds != "whole":
             stages = split_stages(pipeline)
-            for name, orders in _with_pipelines(pipeline, owner, split=True):
+            for name, orders in rows:
                 yield from _joined(pipeline, name, _apart(orders, stages), kinds)
     if kinds != "whole":
         with suppress(DoesNotApplyError):

@@ -19,7 +19,7 @@ from planner.errors import DeadlockError
 from planner.plan.operations import Orders
 from planner.program.compiled import Block
 from planner.program.lower.lower import lower_schedule
-from planner.program.replay import operation, replay
+from planner.program.replay import operations, replay
 from planner.program.schedule import (
     BACKWARD_FIRST,
     DUE_S,
@@ -27,11 +27,11 @@ from planner.program.schedule import (
     IS_SPLIT,
     LIMIT,
     MOST_OWED,
+    OWNER,
     PERIOD_S,
     RESERVE_BYTES,
     RHYTHM,
     schedule_for,
-    set_owner,
 )
 from planner.schedules.assignment import Assignment
 
@@ -70,9 +70,11 @@ class ListRule(NamedTuple):
 
 
 def list_rules(pipeline: PlacedPipeline, *, split: bool) -> Iterator[ListRule]:
-    """Yield the rules worth trying."""
+    """Yield the rules worth trying; of factors that memory makes equal limits of, the first."""
+    factors = {_limits(pipeline, factor): factor for factor in reversed(FACTORS)}
     for factor, priority in product(FACTORS, (BACKWARD_FIRST, FORWARD_FIRST)):
-        yield ListRule(priority, factor, split)
+        if factor in factors.values():
+            yield ListRule(priority, factor, split)
     if pipeline.shares_devices:
         for stretch in STRETCHES:
             yield ListRule(RHYTHM, math.inf, split, stretch)
@@ -102,10 +104,8 @@ def list_orders(pipeline: PlacedPipeline, owner: Assignment, rule: ListRule) -> 
         over = np.maximum(times.peak_bytes - devices["capacity_bytes"], 0)
         if not over.any():
             ends = zip(pipeline.devices, devices["order"], devices["order_end"], strict=True)
-            program, order = lowered.program, times.order
-            return {
-                name: [operation(program, n) for n in order[first:end]] for name, first, end in ends
-            }
+            rows = operations(lowered.program, times.order)
+            return {name: rows[first:end] for name, first, end in ends}
         schedule[RESERVE_BYTES][:] += over
     return None
 
@@ -114,11 +114,12 @@ def _schedule(pipeline: PlacedPipeline, owner: Assignment, rule: ListRule) -> Bl
     """Return the table of a rule; None if a stage has no room for a microbatch."""
     stages = pipeline.stages
     pairs = [(s, device) for s, stage in enumerate(stages) for device in stage.spec.devices]
-    limits = [_limit(pipeline, *pair, rule.factor) for pair in pairs]
+    limits = _limits(pipeline, rule.factor)
     if min(limits) < 1:
         return None
     found = schedule_for(len(stages), len(pairs), len(pipeline.devices), pipeline.microbatches)
-    set_owner(found, owner, {pair: n for n, pair in enumerate(pairs)}, pipeline.microbatches)
+    numbers, microbatches = {pair: n for n, pair in enumerate(pairs)}, range(pipeline.microbatches)
+    found[OWNER][:] = [numbers[s, owner[s, m]] for s in range(len(stages)) for m in microbatches]
     found.numbers["rule"] = rule.priority
     splits = split_stages(pipeline) if rule.split else frozenset()
     found[IS_SPLIT][:] = [stage in splits for stage in range(len(stages))]
@@ -127,6 +128,11 @@ def _schedule(pipeline: PlacedPipeline, owner: Assignment, rule: ListRule) -> Bl
     if rule.priority == RHYTHM:
         _set_rhythm(found, pipeline, rule)
     return found
+
+
+def _limits(pipeline: PlacedPipeline, factor: float) -> tuple[int, ...]:
+    rows = enumerate(pipeline.stages)
+    return tuple(_limit(pipeline, s, d, factor) for s, row in rows for d in row.spec.devices)
 
 
 def _limit(pipeline: PlacedPipeline, stage: int, device: str, factor: float) -> int:
