@@ -6,12 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, model_validator
 
 from planner.errors import PipeplanError, shorten
+from planner.measured.chrome_trace import ChromeTrace, Message, Span, lanes, nanoseconds
 from planner.measured.events import (
     FORMAT,
     MOST_EVENTS,
@@ -24,7 +26,6 @@ from planner.measured.events import (
     MeasuredTransfer,
     TimedEvent,
 )
-from planner.measured.timeline_file import trace_of
 from planner.model.figures import Name
 from planner.records.document import (
     MOST_MEASURED_OBJECTS,
@@ -42,16 +43,13 @@ def _in_order(rows: Sequence[_Row]) -> tuple[_Row, ...]:
     return tuple(sorted(rows, key=lambda row: tuple(row.__dict__.values())))
 
 
-def _by_rank(rows: Sequence[MeasuredDevice]) -> tuple[MeasuredDevice, ...]:
-    return tuple(sorted(rows, key=lambda row: row.rank))
-
-
-def _by_number(rows: Sequence[MeasuredStep]) -> tuple[MeasuredStep, ...]:
-    return tuple(sorted(rows, key=lambda row: row.step))
+def _by(field: str) -> AfterValidator:
+    return AfterValidator(lambda rows: tuple(sorted(rows, key=attrgetter(field))))
 
 
 _InOrder = AfterValidator(_in_order)
 _OF_THE_TRACE = ("format", "displayTimeUnit", "otherData", "traceEvents")
+_IN_TRACE = ("model", "cluster", "plan_digest")
 _Limit = Field(max_length=MOST_EVENTS)
 
 
@@ -78,11 +76,9 @@ class MeasuredTimeline(Record):
     devices: Annotated[
         tuple[MeasuredDevice, ...],
         Field(min_length=1, max_length=65536),
-        AfterValidator(_by_rank),
+        _by("rank"),
     ]
-    steps: Annotated[
-        tuple[MeasuredStep, ...], Field(min_length=1), _Limit, AfterValidator(_by_number)
-    ]
+    steps: Annotated[tuple[MeasuredStep, ...], Field(min_length=1), _Limit, _by("step")]
     operations: Annotated[tuple[MeasuredOperation, ...], _Limit, _InOrder]
     transfers: Annotated[tuple[MeasuredTransfer, ...], _Limit, _InOrder] = ()
     reductions: Annotated[tuple[MeasuredReduction, ...], _Limit, _InOrder] = ()
@@ -127,8 +123,44 @@ class MeasuredTimeline(Record):
         Perfetto shows the trace; only the field is read again.
         """
         fields = self.model_dump(mode="json", exclude={"format"})
-        data = {"format": FORMAT, **trace_of(self), "timeline": fields}
+        data = {"format": FORMAT, **self.trace(), "timeline": fields}
         write_atomically(path, json.dumps(data, ensure_ascii=False) + "\n")
+
+    def trace(self) -> dict[str, Any]:
+        """Return the timeline as a Chrome trace, in plain JSON values; steps follow each other."""
+        stages: dict[str, set[int]] = {device.name: set() for device in self.devices}
+        for event in self.operations:
+            stages[event.device].add(event.what.stage)
+        labels = {device.name: f"rank {device.rank}, {device.hardware}" for device in self.devices}
+        trace = ChromeTrace({name: sorted(rows) for name, rows in stages.items()}, labels)
+        starts, now = {}, 0
+        for step, length_s in self.lengths_s.items():
+            starts[step] = now
+            now += nanoseconds(length_s)
+
+        def span(event: TimedEvent) -> Span:
+            begin = starts[event.step]
+            return begin + nanoseconds(event.start_s), begin + nanoseconds(event.end_s)
+
+        for op in self.operations:
+            inside = {} if op.collective_s is None else {"collective_s": op.collective_s}
+            trace.operation(op.device, op.what, span(op), step=op.step, **inside)
+        for row in self.reductions:
+            trace.reduction(row.device, row.stages, row.bytes, span(row), step=row.step)
+        for update in self.optimizer_steps:
+            trace.optimizer(update.device, span(update), step=update.step)
+        messages = (
+            Message(
+                sent.what, span(sent), sent.source, sent.target, sent.bytes, {"step": sent.step}
+            )
+            for sent in self.transfers
+        )
+        # A message may overlap the next one.
+        trace.links(lanes(messages, lambda row: row.span, _thread_name))
+        for one in self.steps:
+            for name, bytes_ in one.peak_memory_bytes.items():
+                trace.memory(name, "peak memory", starts[one.step], bytes_)
+        return trace.data({name: getattr(self, name) for name in _IN_TRACE})
 
     @cached_property
     def counted_steps(self) -> tuple[int, ...]:
@@ -144,6 +176,11 @@ class MeasuredTimeline(Record):
             for event in events:
                 lengths[event.step] = max(lengths[event.step], event.end_s)
         return lengths
+
+
+def _thread_name(row: Message, lane: int) -> str:
+    name = f"{row.source}>{row.target}"
+    return name if lane == 1 else f"{name} ({lane})"
 
 
 def _problems(timeline: MeasuredTimeline) -> Iterator[str]:
@@ -184,8 +221,7 @@ def _unknown_names(timeline: MeasuredTimeline) -> Iterator[str]:
     for row in timeline.steps:
         yield from _unknown("steps", "peak_memory_bytes", row.peak_memory_bytes, devices)
         yield from _unknown("steps", "batch_wait_s", row.batch_wait_s, devices)
-    fields = ("operations", "transfers", "reductions", "optimizer_steps")
-    for field in fields:
+    for field in ("operations", "transfers", "reductions", "optimizer_steps"):
         for event in getattr(timeline, field):
             yield from _unknown(field, "step", [event.step], steps)
             for name in ("device", "source", "target"):

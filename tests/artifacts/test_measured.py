@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from planner.errors import PipeplanError
 from planner.measured.timeline import MeasuredTimeline
-from planner.measured.timeline_file import trace_of
 
 NAMES = ("d0", "n0/gpu1", "d-2")
 nanoseconds = st.integers(0, 10**10)
@@ -89,7 +88,7 @@ def test_a_timeline_survives_its_file(timeline: MeasuredTimeline) -> None:
         path = Path(folder) / "measured.json"
         timeline.save(path)
         assert MeasuredTimeline.load(path) == timeline
-        assert json.loads(path.read_text()).items() >= trace_of(timeline).items()
+        assert json.loads(path.read_text()).items() >= timeline.trace().items()
 
 
 @given(measured_timelines())
@@ -97,7 +96,7 @@ def test_steps_follow_each_other_and_threads_of_links_hold_one_message_at_a_time
     timeline: MeasuredTimeline,
 ) -> None:
     threads, steps = defaultdict(list), defaultdict(list)
-    for event in trace_of(timeline)["traceEvents"]:
+    for event in timeline.trace()["traceEvents"]:
         if event["ph"] == "X":
             span = (event["ts"], event["ts"] + event["dur"])
             steps[event["args"]["step"]].append(span)
