@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NamedTuple, overload
 
 from planner.assembly import plan_by_hand
@@ -29,6 +28,7 @@ from planner.search.variants import Variant, variants_of
 from planner.simulation.simulator import simulate
 from planner.simulation.timeline import Timeline
 from planner.units import format_seconds
+from planner.verification.verify import collector_paused
 
 OURS = "pipeplan"
 """The name of our own row."""
@@ -71,14 +71,14 @@ class ComparisonRow:
 
     planner: str
     source: str
-    stages: tuple[StageSpec, ...] | None
-    schedule: str | None
-    orders: Orders | None
-    figures: Figures | None
-    reason: str | None
-    ratio: float | None
-    gap: float | None
-    planning_s: float
+    stages: tuple[StageSpec, ...] | None = None
+    schedule: str | None = None
+    orders: Orders | None = None
+    figures: Figures | None = None
+    reason: str | None = None
+    ratio: float | None = None
+    gap: float | None = None
+    planning_s: float = 0.0
     parallel: TensorParallel | None = None
 
     @property
@@ -141,16 +141,6 @@ class PlannerComparison(Sequence[ComparisonRow]):
         return f"{problem.graph.name} on {problem.cluster.name}"
 
 
-class _Answer(NamedTuple):
-    stages: tuple[StageSpec, ...] | None
-    schedule: str | None = None
-    orders: Orders | None = None
-    timeline: Timeline | None = None
-    reason: str | None = None
-    lower_bound_s: float = 0.0
-    parallel: TensorParallel | None = None
-
-
 def compare(
     problem: Problem,
     planners: Sequence[str] | None = None,
@@ -187,81 +177,105 @@ def compare(
     require_decided(problem.job, "compare")
     require_without(problem.job, "compare", ["shard_parameters", "offload"])
     chosen, show = find_planners(planners), progress or (lambda row: None)
-    search = partial(
-        solve,
-        problem,
-        time_limit_s=time_limit_s,
-        seed=seed,
-        workers=workers,
-        deterministic=deterministic,
-    )
-    ours, seconds = _timed(lambda: _found(search()))
-    rows = [_row(OURS, "this project", ours, ours, seconds)]
-    show(rows[0])
-    sizes = _sizes(problem)
-    for planner in chosen:
-        answer, seconds = _timed(partial(_best_of_sizes, sizes, planner))
-        rows.append(_row(planner.name, planner.source, answer, ours, seconds))
+    begin, ours, bound_s = time.perf_counter(), ComparisonRow(OURS, "this project"), 0.0
+    try:
+        result = solve(
+            problem,
+            time_limit_s=time_limit_s,
+            seed=seed,
+            workers=workers,
+            deterministic=deterministic,
+        )
+    except InfeasibleError as error:
+        ours = replace(ours, reason="; ".join(error.problems))
+    else:
+        ours, bound_s = _with_plan(ours, result), result.lower_bound_s
+    rows: list[ComparisonRow] = []
+
+    def add(row: ComparisonRow, begin: float) -> None:
+        seconds = time.perf_counter() - begin
+        rows.append(_compared(row, ours.time_s, bound_s, seconds))
         show(rows[-1])
+
+    add(ours, begin)
+    sizes = _sizes(problem)
+    with collector_paused():
+        for planner in chosen:
+            begin = time.perf_counter()
+            add(_best_of_sizes(sizes, planner), begin)
     return PlannerComparison(problem, tuple(rows))
 
 
-class _Size(NamedTuple):
-    """The baselines' schedules for one size of groups.
-
-    Attributes:
-        schedules: of the problem in which groups are the devices.
-        parallel: the groups; None: single devices.
-    """
-
-    schedules: ScheduledBaselines
-    parallel: TensorParallel | None
+def _with_plan(row: ComparisonRow, result: Result) -> ComparisonRow:
+    """Return the row of our own plan."""
+    orders, method = result.plan.parsed_orders(), result.plan.provenance.solver
+    method = method.rpartition("schedule by ")[2]
+    if result.status == "interrupted":
+        method += " (search interrupted)"
+    timeline = simulate(place_plan(result.plan), orders)
+    return _scheduled(row, timeline, orders, method, result.plan.tensor_parallel)
 
 
-def _sizes(problem: Problem) -> list[_Size]:
+def _scheduled(
+    row: ComparisonRow,
+    timeline: Timeline,
+    orders: Orders,
+    method: str,
+    parallel: TensorParallel | None,
+) -> ComparisonRow:
+    return replace(
+        row,
+        stages=tuple(stage.spec for stage in timeline.pipeline.stages),
+        schedule=method,
+        orders=orders,
+        figures=_figures(timeline),
+        parallel=parallel,
+    )
+
+
+def _compared(
+    row: ComparisonRow, ours_s: float, bound_s: float, planning_s: float
+) -> ComparisonRow:
+    """Return a row with its ratio to our time and its gap to our bound, if it has figures."""
+    if row.figures is None:
+        return replace(row, planning_s=planning_s)
+    ratio = row.time_s / ours_s if 0 < ours_s < math.inf else None
+    return replace(row, planning_s=planning_s, ratio=ratio, gap=gap(row.time_s, bound_s))
+
+
+_Sizes = list[tuple[ScheduledBaselines, TensorParallel | None]]
+"""The baselines' schedules for each size of tensor-parallel groups, and the groups."""
+
+
+def _sizes(problem: Problem) -> _Sizes:
     """Return the baselines' schedules for each size of groups that the job allows."""
     is_one = problem.has_groups or problem.job.tensor_parallel == 1
     rows = [Variant(problem, problem, None)] if is_one else variants_of(problem)
-    return [_Size(ScheduledBaselines(row.problem), row.parallel) for row in rows]
+    return [(ScheduledBaselines(row.problem), row.parallel) for row in rows]
 
 
-def _best_of_sizes(sizes: Sequence[_Size], planner: Baseline) -> _Answer:
-    """Return a planner's fastest answer over all sizes of groups.
+def _best_of_sizes(sizes: _Sizes, planner: Baseline) -> ComparisonRow:
+    """Return a planner's fastest answer over all sizes of groups, or why there is none.
 
-    Raises:
-        InfeasibleError: if it finds no stages for any of them.
+    Stages without a schedule that fits are an answer too, if no size has a better one.
     """
-    best: _Answer | None = None
+    best = none = ComparisonRow(planner.name, planner.source)
     reasons: list[str] = []
-    for size in sizes:
+    for schedules, parallel in sizes:
         try:
-            answer = _classic(size.schedules, planner, _answered_s(best))
+            found = schedules.best(planner, best.time_s)
+        except UnscheduledError as error:
+            if best is none:
+                reason = "; ".join(error.problems)
+                best = replace(none, stages=error.stages, reason=reason, parallel=parallel)
         except InfeasibleError as error:
             reasons += error.problems
-            continue
-        if answer is not None and (best is None or _answered_s(answer) < _answered_s(best)):
-            best = answer._replace(parallel=size.parallel)
-    if best is None:
-        raise InfeasibleError(reasons)
-    return best
-
-
-def _answered_s(answer: _Answer | None) -> float:
-    """Return the time of an answer; infinity without a schedule."""
-    if answer is None or answer.timeline is None:
-        return math.inf
-    return answer.timeline.iteration_time_s
-
-
-def _found(result: Result) -> _Answer:
-    """Return the row of our own plan."""
-    pipeline, orders = place_plan(result.plan), result.plan.parsed_orders()
-    timeline = simulate(pipeline, orders)
-    method = result.plan.provenance.solver.rpartition("schedule by ")[2]
-    if result.status == "interrupted":
-        method += " (search interrupted)"
-    answer = _answer(timeline, orders, method, result.lower_bound_s)
-    return answer._replace(parallel=result.plan.tensor_parallel)
+        else:
+            if found is not None:
+                best = _scheduled(none, found.timeline, found.orders, found.method, parallel)
+    return (
+        replace(none, reason="; ".join(InfeasibleError(reasons).problems)) if best is none else best
+    )
 
 
 def find_planners(names: Sequence[str] | None) -> tuple[Baseline, ...]:
@@ -280,32 +294,6 @@ def find_planners(names: Sequence[str] | None) -> tuple[Baseline, ...]:
             or f"planners: none named; choose from {known}"
         )
     return tuple(BASELINES[name] for name in dict.fromkeys(names))
-
-
-def _timed(plan: Callable[[], _Answer]) -> tuple[_Answer, float]:
-    """Return an answer, or why there is none, and the seconds it took."""
-    start = time.perf_counter()
-    try:
-        answer = plan()
-    except InfeasibleError as error:
-        answer = _Answer(None, reason="; ".join(error.problems))
-    return answer, time.perf_counter() - start
-
-
-def _classic(schedules: ScheduledBaselines, planner: Baseline, below_s: float) -> _Answer | None:
-    """Return a planner's answer; None if it is not faster than ``below_s``."""
-    try:
-        schedule = schedules.best(planner, below_s)
-    except UnscheduledError as error:
-        return _Answer(error.stages, reason="; ".join(error.problems))
-    if schedule is None:
-        return None
-    return _answer(schedule.timeline, schedule.orders, schedule.method, 0.0)
-
-
-def _answer(timeline: Timeline, orders: Orders, method: str, lower_bound_s: float) -> _Answer:
-    specs = tuple(stage.spec for stage in timeline.pipeline.stages)
-    return _Answer(specs, method, orders, timeline, None, lower_bound_s)
 
 
 def best_baseline(rows: Sequence[ComparisonRow]) -> ComparisonRow | None:
@@ -330,26 +318,6 @@ def plan_of_row(problem: Problem, row: ComparisonRow) -> Plan:
     if not problem.has_groups:
         problem = replace(problem, job=problem.job.model_copy(update=WITHOUT_GROUPS))
     return plan_by_hand(place(problem, row.stages), row.orders, solver)
-
-
-def _row(name: str, source: str, found: _Answer, ours: _Answer, planning_s: float) -> ComparisonRow:
-    figures = None if found.timeline is None else _figures(found.timeline)
-    ratio = None
-    if figures is not None and ours.timeline is not None and ours.timeline.iteration_time_s > 0:
-        ratio = figures.iteration_time_s / ours.timeline.iteration_time_s
-    return ComparisonRow(
-        planner=name,
-        source=source,
-        stages=found.stages,
-        schedule=found.schedule,
-        orders=found.orders,
-        figures=figures,
-        reason=found.reason,
-        ratio=ratio,
-        gap=None if figures is None else gap(figures.iteration_time_s, ours.lower_bound_s),
-        planning_s=planning_s,
-        parallel=found.parallel,
-    )
 
 
 def _figures(timeline: Timeline) -> Figures:

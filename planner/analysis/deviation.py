@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from planner.analysis.hardware import other_hardware
 from planner.costs.group_collectives import inside_times
@@ -23,7 +23,6 @@ from planner.simulation.timeline import Timeline, reduction_spans
 from planner.units import format_seconds
 
 _Key = TypeVar("_Key", bound=Hashable)
-_Samples = dict[_Key, list[float]]
 
 OUTSIDE = ("before the first operation", "after the last event")
 """Parts of a measured iteration that no prediction counts."""
@@ -153,21 +152,17 @@ def compare_with_measured(plan: Plan, timeline: Timeline, measured: MeasuredTime
         PipeplanError: if the measurement is of another plan.
     """
     require_timeline_of(plan, measured)
-    found, expected = _Measured(measured), _Predicted(timeline)
-    steps = measured.counted_steps
+    found, expected, steps = _measured(measured), _predicted(timeline), measured.counted_steps
+    if not found["collectives"]:
+        expected["collectives"] = {}
+    rows: dict[str, Any] = {
+        name: _deviations(expected.get(name, {}), samples, len(steps))
+        for name, samples in found.items()
+    }
     times = [row.iteration_time_s for row in measured.steps if row.step in steps]
     return Comparison(
-        kinds=_by_kind(expected.operations, found.operations, len(steps)),
-        operations=_deviations(expected.operations, found.operations, len(steps)),
-        collectives=_deviations(
-            expected.collectives if found.collectives else {}, found.collectives, len(steps)
-        ),
-        transfers=_deviations(expected.transfers, found.transfers, len(steps)),
-        reductions=_deviations(expected.reductions, found.reductions, len(steps)),
-        optimizer=_deviations(expected.optimizer, found.optimizer, len(steps)),
-        waiting=_deviations(expected.waiting, found.waiting, len(steps)),
-        batches=_deviations({}, _batches(measured), len(steps)),
-        outside=_deviations(expected.outside, _outside(measured), len(steps)),
+        kinds=_by_kind(expected["operations"], found["operations"], len(steps)),
+        **rows,
         iteration=Deviation(1, timeline.iteration_time_s, median(times)),
         steps=steps,
         spread=_spread(times),
@@ -231,113 +226,83 @@ def _missing_operations(plan: Plan, measured: MeasuredTimeline) -> Iterator[str]
             )
 
 
-class _Predicted:
-    """Seconds of a simulation's events."""
-
-    def __init__(self, timeline: Timeline) -> None:
-        self.operations: _Samples[tuple[int, str, Kind]] = defaultdict(list)
-        ready_s: dict[Operation, float] = {}
-        for event in timeline.operations:
-            stage, kind, microbatch = event.operation
-            self.operations[stage, event.device, kind].append(event.end_s - event.start_s)
-            # A gradient is sent after a whole backward or after its first half.
-            sender = Operation(stage, "B" if kind == "I" else kind, microbatch)
-            ready_s[sender] = event.end_s
-        self.collectives = {
-            (stage, device, kind): [_inside_s(timeline, stage, device, kind)] * len(times)
-            for (stage, device, kind), times in self.operations.items()
-        }
-        self.transfers: _Samples[tuple[str, str]] = defaultdict(list)
-        for sent in timeline.transfers:
-            if sent.end_s > sent.start_s:
-                self.transfers[sent.source, sent.target].append(
-                    sent.end_s - ready_s[sent.operation]
-                )
-        # As it is measured: from the first bucket of a stage to its last.
-        spans_s = reduction_spans(timeline)
-        self.reductions = {
-            stages: [end_s - start_s] for stages, (start_s, end_s) in spans_s.items()
-        }
-        # As it is measured: with the all-gather of parameters, where there is one.
-        gathered_s = {d: timeline.done_s[d] - end_s for d, end_s in timeline.end_s.items()}
-        self.optimizer = {d: [s + gathered_s[d]] for d, s in timeline.optimizer_s.items()}
-        self.outside = {where: [0.0] for where in OUTSIDE}
-        self.waiting = {
-            d: [max(0.0, timeline.iteration_time_s - s - gathered_s[d])]
-            for d, s in timeline.busy_s.items()
-        }
+_Samples = dict[Any, list[float]]
+"""Seconds of events of one kind, by what distinguishes them: see :class:`Comparison`."""
 
 
-def _inside_s(timeline: Timeline, stage: int, device: str, kind: Kind) -> float:
-    return inside_times(timeline.pipeline, stage, device).seconds(kind)
+def _predicted(timeline: Timeline) -> dict[str, _Samples]:
+    """Return the seconds of a simulation's events, by fields of :class:`Comparison`."""
+    operations: _Samples = defaultdict(list)
+    transfers: _Samples = defaultdict(list)
+    ready_s: dict[Operation, float] = {}
+    for event in timeline.operations:
+        stage, kind, microbatch = event.operation
+        operations[stage, event.device, kind].append(event.end_s - event.start_s)
+        # A gradient is sent after a whole backward or after its first half.
+        ready_s[Operation(stage, "B" if kind == "I" else kind, microbatch)] = event.end_s
+    for sent in timeline.transfers:
+        if sent.end_s > sent.start_s:
+            transfers[sent.source, sent.target].append(sent.end_s - ready_s[sent.operation])
+    inside = {
+        (stage, device, kind): inside_times(timeline.pipeline, stage, device).seconds(kind)
+        for stage, device, kind in operations
+    }
+    # As they are measured: reductions from the first bucket of a stage to its last, optimizer steps
+    # with the all-gather of parameters, where there is one.
+    spans_s, whole_s = reduction_spans(timeline), timeline.iteration_time_s
+    gathered_s = {d: timeline.done_s[d] - end_s for d, end_s in timeline.end_s.items()}
+    return {
+        "operations": operations,
+        "collectives": {key: [inside[key]] * len(times) for key, times in operations.items()},
+        "transfers": transfers,
+        "reductions": {stages: [end_s - start_s] for stages, (start_s, end_s) in spans_s.items()},
+        "optimizer": {d: [s + gathered_s[d]] for d, s in timeline.optimizer_s.items()},
+        "waiting": {d: [max(0.0, whole_s - s - gathered_s[d])] for d, s in timeline.busy_s.items()},
+        "outside": {where: [0.0] for where in OUTSIDE},
+    }
 
 
-class _Measured:
-    """Seconds of a measurement's events in the steps that count."""
-
-    def __init__(self, measured: MeasuredTimeline) -> None:
-        counted = frozenset(measured.counted_steps)
-        self.operations: _Samples[tuple[int, str, Kind]] = defaultdict(list)
-        self.collectives: _Samples[tuple[int, str, Kind]] = defaultdict(list)
-        self.transfers: _Samples[tuple[str, str]] = defaultdict(list)
-        self.optimizer: _Samples[str] = defaultdict(list)
-        busy_s: dict[tuple[int, str], float] = defaultdict(float)
-        for event in measured.operations:
-            if event.step in counted:
-                self.operations[event.what.stage, event.device, event.what.kind].append(
-                    event.seconds
-                )
-                busy_s[event.step, event.device] += event.seconds
-                if event.collective_s is not None:
-                    key = event.what.stage, event.device, event.what.kind
-                    self.collectives[key].append(event.collective_s)
-        for sent in measured.transfers:
-            if sent.step in counted:
-                self.transfers[sent.source, sent.target].append(sent.seconds)
-        for update in measured.optimizer_steps:
-            if update.step in counted:
-                self.optimizer[update.device].append(update.seconds)
-                busy_s[update.step, update.device] += update.seconds
-        self.reductions = _reductions(measured, counted)
-        time_s = {row.step: row.iteration_time_s for row in measured.steps}
-        self.waiting: _Samples[str] = defaultdict(list)
-        for (step, device), seconds in busy_s.items():
-            self.waiting[device].append(max(0.0, time_s[step] - seconds))
-
-
-def _batches(measured: MeasuredTimeline) -> _Samples[str]:
-    found: _Samples[str] = defaultdict(list)
-    for row in measured.steps:
-        if row.step in measured.counted_steps:
-            for device, seconds in row.batch_wait_s.items():
-                found[device].append(seconds)
-    return found
-
-
-def _outside(measured: MeasuredTimeline) -> _Samples[str]:
-    """Measure the time of each step that counts before its first operation and after all events."""
+def _measured(measured: MeasuredTimeline) -> dict[str, _Samples]:
+    """Return the seconds of a measurement's events in the steps that count, by the same fields."""
+    names = "operations collectives transfers reductions optimizer waiting batches outside".split()
+    found: dict[str, _Samples] = {name: defaultdict(list) for name in names}
+    time_s = {
+        row.step: row.iteration_time_s
+        for row in measured.steps
+        if row.step in measured.counted_steps
+    }
     begins_s: dict[int, float] = {}
     ends_s: dict[int, float] = defaultdict(float)
-    for event in measured.operations:
-        begins_s[event.step] = min(event.start_s, begins_s.get(event.step, event.start_s))
-    for last in (*measured.operations, *measured.reductions, *measured.optimizer_steps):
-        ends_s[last.step] = max(last.end_s, ends_s[last.step])
-    steps = [row for row in measured.steps if row.step in measured.counted_steps]
-    before = [begins_s[row.step] for row in steps]
-    after = [max(0.0, row.iteration_time_s - ends_s[row.step]) for row in steps]
-    return dict(zip(OUTSIDE, (before, after), strict=True))
-
-
-def _reductions(measured: MeasuredTimeline, counted: frozenset[int]) -> _Samples[tuple[int, ...]]:
-    """Measure reductions from when the last device joins: those that come early wait for it."""
+    busy_s: dict[tuple[int, str], float] = defaultdict(float)
+    for op in (row for row in measured.operations if row.step in time_s):
+        key = op.what.stage, op.device, op.what.kind
+        found["operations"][key].append(op.seconds)
+        if op.collective_s is not None:
+            found["collectives"][key].append(op.collective_s)
+        busy_s[op.step, op.device] += op.seconds
+        begins_s[op.step] = min(op.start_s, begins_s.get(op.step, op.start_s))
+    for sent in (row for row in measured.transfers if row.step in time_s):
+        found["transfers"][sent.source, sent.target].append(sent.seconds)
+    for update in (row for row in measured.optimizer_steps if row.step in time_s):
+        found["optimizer"][update.device].append(update.seconds)
+        busy_s[update.step, update.device] += update.seconds
+    for (step, device), seconds in busy_s.items():
+        found["waiting"][device].append(max(0.0, time_s[step] - seconds))
+    # From when the last device joins a reduction: those that come early wait for it.
     spans: dict[tuple[int, tuple[int, ...]], list[tuple[float, float]]] = defaultdict(list)
-    for event in measured.reductions:
-        if event.step in counted:
-            spans[event.step, event.stages].append((event.start_s, event.end_s))
-    found: _Samples[tuple[int, ...]] = defaultdict(list)
+    for event in (row for row in measured.reductions if row.step in time_s):
+        spans[event.step, event.stages].append((event.start_s, event.end_s))
     for (_, stages), rows in spans.items():
         starts, ends = zip(*rows, strict=True)
-        found[stages].append(max(0.0, max(ends) - max(starts)))
+        found["reductions"][stages].append(max(0.0, max(ends) - max(starts)))
+    for last in (*measured.operations, *measured.reductions, *measured.optimizer_steps):
+        ends_s[last.step] = max(last.end_s, ends_s[last.step])
+    for row in (row for row in measured.steps if row.step in time_s):
+        for device, seconds in row.batch_wait_s.items():
+            found["batches"][device].append(seconds)
+        after_s = max(0.0, row.iteration_time_s - ends_s[row.step])
+        for where, seconds in zip(OUTSIDE, (begins_s[row.step], after_s), strict=True):
+            found["outside"][where].append(seconds)
     return found
 
 

@@ -21,7 +21,7 @@ from planner.analysis.changes import (
     move,
     parse_move,
 )
-from planner.analysis.judge import Judge, Replayed
+from planner.analysis.judge import Judge
 from planner.assembly import edited_plan
 from planner.costs.placement import is_connected, place, specs_of
 from planner.errors import DeadlockError, PipeplanError
@@ -127,7 +127,7 @@ def apply_move(plan: Plan, change: Move | str) -> Plan:
         raise PipeplanError(
             f"change '{wanted}': no order that was tried runs these stages within memory"
         )
-    return edited_plan(plan, found.timeline, found.orders, str(wanted))
+    return edited_plan(plan, found, found.orders, str(wanted))
 
 
 class _Trials:
@@ -155,20 +155,20 @@ class _Trials:
             raise PipeplanError(f"change '{change}': {row}" for row in beyond)
         return stages, self.judge.judged(stages)
 
-    def best(self, change: Move, stages: Stages, judged: Candidate | None) -> Replayed | None:
+    def best(self, change: Move, stages: Stages, judged: Candidate | None) -> Timeline | None:
         """Return the faster of the list schedule and the plan's own orders.
 
         The latter need not fit in memory where the former does not.
         """
-        listed = None if judged is None else self.judge.replayed(judged)
+        listed = None if judged is None else self.judge.timeline(judged)
         own = self._in_own_orders(change, stages)
-        if own is None or (listed is not None and not own.fits):
+        if own is None or (listed is not None and own.overflow_bytes):
             return listed
-        if listed is None or own.timeline.iteration_time_s <= listed.timeline.iteration_time_s:
+        if listed is None or own.iteration_time_s <= listed.iteration_time_s:
             return own
         return listed
 
-    def _in_own_orders(self, change: Move, stages: Stages) -> Replayed | None:
+    def _in_own_orders(self, change: Move, stages: Stages) -> Timeline | None:
         """Return a simulation in the plan's orders; None if they are not possible then."""
         if change.kind not in KEEPS_ORDERS:
             return None
@@ -176,7 +176,7 @@ class _Trials:
         if any(outside(problem.job.space, stages, orders, tuple(problem.graph.layers))):
             return None
         with suppress(DeadlockError):
-            return Replayed(simulate(place(problem, stages, self._plan.sync), orders), orders)
+            return simulate(place(problem, stages, self._plan.sync), orders)
         return None
 
 
@@ -207,7 +207,7 @@ def moves(plan: Plan, timeline: Timeline | None = None) -> MovesFound:
             continue
         made = trials.best(change, stages, judged)
         if made is not None:
-            found.append(_timed(change, made.timeline, plan_s))
+            found.append(_timed(change, made, plan_s))
     found.sort(key=lambda row: row.iteration_time_s)
     return MovesFound(
         plan_s=plan_s,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ from planner.cli.options import (
     RunByOption,
     SetOption,
 )
-from planner.cli.output import keep_inputs, print_json, say, show, show_plan, user_errors
+from planner.cli.output import print_json, require_outputs, say, show, show_plan, user_errors
 from planner.cli.plan import print_run_command
 from planner.cli.problems import LoadedProblem, ProblemFiles, given_rules
 from planner.errors import PipeplanError, shorten
@@ -30,9 +30,83 @@ from planner.units import format_seconds, plural
 if TYPE_CHECKING:
     from planner.interop.adopted import Adopted, Schedule
     from planner.interop.layout import RuntimeLayout
-    from planner.plan.problem import Problem
 
 EXAMPLE = 'a list of lists of names, such as [["wte", "h.0"], ["h.1", "ln_f", "lm_head"]]'
+GROUP_FIELDS = ("tensor_parallel", "sequence_parallel", "expert_parallel")
+LAYOUT_FIELDS = (
+    *("samples_per_microbatch", "microbatches", *GROUP_FIELDS[:2]),
+    *("shard_optimizer", "recompute_attention", "expert_parallel"),
+)
+"""Fields of the job that a layout may set, in the order in which they are printed."""
+
+StagesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--stages",
+        metavar="LAYOUT|FILE",
+        help="stages in the format of Megatron-LM's --pipeline-model-parallel-layout, such as "
+        "'Et*3|(tt|)*4,L', or a JSON file with a list of layer or module names per stage, like "
+        "torchtitan's module_fqns_per_model_part",
+    ),
+]
+ScheduleOption = Annotated[
+    str | None,
+    typer.Option(
+        "--schedule",
+        metavar="NAME|FILE",
+        help="gpipe, 1f1b, interleaved-1f1b, looped-breadth-first, eager-1f1b, pe, zb-h1, "
+        "zb-h2, zb-auto, zb-v or dualpipe-v (the last two need two stages per rank in a V), or "
+        "a CSV schedule of torch.distributed.pipelining, which also places the stages "
+        "(default: 1f1b, or interleaved-1f1b with several stages per rank)",
+    ),
+]
+PipelineSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--pipeline-size",
+        metavar="N",
+        help="pipeline ranks; stage i is on rank i % N (default: the number of stages)",
+    ),
+]
+ReplicasOption = Annotated[
+    int | None,
+    typer.Option(
+        "--replicas",
+        metavar="R",
+        help="number of data-parallel pipelines; each runs its part of the microbatches "
+        "(default: 1; with --layout as many as the devices suffice for)",
+    ),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--devices",
+        metavar="NAME,…",
+        help="devices in rank order, those of a tensor-parallel group next to each other, the "
+        "replicas of pipeline rank 0 first (default: the cluster's order)",
+    ),
+]
+RecomputeOption = Annotated[
+    bool,
+    typer.Option("--recompute", help="full activation checkpointing: recompute every block"),
+]
+LayoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--layout",
+        metavar="TOOL:FILE",
+        help="instead of stages, schedule and groups: megatron:FILE with Megatron-LM's own "
+        "arguments, as a launch script has them, or torchtitan:FILE with torchtitan's "
+        "configuration (TOML or JSON)",
+    ),
+]
+OverflowOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-overflow",
+        help="write the plan even if it exceeds memory, for `explain` and `simulate`",
+    ),
+]
 
 
 def adopt(
@@ -41,213 +115,129 @@ def adopt(
     job: JobOption = None,
     set_: SetOption = None,
     costs: CostsOption = None,
-    stages: Annotated[
-        str | None,
-        typer.Option(
-            "--stages",
-            metavar="LAYOUT|FILE",
-            help="stages in the format of Megatron-LM's --pipeline-model-parallel-layout, such as "
-            "'Et*3|(tt|)*4,L', or a JSON file with a list of layer or module names per stage, like "
-            "torchtitan's module_fqns_per_model_part",
-        ),
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            "--schedule",
-            metavar="NAME|FILE",
-            help="gpipe, 1f1b, interleaved-1f1b, looped-breadth-first, eager-1f1b, pe, zb-h1, "
-            "zb-h2, zb-auto, zb-v or dualpipe-v (the last two need two stages per rank in a V), or "
-            "a CSV schedule of torch.distributed.pipelining, which also places the stages "
-            "(default: 1f1b, or interleaved-1f1b with several stages per rank)",
-        ),
-    ] = None,
-    pipeline_size: Annotated[
-        int | None,
-        typer.Option(
-            "--pipeline-size",
-            metavar="N",
-            help="pipeline ranks; stage i is on rank i % N (default: the number of stages)",
-        ),
-    ] = None,
-    replicas: Annotated[
-        int | None,
-        typer.Option(
-            "--replicas",
-            metavar="R",
-            help="number of data-parallel pipelines; each runs its part of the microbatches "
-            "(default: 1; with --layout as many as the devices suffice for)",
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices",
-            metavar="NAME,…",
-            help="devices in rank order, those of a tensor-parallel group next to each other, the "
-            "replicas of pipeline rank 0 first (default: the cluster's order)",
-        ),
-    ] = None,
-    recompute: Annotated[
-        bool,
-        typer.Option("--recompute", help="full activation checkpointing: recompute every block"),
-    ] = False,
-    layout: Annotated[
-        str | None,
-        typer.Option(
-            "--layout",
-            metavar="TOOL:FILE",
-            help="instead of stages, schedule and groups: megatron:FILE with Megatron-LM's own "
-            "arguments, as a launch script has them, or torchtitan:FILE with torchtitan's "
-            "configuration (TOML or JSON)",
-        ),
-    ] = None,
-    allow_overflow: Annotated[
-        bool,
-        typer.Option(
-            "--allow-overflow",
-            help="write the plan even if it exceeds memory, for `explain` and `simulate`",
-        ),
-    ] = False,
+    stages: StagesOption = None,
+    schedule: ScheduleOption = None,
+    pipeline_size: PipelineSizeOption = None,
+    replicas: ReplicasOption = None,
+    devices: DevicesOption = None,
+    recompute: RecomputeOption = False,
+    layout: LayoutOption = None,
+    allow_overflow: OverflowOption = False,
     runtime: RunByOption = None,
     output: PlanOutputOption = Path("plan.json"),
     as_json: JsonOption = False,
 ) -> None:
     """Make a plan from a partition and schedule that you already run, without a search."""
-    files = ProblemFiles(model, cluster, job, set_ or (), costs or ())
-    names = None if devices is None else [name.strip() for name in devices.split(",")]
+    files = ProblemFiles(model, cluster, job, set_ or (), costs or (), runtime)
+    listed = [] if devices is None else devices.split(",")
+    names = None if devices is None else [name for part in listed if (name := part.strip())]
     parts = {
         "--stages": stages,
         "--schedule": schedule,
         "--pipeline-size": pipeline_size,
         "--recompute": recompute or None,
     }
-    request = AdoptRequest(files, parts, replicas, names and list(filter(None, names)), layout)
     with user_errors(as_json):
-        from planner.records.document import require_file_path
-        from planner.verification import save_valid
-
-        require_file_path(output)
-        keep_inputs(output, request.inputs)
-        found, loaded, theirs = request.adopted(runtime)
-        too_large = _checked(found, allow_overflow=allow_overflow)
-        if too_large:
-            found.plan.save(output)
+        read = [layout and layout.partition(":")[2], stages, schedule]
+        paths = [Path(text) for text in read if text and Path(text).suffix]
+        require_outputs({"--output": output}, [*files.inputs, *paths])
+        theirs = None
+        if layout is None:
+            found, loaded = _of_parts(files, parts, 1 if replicas is None else replicas, names)
         else:
-            save_valid(found.plan, output)
-        notes = _layout_notes(found, theirs)
+            theirs = _layout(layout, files, parts, replicas, names)
+            found, loaded = _of_layout(theirs, files, names)
+        too_large = _save(found, output, allow_overflow=allow_overflow)
+        notes = [] if theirs is None else [_set_by(theirs, found), *theirs.notes]
         if as_json:
             print_json(_data(found, output, too_large) | ({"notes": notes} if notes else {}))
         else:
-            more = _interleaving_notes(found) if request.is_megatron else []
-            _show(found, output, [*too_large, *notes, *more])
-            say(_search_command(found, replace(files, runtime=runtime), output))
+            of_megatron = not str(stages).endswith(".json")
+            if layout.startswith("megatron:") if layout else of_megatron:
+                notes += _interleaving_notes(found)
+            _show(found, output, [*too_large, *notes])
+            say(_search_command(found, files, output))
             if not too_large:
                 print_run_command(found.plan, output, loaded.text_problem)
         if loaded.compared is not None:
             say(loaded.compared, err=True)
 
 
-@dataclass(frozen=True)
-class AdoptRequest:
-    """What a plan is put together from; None where an option was not given.
+def _of_parts(
+    files: ProblemFiles, parts: Mapping[str, Any], replicas: int, names: Sequence[str] | None
+) -> tuple[Adopted, LoadedProblem]:
+    """Return the plan of stages and a schedule; they are read before the model is traced."""
+    from planner.interop.adopted import adopted
+    from planner.interop.division import divide
 
-    Attributes:
-        files: the problem.
-        parts: options that give the layout's parts, by name.
-        replicas: equal pipelines.
-        names: devices in the order of ranks.
-        layout: another runtime and the file of its arguments, instead of the parts.
+    if parts["--stages"] is None:
+        raise PipeplanError("stages are missing; give --stages LAYOUT|FILE or --layout TOOL:FILE")
+    stages, source = _given_stages(parts["--stages"])
+    schedule = _given_schedule(parts["--schedule"])
+    loaded = _loaded(files, files.runtime)
+    found = adopted(
+        loaded.problem,
+        divide(loaded.problem.graph, stages, source),
+        schedule=schedule,
+        pipeline_size=parts["--pipeline-size"],
+        replicas=replicas,
+        devices=names,
+        recompute_blocks=None if parts["--recompute"] else 0,
+    )
+    return found, loaded
+
+
+def _layout(
+    given: str,
+    files: ProblemFiles,
+    parts: Mapping[str, Any],
+    replicas: int | None,
+    names: Sequence[str] | None,
+) -> RuntimeLayout:
+    """Return the layout of another runtime's arguments.
+
+    Raises:
+        PipeplanError: if an option gives the same, or plans cannot express the layout.
     """
+    from planner.cluster.cluster import Cluster
+    from planner.interop.megatron import read_megatron_arguments
+    from planner.interop.torchtitan import read_torchtitan_config
 
-    files: ProblemFiles
-    parts: dict[str, Any]
-    replicas: int | None
-    names: list[str] | None
-    layout: str | None
-
-    @property
-    def inputs(self) -> list[Path]:
-        """The files that the plan is made from."""
-        others = [] if self.layout is None else [Path(self.layout.partition(":")[2])]
-        named = [Path(str(self.parts[name])) for name in ("--stages", "--schedule")]
-        return [*self.files.inputs, *others, *(path for path in named if path.suffix)]
-
-    @property
-    def is_megatron(self) -> bool:
-        """Whether the layout is one of Megatron-LM."""
-        if self.layout is not None:
-            return self.layout.startswith("megatron:")
-        return not str(self.parts["--stages"]).endswith(".json")
-
-    def adopted(self, runtime: str | None) -> tuple[Adopted, LoadedProblem, RuntimeLayout | None]:
-        """Assemble the plan; what is quick to read is read before the model is traced."""
-        if self.layout is None:
-            return (*self._of_parts(runtime), None)
-        layout = self._layout(self.layout)
-        fields = layout.job_fields(self.files.loaded_job())
-        loaded = self.files.load(check=True, fields=fields, source=layout.source)
-        blocks = layout.blocks_messages and runtime == "megatron"
-        problem = _run_by(loaded.problem, "megatron-blocking" if blocks else runtime)
-        return layout.adopted(problem, self.names), loaded, layout
-
-    def _of_parts(self, runtime: str | None) -> tuple[Adopted, LoadedProblem]:
-        """Assemble the plan of stages and a schedule that were given by themselves."""
-        from planner.interop.adopted import adopted
-        from planner.interop.division import divide
-
-        if self.parts["--stages"] is None:
-            raise PipeplanError(
-                "stages are missing; give --stages LAYOUT|FILE or --layout TOOL:FILE"
-            )
-        stages, source = _given_stages(self.parts["--stages"])
-        schedule = _given_schedule(self.parts["--schedule"])
-        loaded = self.files.load(check=True)
-        problem = _run_by(loaded.problem, runtime)
-        found = adopted(
-            problem,
-            divide(problem.graph, stages, source),
-            schedule=schedule,
-            pipeline_size=self.parts["--pipeline-size"],
-            replicas=1 if self.replicas is None else self.replicas,
-            devices=self.names,
-            recompute_blocks=None if self.parts["--recompute"] else 0,
+    readers = {"megatron": read_megatron_arguments, "torchtitan": read_torchtitan_config}
+    tool, _, file = given.partition(":")
+    if tool not in readers or not file:
+        raise PipeplanError(f"--layout {given}: expected megatron:FILE or torchtitan:FILE")
+    more = [name for name, value in parts.items() if value is not None]
+    more += [f"--set {s}" for s in files.settings if s.partition("=")[0] in GROUP_FIELDS]
+    if more:
+        raise PipeplanError(
+            f"{', '.join(more)}: --layout says this already; leave out one of the two"
         )
-        return found, loaded
-
-    def _layout(self, given: str) -> RuntimeLayout:
-        """Return the layout of another runtime's arguments.
-
-        Raises:
-            PipeplanError: if an option gives the same, or plans cannot express the layout.
-        """
-        from planner.cluster.cluster import Cluster
-        from planner.interop.megatron import read_megatron_arguments
-        from planner.interop.torchtitan import read_torchtitan_config
-
-        readers = {"megatron": read_megatron_arguments, "torchtitan": read_torchtitan_config}
-        tool, _, file = given.partition(":")
-        if tool not in readers or not file:
-            raise PipeplanError(f"--layout {given}: expected megatron:FILE or torchtitan:FILE")
-        more = [name for name, value in self.parts.items() if value is not None]
-        more += [f"--set {text}" for text in self.files.settings if _is_of_layout(text)]
-        if more:
-            raise PipeplanError(
-                f"{', '.join(more)}: --layout says this already; leave out one of the two"
-            )
-        cluster = Cluster.load(self.files.cluster)
-        count = len(cluster.devices if self.names is None else self.names)
-        return readers[tool](file).on(count, self.replicas)
+    devices = Cluster.load(files.cluster).devices if names is None else names
+    return readers[tool](file).on(len(devices), replicas)
 
 
-def _is_of_layout(setting: str) -> bool:
-    return setting.startswith(("tensor_parallel=", "sequence_parallel=", "expert_parallel="))
+def _of_layout(
+    layout: RuntimeLayout, files: ProblemFiles, names: Sequence[str] | None
+) -> tuple[Adopted, LoadedProblem]:
+    blocks = layout.blocks_messages and files.runtime == "megatron"
+    fields = layout.job_fields(files.loaded_job())
+    loaded = _loaded(files, "megatron-blocking" if blocks else files.runtime, fields, layout.source)
+    return layout.adopted(loaded.problem, names), loaded
 
 
-def _run_by(problem: Problem, runtime: str | None) -> Problem:
-    """Return the problem under the rules of ``--runtime``, if that was given."""
+def _loaded(
+    files: ProblemFiles,
+    runtime: str | None,
+    fields: Mapping[str, Any] | None = None,
+    source: str = "",
+) -> LoadedProblem:
+    """Load the problem; ``--runtime`` predicts the plan and does not restrict its space."""
     rules = given_rules(runtime)
-    return problem if rules is None else replace(problem, runtime=rules)
+    loaded = replace(files, runtime=None).load(check=True, fields=fields, source=source)
+    if rules is None:
+        return loaded
+    return replace(loaded, problem=replace(loaded.problem, runtime=rules))
 
 
 def _given_stages(text: str) -> tuple[str | list[list[str]], str]:
@@ -284,19 +274,24 @@ def _given_schedule(text: str | None) -> Schedule:
     return text
 
 
-def _checked(found: Adopted, *, allow_overflow: bool) -> list[str]:
-    """Return the memory problems of a plan if they are allowed.
+def _save(found: Adopted, output: Path, *, allow_overflow: bool) -> list[str]:
+    """Write a plan that holds, and return how it exceeds memory, if that is allowed.
 
     Raises:
-        PipeplanError: if the plan does not hold for another reason, or it is not allowed.
+        PipeplanError: if the plan does not hold.
     """
     from planner.interop.adopted import overflow_problems
+    from planner.verification import save_valid
     from planner.verification.form import form_problems
 
     problems = list(form_problems(found.plan.on_groups, found.plan.parsed_orders()))
     too_large = overflow_problems(found)
     if problems or (too_large and not allow_overflow):
         raise PipeplanError([*problems, *too_large])
+    if too_large:
+        found.plan.save(output)
+    else:
+        save_valid(found.plan, output)
     return too_large
 
 
@@ -312,16 +307,12 @@ def _data(found: Adopted, output: Path, too_large: list[str]) -> dict[str, Any]:
     }
 
 
-def _layout_notes(found: Adopted, layout: RuntimeLayout | None) -> list[str]:
-    """Return what a layout set in the job, and what it does that is predicted otherwise."""
-    if layout is None:
-        return []
+def _set_by(layout: RuntimeLayout, found: Adopted) -> str:
+    """Return a note on the fields of the job that a layout set; switches only where they are on."""
     job = found.plan.job
-    names = ["samples_per_microbatch", "microbatches", "tensor_parallel", "sequence_parallel"]
-    names += [name for name in ("shard_optimizer", "recompute_attention") if getattr(job, name)]
-    names += ["expert_parallel"] if job.expert_parallel else []
+    names = [name for i, name in enumerate(LAYOUT_FIELDS) if i < 4 or getattr(job, name)]
     fields = ", ".join(f"{name} = {json.dumps(getattr(job, name))}" for name in names)
-    return [f"{layout.source} sets {fields} in the job", *layout.notes]
+    return f"{layout.source} sets {fields} in the job"
 
 
 def _interleaving_notes(found: Adopted) -> list[str]:
@@ -336,12 +327,11 @@ def _interleaving_notes(found: Adopted) -> list[str]:
 
 
 def _show(found: Adopted, output: Path, notes: Sequence[str]) -> None:
-    show_plan(found.plan)
     plan = found.plan
+    show_plan(plan)
     unused = len(plan.cluster.device_names) - plan.world_size
-    if unused:
-        say(f"note: {plural(unused, 'device')} of the cluster are unused")
     show(
+        *([f"note: {plural(unused, 'device')} of the cluster are unused"] if unused else []),
         *(f"note: {note}" for note in notes),
         f"iteration time {format_seconds(plan.predicted.iteration_time_s)} with {found.schedule}; "
         "no lower bound, since nothing was searched",
@@ -353,13 +343,9 @@ def _show(found: Adopted, output: Path, notes: Sequence[str]) -> None:
 def _search_command(found: Adopted, files: ProblemFiles, output: Path) -> str:
     """Return the command that searches for a better plan of the same job from this one."""
     before, now = files.loaded_job(), found.plan.job
-    names = (
-        *("samples_per_microbatch", "microbatches", "tensor_parallel", "sequence_parallel"),
-        *("shard_optimizer", "expert_parallel", "recompute_attention"),
-    )
     changed = [
         f"{name}={json.dumps(getattr(now, name))}"
-        for name in names
+        for name in LAYOUT_FIELDS
         if getattr(now, name) != getattr(before, name)
     ]
     same = replace(files, settings=[*files.settings, *changed])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,7 @@ from planner.cli.options import (
     SetOption,
     TimeLimitOption,
 )
-from planner.cli.output import console, print_json, say, show, user_errors
+from planner.cli.output import console, print_json, require_outputs, say, show, user_errors
 from planner.cli.problems import ProblemFiles
 from planner.errors import PipeplanError
 from planner.units import format_seconds
@@ -59,7 +59,6 @@ def compare(
     with user_errors(as_json):
         from planner.analysis.comparison import compare as compare_planners
         from planner.analysis.comparison import find_planners
-        from planner.records.document import require_file_path
         from planner.search.settings import check_settings
 
         # What can be wrong is found before the model is traced, which may take a while.
@@ -67,16 +66,18 @@ def compare(
         names = names and [name for name in names if name]
         find_planners(names)
         check_settings(time_limit, 0.0, 0, 1)
-        for path in filter(None, (output, best_baseline)):
-            require_file_path(path)
+        outputs = {"--output": output, "--best-baseline": best_baseline}
         files = ProblemFiles(
             model, cluster, job, set_ or (), runtime=runtime, memory_margin=memory_margin
         )
-        limits: dict[str, Any] = {
-            "time_limit_s": time_limit,
-            "deterministic": deterministic,
-        }
-        search = partial(compare_planners, files.load().problem, names, **limits)
+        require_outputs(outputs, files.inputs)
+        search = partial(
+            compare_planners,
+            files.load().problem,
+            names,
+            time_limit_s=time_limit,
+            deterministic=deterministic,
+        )
         rows = _compared(search, time_limit)
         _report(rows, output, as_json)
         if best_baseline is not None:
@@ -88,7 +89,9 @@ def compare(
 def _compared(search: Callable[..., PlannerComparison], time_limit_s: float) -> PlannerComparison:
     """Compare, with a line on stderr as each planner is done."""
     shown = console(stderr=True)
-    with shown.status(f"planning for {time_limit_s:g} s") as status:
+    # Each refresh of the spinner takes time from the search, whose bound would be lower for it.
+    text = f"planning for {time_limit_s:g} s"
+    with shown.status(text, refresh_per_second=1) as status:
 
         def show_row(row: ComparisonRow) -> None:
             figures = row.figures

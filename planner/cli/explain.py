@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from planner.cli.options import JsonOption, PlanArgument, RunByOption
-from planner.cli.output import named, print_json, say, show, show_plan, user_errors
+from planner.cli.output import named, print_json, require_outputs, say, show, show_plan, user_errors
 from planner.errors import PipeplanError
 from planner.units import format_seconds
 
@@ -73,12 +73,11 @@ def _apply(
     from planner.analysis.changes import parse_move
     from planner.analysis.moves import apply_move, share_saved
     from planner.prediction import load_plan
-    from planner.records.document import require_file_path
-    from planner.report.moves import signed_change
+    from planner.report.explanation import signed_share
     from planner.verification import save_valid
 
     changes = [parse_move(text) for text in texts]
-    require_file_path(output)
+    require_outputs({"--output": output})
     plans = [load_plan(path, runtime)]
     for change in changes:
         plans.append(apply_move(plans[-1], change))
@@ -93,6 +92,6 @@ def _apply(
     for change, before_s, after_s in zip(changes, times[:-1], times[1:], strict=True):
         say(
             f"{change}: {format_seconds(before_s)} before, {format_seconds(after_s)} after "
-            f"({signed_change(share_saved(after_s, before_s))})"
+            f"({signed_share(-share_saved(after_s, before_s))})"
         )
     say(f"wrote {output}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,7 +19,7 @@ from planner.cli.options import (
     RunByOption,
     SetOption,
 )
-from planner.cli.output import named, print_json, say, show, user_errors
+from planner.cli.output import named, print_json, require_outputs, say, show, user_errors
 from planner.cli.problems import is_graph_file, job_of, traced
 from planner.errors import PipeplanError, shorten
 
@@ -183,9 +183,10 @@ def _calibrate(
         from planner.report.deviation import calibration_data, calibration_view
         from planner.verification import save_valid
 
-        outputs = {"--output": output, "--graph": graph, "--cluster": cluster}
-        given = {option: path for option, path in outputs.items() if path is not None}
-        _require_outputs(path, measured, given)
+        more = {"--graph": graph, "--cluster": cluster}
+        suffixes = {"--graph": (".json",), "--cluster": (".toml", ".json")}
+        require_outputs({"--output": output, **more}, [measured], suffixes)
+        require_outputs(more, [path])  # The calibrated plan itself may replace the plan.
         plan, timeline = load_plan(path), MeasuredTimeline.load(measured)
         with named(measured):
             result = calibrate(plan, timeline, links_only=links_only)
@@ -197,26 +198,10 @@ def _calibrate(
         if as_json:
             print_json({"plan": str(output), **calibration_data(result)})
         else:
-            show(*calibration_view(result), *(f"wrote {path}" for path in given.values()))
-
-
-def _require_outputs(plan: Path, measured: Path, given: Mapping[str, Path]) -> None:
-    """Refuse what cannot be written, or would be written over another file of the command."""
-    from planner.records.document import require_file_path
-
-    suffixes = {"--graph": (".json",), "--cluster": (".toml", ".json")}
-    taken = {measured.resolve()}
-    for option, path in given.items():
-        require_file_path(path)
-        expected = suffixes.get(option)
-        if expected and path.suffix not in expected:
-            names = " or ".join(expected)
-            raise PipeplanError(f"{option} {path}: expected a name that ends in {names}")
-        if path.resolve() in taken or (option != "--output" and path.resolve() == plan.resolve()):
-            raise PipeplanError(
-                f"{option} {path}: used for another file of this command; choose another name"
+            show(
+                *calibration_view(result),
+                *(f"wrote {path}" for path in (output, graph, cluster) if path is not None),
             )
-        taken.add(path.resolve())
 
 
 KINDS = (

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -31,25 +32,8 @@ def say(text: str = "", *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
-class _Document:
-    """The one JSON document that a command with ``--json`` writes to stdout.
-
-    Args:
-        stream: stdout as it was; what else is printed meanwhile goes to stderr.
-    """
-
-    def __init__(self, stream: IO[str]) -> None:
-        self._stream = stream
-        self.is_written = False
-
-    def write(self, data: Any) -> None:
-        """Write the document, once."""
-        assert not self.is_written, "a command has one JSON document"
-        self.is_written = True
-        typer.echo(json.dumps(data, indent=1), file=self._stream)
-
-
-_document: ContextVar[_Document | None] = ContextVar("document", default=None)
+_document: ContextVar[IO[str] | None] = ContextVar("document", default=None)
+"""Where the one JSON document of a command goes; None once it is written, or without ``--json``."""
 
 
 @contextmanager
@@ -60,16 +44,25 @@ def user_errors(as_json: bool = False) -> Iterator[None]:
         as_json: stdout holds exactly one JSON document, of :func:`print_json` or of the errors;
             whatever else is printed, by the user's own model say, goes to stderr.
     """
+    token = _document.set(sys.stdout if as_json else None)
     try:
-        with _one_document() if as_json else nullcontext(), _usable_paths():
+        with redirect_stdout(sys.stderr) if as_json else nullcontext(), _usable_paths():
             yield
     except PipeplanError as error:
-        for problem in error.problems:
-            say(f"error: {_as_option(problem)}", err=True)
-        raise typer.Exit(REFUSED) from None
+        _end([_as_option(problem) for problem in error.problems], "error: ", REFUSED)
     except KeyboardInterrupt as interrupt:
-        say(_interrupted(interrupt), err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        _end([f"interrupted {interrupt}".rstrip()], "", INTERRUPTED)
+    finally:
+        _document.reset(token)
+
+
+def _end(lines: Sequence[str], head: str, status: int) -> NoReturn:
+    """Print why a command ends, also as the JSON document if there is none yet."""
+    if _document.get() is not None:
+        print_json({"error": lines})
+    for line in lines:
+        say(head + line, err=True)
+    raise typer.Exit(status) from None
 
 
 @contextmanager
@@ -97,34 +90,10 @@ def _as_option(problem: str) -> str:
 
 
 _OPTIONS = {
-    **{name: f"--{name}" for name in ("lost", "added", "slack", "runtime", "window")},
+    **{name: f"--{name}" for name in ("lost", "added", "slack", "runtime")},
     **{"time_limit_s": "--time-limit", "gap_limit": "--gap", "pipeline_size": "--pipeline-size"},
 }
 """Options by the name of the argument that they set, where no field of a file does."""
-
-
-@contextmanager
-def _one_document() -> Iterator[None]:
-    """Write the errors as the JSON document if there is none yet when a command ends."""
-    document = _Document(sys.stdout)
-    token = _document.set(document)
-    try:
-        with redirect_stdout(sys.stderr):
-            yield
-    except PipeplanError as error:
-        if not document.is_written:
-            document.write({"error": [_as_option(problem) for problem in error.problems]})
-        raise
-    except KeyboardInterrupt as interrupt:
-        if not document.is_written:
-            document.write({"error": [_interrupted(interrupt)]})
-        raise
-    finally:
-        _document.reset(token)
-
-
-def _interrupted(interrupt: KeyboardInterrupt) -> str:
-    return f"interrupted {interrupt}".rstrip()
 
 
 @contextmanager
@@ -144,17 +113,38 @@ def show_plan(the_plan: Plan) -> None:
     show(*plan_view(the_plan, simulate_plan(the_plan)))
 
 
-def keep_inputs(output: Path, inputs: Iterable[Path]) -> None:
-    """Refuse to write over a file that the command reads.
+def require_outputs(
+    outputs: Mapping[str, Path | None],
+    inputs: Iterable[Path | None] = (),
+    suffixes: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> None:
+    """Refuse files that cannot be written, before any work.
+
+    Args:
+        outputs: by the option that names them; None where it was not given.
+        inputs: files that the command reads, which it never writes over.
+        suffixes: that a file's name may end in, by option; any if an option is left out.
 
     Raises:
         PipeplanError: naming the file.
     """
-    for path in inputs:
-        if path.exists() and output.exists() and path.samefile(output):
+    from planner.records.document import require_file_path
+
+    taken = {path.resolve(): "an input file" for path in inputs if path is not None}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        allowed = suffixes.get(option)
+        if allowed and path.suffix.lower() not in allowed:
+            names = " or ".join(allowed)
+            raise PipeplanError(f"{option} {path}: expected a name that ends in {names}")
+        require_file_path(path)
+        if path.resolve() in taken:
+            other = taken[path.resolve()]
             raise PipeplanError(
-                f"--output {output}: this is an input file of the command; choose another name"
+                f"{option} {path}: this is {other} of the command; choose another name"
             )
+        taken[path.resolve()] = "another output"
 
 
 def show(*view: Table | str) -> None:
@@ -185,6 +175,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 def print_json(data: Any) -> None:
     """Print plain data for programs, within :func:`user_errors` once."""
-    document = _document.get()
-    assert document is not None, "a command prints JSON within user_errors(as_json)"
-    document.write(data)
+    stream = _document.get()
+    assert stream is not None, "a command prints one JSON document, within user_errors(as_json)"
+    _document.set(None)
+    typer.echo(json.dumps(data, indent=1), file=stream)

@@ -1,10 +1,10 @@
-"""``pipeplan plan``: a search for a plan, or for a schedule of a plan's own stages."""
+"""``pipeplan plan``: a search for a plan."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -24,8 +24,9 @@ from planner.cli.options import (
     TimeLimitOption,
     WorkersOption,
 )
-from planner.cli.output import keep_inputs, print_json, say, show, show_plan, user_errors
+from planner.cli.output import print_json, require_outputs, say, show, show_plan, user_errors
 from planner.cli.problems import LoadedProblem, ProblemFiles, given_rules, is_graph_file
+from planner.cli.reorder import reorder
 from planner.cli.sync import needs_pipelines, require_sync, with_sync
 from planner.errors import PipeplanError
 from planner.search.settings import DEFAULT_WORKERS, Preference
@@ -34,8 +35,6 @@ from planner.units import format_seconds, plural
 if TYPE_CHECKING:
     from planner.plan.plan import Plan
     from planner.plan.problem import Problem
-    from planner.plan.runtime_rules import RuntimeRules
-    from planner.search.orders.search import Schedule
     from planner.search.result import HistoryRow, Result, StepRow
 
 DEFAULT_OUTPUT = Path("plan.json")
@@ -45,16 +44,46 @@ LITTLE = 0.06
 """Share of a device's memory; a plan that leaves less of it free is warned of."""
 
 
+ClusterOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        help="cluster file (TOML); without one MODEL is a plan.json, whose stages are kept and "
+        "whose operations are ordered again, as --runtime runs them",
+    ),
+]
+PreferOption = Annotated[
+    Literal["fast", "simple", "robust"],
+    typer.Option(
+        "--prefer",
+        metavar="fast|simple|robust",
+        help="of the plans about as fast as the fastest found: simple: one that is node-"
+        "aligned, has fewest stages, then uneven replicas, and a published schedule (1 % "
+        "slower at most); robust: one that keeps its time under noise (2 %)",
+    ),
+]
+WarmStartOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--warm-start",
+        metavar="PLAN",
+        help="also start from the stages of this plan; may be repeated",
+    ),
+]
+SyncOption = Annotated[
+    str | None,
+    typer.Option(
+        "--sync",
+        metavar="NAME[:OPTION=VALUE,…]",
+        help="how replicas agree, all_reduce unless given; choose: what suits the plan's "
+        "pipelines, by simulation; one between pipelines makes a plan of pipelines",
+    ),
+]
+
+
 def plan(
     model: ModelArgument,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            "--cluster",
-            help="cluster file (TOML); without one MODEL is a plan.json, whose stages are kept and "
-            "whose operations are ordered again, as --runtime runs them",
-        ),
-    ] = None,
+    cluster: ClusterOption = None,
     job: JobOption = None,
     set_: SetOption = None,
     costs: CostsOption = None,
@@ -63,32 +92,9 @@ def plan(
     ] = None,
     time_limit: TimeLimitOption = 30.0,
     deterministic: DeterministicOption = False,
-    prefer: Annotated[
-        Literal["fast", "simple", "robust"],
-        typer.Option(
-            metavar="fast|simple|robust",
-            help="of the plans about as fast as the fastest found: simple: one that is node-"
-            "aligned, has fewest stages, then uneven replicas, and a published schedule (1 % "
-            "slower at most); robust: one that keeps its time under noise (2 %)",
-        ),
-    ] = "fast",
-    warm_start: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--warm-start",
-            metavar="PLAN",
-            help="also start from the stages of this plan; may be repeated",
-        ),
-    ] = None,
-    sync: Annotated[
-        str | None,
-        typer.Option(
-            "--sync",
-            metavar="NAME[:OPTION=VALUE,…]",
-            help="how replicas agree, all_reduce unless given; choose: what suits the plan's "
-            "pipelines, by simulation; one between pipelines makes a plan of pipelines",
-        ),
-    ] = None,
+    prefer: PreferOption = "fast",
+    warm_start: WarmStartOption = None,
+    sync: SyncOption = None,
     runtime: RuntimeOption = None,
     memory_margin: MemoryMarginOption = None,
     workers: WorkersOption = DEFAULT_WORKERS,
@@ -96,29 +102,45 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Find the fastest plan and prove a lower bound on the iteration time."""
-    limits = {"time_limit_s": time_limit, "workers": workers, "deterministic": deterministic}
+    limits: dict[str, Any] = {
+        "time_limit_s": time_limit,
+        "workers": workers,
+        "deterministic": deterministic,
+    }
     with user_errors(as_json):
-        from planner.records.document import require_file_path
+        from planner.prediction import load_plan
         from planner.search.settings import check_settings
+        from planner.verification import save_valid
 
         check_settings(time_limit, 0.0, 0, workers)
-        path = output or DEFAULT_OUTPUT
-        require_file_path(path)
+        path, warm = output or DEFAULT_OUTPUT, warm_start or []
+        require_outputs({"--output": path})
         if output is None:
-            _keep_default(path, warm_start or [])
+            _keep_default(path, warm)
         if cluster is None:
-            if not is_graph_file(model) or any((job, set_, costs, warm_start, sync, memory_margin)):
+            if not is_graph_file(model) or any((job, set_, costs, warm, sync, memory_margin)):
                 raise PipeplanError(
                     "--cluster: is missing; name a cluster file, or a plan.json and no option of a "
                     "problem but --runtime to order its operations again"
                 )
-            _reschedule(Path(model), path, limits, given_rules(runtime), as_json=as_json)
+            reorder(Path(model), path, limits, given_rules(runtime), as_json=as_json)
             return
         files = ProblemFiles(model, cluster, job, set_ or (), costs or (), runtime, memory_margin)
-        _require_possible(files, path, sync, prefer)
-        _search(
-            files, path, limits, prefer, warm_start or [], sync, check=not no_check, as_json=as_json
-        )
+        _require_possible(files, sync, prefer)
+        require_outputs({"--output": path}, files.inputs)
+        # Plans are quick to read, and the model may take long to trace.
+        plans = {start: load_plan(start) for start in warm}
+        loaded = files.load(check=not no_check)
+        _print_unusable(loaded.problem, plans)
+        rows = ProgressTable(quiet=as_json)
+        limits |= {"progress": rows.add, "warm_starts": list(plans.values())}
+        found = _solved(loaded.problem, limits, prefer, has_pipelines=needs_pipelines(sync))
+        rows.end()
+        made, reason = with_sync(found.plan, sync)
+        save_valid(made, path)
+        if prefer != "fast" and found.robustness is None and found.simplicity is None:
+            say("note: interrupted before plans near the fastest were compared", err=True)
+        _show(replace(found, plan=made), loaded, files, path, reason, as_json=as_json)
 
 
 def _keep_default(path: Path, warm_starts: Sequence[Path]) -> None:
@@ -134,61 +156,22 @@ def _keep_default(path: Path, warm_starts: Sequence[Path]) -> None:
     raise PipeplanError(f"{path}: exists already; name the file to write with -o")
 
 
-def _require_possible(files: ProblemFiles, output: Path, sync: str | None, prefer: str) -> None:
+def _require_possible(files: ProblemFiles, sync: str | None, prefer: str) -> None:
     """Refuse wrong settings before the model is traced, which may take long."""
     require_sync(sync)
     rules = given_rules(files.runtime)
-    if needs_pipelines(sync):
-        if rules is not None and rules.expresses != "pipeplan":
-            raise PipeplanError(
-                f"--sync {sync}: {rules.name} reduces gradients over all pipelines in every "
-                "iteration; leave --sync out, or plan for pipeplan"
-            )
-        if prefer != "fast":
-            raise PipeplanError(
-                f"--prefer {prefer}: compares plans under a synchronous strategy, and {sync} is "
-                f"not one; remove --prefer {prefer}"
-            )
-    keep_inputs(output, files.inputs)
-
-
-def _search(
-    files: ProblemFiles,
-    output: Path,
-    limits: dict[str, Any],
-    prefer: str,
-    warm_paths: Sequence[Path],
-    sync: str | None,
-    *,
-    check: bool,
-    as_json: bool,
-) -> None:
-    """Search for a plan, write it and show it."""
-    from planner.prediction import load_plan
-    from planner.verification import save_valid
-
-    warm_starts = [load_plan(path) for path in warm_paths]
-    loaded = files.load(check=check)
-    _print_unusable(loaded.problem, dict(zip(warm_paths, warm_starts, strict=True)))
-    limits = {**limits, "progress": progress_table(quiet=as_json), "warm_starts": warm_starts}
-    found = _solved(loaded.problem, limits, prefer, has_pipelines=needs_pipelines(sync))
-    made, reason = with_sync(found.plan, sync)
-    save_valid(made, output)
-    if prefer != "fast" and found.robustness is None and found.simplicity is None:
-        say("note: interrupted before plans near the fastest were compared", err=True)
-    found = replace(found, plan=made)
-    if logging.getLogger("planner").isEnabledFor(logging.INFO):
-        for line in step_lines(found.steps):
-            say(line, err=True)
-    if as_json:
-        print_json(_data(found, output))
-    else:
-        _show(found, loaded, output, has_margin=files.memory_margin is not None)
-        if reason:
-            say(f"synchronisation strategy: {reason}")
-        say_if(found.shortcoming())
-    if loaded.compared is not None:
-        say(loaded.compared, err=True)
+    if not needs_pipelines(sync):
+        return
+    if rules is not None and rules.expresses != "pipeplan":
+        raise PipeplanError(
+            f"--sync {sync}: {rules.name} reduces gradients over all pipelines in every "
+            "iteration; leave --sync out, or plan for pipeplan"
+        )
+    if prefer != "fast":
+        raise PipeplanError(
+            f"--prefer {prefer}: compares plans under a synchronous strategy, and {sync} is "
+            f"not one; remove --prefer {prefer}"
+        )
 
 
 def _solved(
@@ -203,7 +186,7 @@ def _solved(
     return solve(problem, **limits, robust=prefer == "robust", prefer=kind)
 
 
-def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
+def _print_unusable(problem: Problem, plans: Mapping[Path, Plan]) -> None:
     """Print which warm starts cannot be used."""
     from planner.search.finish import starts_of
 
@@ -218,18 +201,38 @@ def _print_unusable(problem: Problem, plans: dict[Path, Plan]) -> None:
             )
 
 
-def _show(result: Result, loaded: LoadedProblem, output: Path, *, has_margin: bool) -> None:
-    """Print a result whose plan was written."""
+def _show(
+    result: Result,
+    loaded: LoadedProblem,
+    files: ProblemFiles,
+    output: Path,
+    reason: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Print a result whose plan was written; ``reason`` is that of its synchronisation."""
     from planner.report.summary import runtime_lines, space_lines
 
-    plan = result.plan
-    _print_unjoined(plan)
-    show_plan(plan)
-    lines = [result.summary(), *space_lines(plan), *runtime_lines(plan.runtime)]
-    # Who leaves memory free on purpose fills the rest on purpose.
-    lines += [] if has_margin else memory_lines(plan)
-    show(*lines, *_about_gap(result), f"wrote {output}")
-    print_run_command(plan, output, loaded.text_problem)
+    if logging.getLogger("planner").isEnabledFor(logging.INFO):
+        for line in _step_lines(result.steps):
+            say(line, err=True)
+    if as_json:
+        print_json(_data(result, output))
+    else:
+        plan = result.plan
+        _print_unjoined(plan)
+        show_plan(plan)
+        show(result.summary(), *space_lines(plan), *runtime_lines(plan.runtime))
+        # Who leaves memory free on purpose fills the rest on purpose.
+        show(*([] if files.memory_margin else memory_lines(plan)), *_about_gap(result))
+        say(f"wrote {output}")
+        print_run_command(plan, output, loaded.text_problem)
+        if reason:
+            say(f"synchronisation strategy: {reason}")
+        if shortcoming := result.shortcoming():
+            say(shortcoming)
+    if loaded.compared is not None:
+        say(loaded.compared, err=True)
 
 
 def memory_lines(plan: Plan) -> list[str]:
@@ -309,34 +312,38 @@ def print_run_command(plan: Plan, output: Path, text_problem: str | None) -> Non
         show(*commands.lines("run it"), data_line(text_problem))
 
 
-def say_if(text: str | None) -> None:
-    """Print a line, if there is one."""
-    if text is not None:
-        say(text)
+class ProgressTable:
+    """Rows of a search's progress on stderr: each new plan, each notably higher bound, the last."""
 
+    def __init__(self, *, quiet: bool) -> None:
+        self._is_quiet = quiet
+        self._shown: HistoryRow | None = None
+        self._latest: HistoryRow | None = None
 
-def progress_table(quiet: bool) -> Callable[[HistoryRow], None]:
-    """Return a function that prints rows of progress below a heading."""
-    if quiet:
-        return lambda row: None
-    headings = [f"{'time':>8}  {'iteration':>12}  {'bound':>12}  {'gap':>7}"]
-    shown_s = bound_s = math.inf
+    def add(self, row: HistoryRow) -> None:
+        """Take a row, and print it if it differs enough from the one printed last."""
+        self._latest, last = row, self._shown
+        is_faster = last is None or row.iteration_time_s != last.iteration_time_s
+        if is_faster or (last and row.lower_bound_s >= SEEN * last.lower_bound_s):
+            self._print(row)
 
-    def show_row(row: HistoryRow) -> None:
-        nonlocal shown_s, bound_s
-        if row.iteration_time_s == shown_s and row.lower_bound_s < SEEN * bound_s:
+    def end(self) -> None:
+        """Print the last row, whose bound the summary states, if that was not done yet."""
+        if self._latest is not None and self._latest is not self._shown:
+            self._print(self._latest)
+
+    def _print(self, row: HistoryRow) -> None:
+        is_first, self._shown = self._shown is None, row
+        if self._is_quiet:
             return
-        shown_s, bound_s = row.iteration_time_s, row.lower_bound_s
-        while headings:
-            say(headings.pop(), err=True)
+        if is_first:
+            say(f"{'time':>8}  {'iteration':>12}  {'bound':>12}  {'gap':>7}", err=True)
         gap = f"{row.gap:7.2%}" if row.gap is not None else "      -"
         time, bound = format_seconds(row.iteration_time_s), format_seconds(row.lower_bound_s)
         say(f"{row.time_s:7.1f}s  {time:>12}  {bound:>12}  {gap}  {row.event}", err=True)
 
-    return show_row
 
-
-def step_lines(steps: Sequence[StepRow]) -> list[str]:
+def _step_lines(steps: Sequence[StepRow]) -> list[str]:
     """Return a table of what each step of a search took and brought."""
     lines = [f"{'step':<24}  {'took':>8}  {'layouts':>9}  {'iteration':>12}  {'bound':>12}"]
     for row in steps:
@@ -346,70 +353,3 @@ def step_lines(steps: Sequence[StepRow]) -> list[str]:
             f"{row.name:<24}  {row.seconds:7.1f}s  {row.layouts:>9,}  {time:>12}  {bound:>12}"
         )
     return lines
-
-
-# --- the schedule of a plan's own stages ----------------------------------------------------------
-
-
-def _reschedule(
-    model: Path, output: Path, limits: dict[str, Any], rules: RuntimeRules | None, *, as_json: bool
-) -> None:
-    """Order the operations of a plan's stages again, perhaps for another runtime; show the plan."""
-    from planner.prediction import load_plan
-    from planner.search.orders.search import search_schedule
-    from planner.verification import save_valid
-
-    loaded = load_plan(model)
-    if rules is not None:
-        loaded = loaded.model_copy(update={"runtime": rules})
-    found = search_schedule(loaded.problem, loaded.stages, split=loaded.job.splits, **limits)
-    kept = _no_slower(loaded, found)
-    made = _with_orders(loaded, found) if kept is None else kept
-    save_valid(made, output)
-    time_s, bound_s = made.predicted.iteration_time_s, found.lower_bound_s
-    if as_json:
-        data = {"plan": str(output), "method": "as before" if kept else found.method}
-        print_json({**data, "iteration_time_s": time_s, "schedule_lower_bound_s": bound_s})
-        return
-    show_plan(made)
-    found_s, old_s = found.iteration_time_s, loaded.predicted.iteration_time_s
-    before = f"the old orders take {format_seconds(old_s)}"
-    before = f"as run by {rules.name}" if rules else before
-    gap = f", gap {max(0.0, time_s / bound_s - 1):.2%}" if bound_s > 0 else ""
-    show(
-        f"iteration time {format_seconds(found_s)} with {found.method}; {before}"
-        if kept is None
-        else f"the old orders stay: they take {format_seconds(time_s)}, and nothing faster was "
-        f"found ({format_seconds(found_s)} with {found.method})",
-        f"lower bound for every schedule of these stages {format_seconds(bound_s)}{gap}",
-        f"wrote {output}",
-    )
-
-
-def _no_slower(plan: Plan, found: Schedule) -> Plan | None:
-    """Return the plan with new predictions if its own orders are valid and no slower."""
-    from planner.prediction import refresh
-    from planner.verification import verify
-
-    try:
-        again = refresh(plan)
-    except PipeplanError:
-        return None
-    is_slower = again.predicted.iteration_time_s > found.iteration_time_s
-    # Orders that take more memory than there is may well be faster.
-    return None if is_slower or verify(again) else again
-
-
-def _with_orders(plan: Plan, found: Schedule) -> Plan:
-    """Return the plan with the schedule's orders and new predictions.
-
-    Its job allows the kinds of backward that the orders have.
-    """
-    from planner.plan.operations import format_order
-    from planner.prediction import refresh
-    from planner.space import widened
-
-    kinds = {operation.kind for order in found.orders.values() for operation in order} - {"F"}
-    job = plan.job.model_copy(update={"backward": widened(plan.job.backward, kinds)})
-    orders = {device: format_order(list(order)) for device, order in found.orders.items()}
-    return refresh(plan.model_copy(update={"orders": orders, "job": job}))

@@ -90,12 +90,6 @@ class ProblemFiles:
         """
         from planner.cluster.cluster import Cluster
         from planner.cluster.memory_margin import with_memory_margin
-        from planner.interop.measured_costs import (
-            read_costs,
-            warn_of_types_without_costs,
-            with_costs,
-            with_optimizer_costs,
-        )
         from planner.plan.problem import Problem
         from planner.plan.runtimes import for_runtime
 
@@ -107,16 +101,55 @@ class ProblemFiles:
         if self.memory_margin is not None:
             cluster = with_memory_margin(cluster, self.memory_margin)
         require_no_arguments(self.model, self.settings)
-        every_costs = [read_costs(path, "--costs") for path in self.costs]
+        costs, label = read_all_costs(self.costs), str(self.cluster)
         degrees = degrees_to_trace(job, cluster)
         graph, text_problem, compared = traced(self.model, job, degrees, check=check)
-        for costs in every_costs:
-            graph = with_costs(graph, cluster, costs)
-            cluster = with_optimizer_costs(cluster, job, costs)
-        warn_of_types_without_costs(graph, cluster, str(self.cluster))
-        problem = for_runtime(Problem(graph, cluster, job, source_of(self.model, job)), rules)
+        graphs, clusters = with_measured_costs([graph], {label: cluster}, job, costs)
+        problem = Problem(graphs[0], clusters[label], job, source_of(self.model, job))
+        problem = for_runtime(problem, rules)
         problem.require_known_devices()
         return LoadedProblem(problem, text_problem, compared)
+
+
+def read_all_costs(paths: Sequence[Path]) -> list[Any]:
+    """Return the measured costs of the files of ``--costs``.
+
+    Raises:
+        PipeplanError: if one of them cannot be read.
+    """
+    from planner.interop.measured_costs import read_costs
+
+    return [read_costs(path, "--costs") for path in paths]
+
+
+def with_measured_costs(
+    graphs: Sequence[LayerGraph], clusters: Mapping[str, Cluster], job: Job, costs: Sequence[Any]
+) -> tuple[list[LayerGraph], dict[str, Cluster]]:
+    """Return graphs with the measured times of all clusters' types, and clusters with theirs.
+
+    A note names types that have no times while others have some.
+
+    Args:
+        graphs: the model at each size of a microbatch.
+        clusters: by what they are called in the note.
+        job: whose optimizer was measured.
+        costs: see :func:`read_all_costs`.
+    """
+    from planner.interop.measured_costs import (
+        warn_of_types_without_costs,
+        with_costs,
+        with_optimizer_costs,
+    )
+
+    timed, fitted = list(graphs), dict(clusters)
+    types = {name: kind for c in clusters.values() for name, kind in c.device_types.items()}
+    every = next(iter(clusters.values())).model_copy(update={"device_types": types})
+    for file in costs:
+        timed = [with_costs(graph, every, file) for graph in timed]
+        fitted = {name: with_optimizer_costs(one, job, file) for name, one in fitted.items()}
+    for label, one in fitted.items():
+        warn_of_types_without_costs(timed[0], one, label)
+    return timed, fitted
 
 
 def source_of(model: str, job: Job) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,8 +15,7 @@ from planner.cli.options import (
     RunByOption,
     TimeLimitOption,
 )
-from planner.cli.output import print_json, show, show_plan, user_errors
-from planner.errors import PipeplanError
+from planner.cli.output import print_json, require_outputs, show, show_plan, user_errors
 
 if TYPE_CHECKING:
     from planner.replanning.replan import Replanned
@@ -92,7 +90,7 @@ def replan(
         from planner.replanning.replan import replan as replan_plan
         from planner.variants.machine_changes import parse_slow
 
-        _require_outputs(output, moves, [path, cluster])
+        require_outputs({"--output": output, "--moves": moves}, [path, cluster])
         old = load_plan(path, runtime)
         found = replan_plan(
             old,
@@ -110,25 +108,8 @@ def replan(
         _show(found, output, moves, as_json=as_json)
 
 
-def _require_outputs(output: Path, moves: Path | None, inputs: Sequence[Path | None]) -> None:
-    """Refuse output files that cannot be written, before the search."""
-    from planner.records.document import require_file_path
-
-    for option, path in (("--output", output), ("--moves", moves)):
-        if path is None:
-            continue
-        require_file_path(path)
-        for source in filter(None, inputs):
-            if path.resolve() == source.resolve():
-                raise PipeplanError(
-                    f"{option} {path}: this is an input file, which training may still need; "
-                    f"choose another name"
-                )
-    if moves is not None and moves.resolve() == output.resolve():
-        raise PipeplanError(f"--moves {moves}: same file as the plan; choose another name")
-
-
 def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) -> None:
+    from planner.plan.run_command import resume_commands
     from planner.report.replanning import replanned_data, replanned_view
 
     if as_json:
@@ -137,13 +118,6 @@ def _show(found: Replanned, output: Path, moves: Path | None, *, as_json: bool) 
     show_plan(found.plan)
     written = f"wrote {output}" + (f" and {moves}" if moves is not None else "")
     show(*replanned_view(found), *(f"note: {note}" for note in found.notes), written)
-    _print_resume_command(found, output)
-
-
-def _print_resume_command(found: Replanned, output: Path) -> None:
-    from planner.plan.run_command import resume_commands
-
-    commands = resume_commands(found.plan, output)
-    if commands is not None:
+    if (commands := resume_commands(found.plan, output)) is not None:
         start = "with the options of the original training, resume from the last checkpoint"
         show(*commands.lines(start))

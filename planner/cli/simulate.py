@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +14,74 @@ from planner.cli.sync import show_sync
 from planner.errors import PipeplanError
 
 if TYPE_CHECKING:
-    from planner.analysis.deviation import Comparison
-    from planner.plan.plan import Plan
     from planner.simulation.noise import Noise
 
 ITERATIONS, STEADY = 200, "steady"
+
+
+TraceOption = Annotated[
+    Path | None, typer.Option("--trace", help="write a Chrome trace for Perfetto")
+]
+NoiseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--noise",
+        metavar="NAME=VALUE,…",
+        help="simulate with random durations: jitter=0.05 (their relative standard "
+        "deviation), transfer_jitter, slow_probability (of a device in an iteration), "
+        "slow_factor, samples, seed",
+    ),
+]
+SyncOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sync",
+        metavar="NAME[:OPTION=VALUE,…]",
+        help="simulate training of the plan's pipelines under a synchronisation strategy; may "
+        "be repeated; all: every strategy; choose: recommend one",
+    ),
+]
+PipelinesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--pipelines",
+        metavar="N",
+        help="with --sync: copies of the first pipeline (default: the plan's own pipelines)",
+    ),
+]
+IterationsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--iterations", metavar="N", help="with --sync: iterations per pipeline (default: 200)"
+    ),
+]
+SlownessOption = Annotated[
+    str | None,
+    typer.Option(
+        "--slowness",
+        metavar="TRACE",
+        help="with --sync: slow:PIPELINExFACTOR,…, sleep:PROBABILITY:SECONDS, drift[:SPREAD] "
+        "or fault:PIPELINE:LEAVES_S[:RETURNS_S], joined by +; after a fault the other "
+        "pipelines continue, even under synchronous strategies, where a real job would end",
+    ),
+]
+SeedsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seeds",
+        metavar="N",
+        help="with --sync: seeds to average over (default: 1; with --sync choose 8)",
+    ),
+]
+SyncTraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--sync-trace",
+        metavar="MEASURED",
+        help="with --sync: take compute times, links and overheads from a trace written by the "
+        "executor's --sync-trace",
+    ),
+]
 
 
 def simulate(
@@ -28,94 +90,30 @@ def simulate(
         Path | None,
         typer.Option("-o", "--output", help="write the plan with new predictions to this file"),
     ] = None,
-    trace_path: Annotated[
-        Path | None, typer.Option("--trace", help="write a Chrome trace for Perfetto")
-    ] = None,
+    trace_path: TraceOption = None,
     against: AgainstOption = None,
-    noise: Annotated[
-        str | None,
-        typer.Option(
-            "--noise",
-            metavar="NAME=VALUE,…",
-            help="simulate with random durations: jitter=0.05 (their relative standard "
-            "deviation), transfer_jitter, slow_probability (of a device in an iteration), "
-            "slow_factor, samples, seed",
-        ),
-    ] = None,
+    noise: NoiseOption = None,
     runtime: RunByOption = None,
-    sync: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--sync",
-            metavar="NAME[:OPTION=VALUE,…]",
-            help="simulate training of the plan's pipelines under a synchronisation strategy; may "
-            "be repeated; all: every strategy; choose: recommend one",
-        ),
-    ] = None,
-    pipelines: Annotated[
-        int | None,
-        typer.Option(
-            "--pipelines",
-            metavar="N",
-            help="with --sync: copies of the first pipeline (default: the plan's own pipelines)",
-        ),
-    ] = None,
-    iterations: Annotated[
-        int | None,
-        typer.Option(
-            "--iterations", metavar="N", help="with --sync: iterations per pipeline (default: 200)"
-        ),
-    ] = None,
-    slowness: Annotated[
-        str | None,
-        typer.Option(
-            "--slowness",
-            metavar="TRACE",
-            help="with --sync: slow:PIPELINExFACTOR,…, sleep:PROBABILITY:SECONDS, drift[:SPREAD] "
-            "or fault:PIPELINE:LEAVES_S[:RETURNS_S], joined by +; after a fault the other "
-            "pipelines continue, even under synchronous strategies, where a real job would end",
-        ),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            "--seeds",
-            metavar="N",
-            help="with --sync: seeds to average over (default: 1; with --sync choose 8)",
-        ),
-    ] = None,
-    sync_trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--sync-trace",
-            metavar="MEASURED",
-            help="with --sync: take compute times, links and overheads from a trace written by the "
-            "executor's --sync-trace",
-        ),
-    ] = None,
+    sync: SyncOption = None,
+    pipelines: PipelinesOption = None,
+    iterations: IterationsOption = None,
+    slowness: SlownessOption = None,
+    seeds: SeedsOption = None,
+    sync_trace: SyncTraceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Simulate a plan: times and memory, also under noise or other synchronisation strategies."""
-    plain = {
-        "--output": output,
-        "--trace": trace_path,
-        "--against": against,
-        "--noise": noise,
-        "--runtime": runtime,
-    }
+    plain = {"--output": output, "--trace": trace_path, "--against": against, "--noise": noise}
     of_sync = {
-        "--pipelines": pipelines,
-        "--iterations": iterations,
-        "--slowness": slowness,
-        "--seeds": seeds,
-        "--sync-trace": sync_trace,
+        **{"--pipelines": pipelines, "--iterations": iterations, "--slowness": slowness},
+        **{"--seeds": seeds, "--sync-trace": sync_trace},
     }
     with user_errors(as_json):
         if not sync:
             _refuse(of_sync, "without --sync; add --sync all")
             _simulate(path, output, trace_path, against, noise, runtime, as_json=as_json)
             return
-        _refuse(plain, "together with --sync; remove one")
+        _refuse({**plain, "--runtime": runtime}, "together with --sync; remove one")
         show_sync(
             path,
             sync,
@@ -175,9 +173,13 @@ def _simulate(
     as_json: bool,
 ) -> None:
     """Simulate a plan, write the requested files and print the results."""
+    from planner.analysis.deviation import compare_with_measured
+    from planner.measured.timeline import MeasuredTimeline
     from planner.prediction import load_plan, refresh
     from planner.report.chrome_trace import save_chrome_trace
-    from planner.report.summary import runtime_lines
+    from planner.report.deviation import comparison_data, comparison_view
+    from planner.report.summary import noise_table, overflow_lines, runtime_lines, throughput_data
+    from planner.simulation.noise import times_under_noise
     from planner.simulation.simulator import simulate_plan
     from planner.verification import save_valid
 
@@ -185,70 +187,27 @@ def _simulate(
     loaded = load_plan(path, runtime)
     with named(path):
         plan = refresh(loaded)
-    comparison = None if against is None else _comparison(plan, against)
+    timeline, found = simulate_plan(plan), None
+    if against is not None:
+        measured = MeasuredTimeline.load(against)
+        with named(against):
+            found = compare_with_measured(plan, timeline, measured)
     if output is not None:
         save_valid(plan, output)
     if trace_path is not None:
-        save_chrome_trace(simulate_plan(plan), trace_path)
+        save_chrome_trace(timeline, trace_path)
+    times = None if noise is None else times_under_noise(timeline, noise)
     if as_json:
-        print_json(_data(plan, noise, comparison))
+        data = {**plan.predicted.model_dump(mode="json"), "throughput": throughput_data(plan)}
+        if noise is not None and times is not None:
+            data["under_noise"] = {**asdict(noise), **asdict(times)}
+        print_json(data if found is None else {**data, "against": comparison_data(found)})
         return
     show_plan(plan)
-    show(*_overflow_lines(plan), *runtime_lines(plan.runtime))
-    _show_more(plan, noise, comparison)
+    show(*overflow_lines(plan), *runtime_lines(plan.runtime))
+    show(*([] if found is None else comparison_view(found)))
+    if noise is not None and times is not None:
+        show(noise_table(noise, times))
     if plan.provenance != loaded.provenance:
         say(f"the bound covers {plan.provenance.bound_covers}")
     show(*(f"wrote {written}" for written in (output, trace_path) if written is not None))
-
-
-def _comparison(plan: Plan, path: Path) -> Comparison:
-    """Compare the plan's simulation with the measurement in a file."""
-    from planner.analysis.deviation import compare_with_measured
-    from planner.measured.timeline import MeasuredTimeline
-    from planner.simulation.simulator import simulate_plan
-
-    measured = MeasuredTimeline.load(path)
-    with named(path):
-        return compare_with_measured(plan, simulate_plan(plan), measured)
-
-
-def _show_more(plan: Plan, noise: Noise | None, comparison: Comparison | None) -> None:
-    """Print the comparison with a measurement and the times under noise, if any."""
-    from planner.report.deviation import comparison_view
-    from planner.report.summary import noise_table
-    from planner.simulation.noise import times_under_noise
-    from planner.simulation.simulator import simulate_plan
-
-    if comparison is not None:
-        show(*comparison_view(comparison))
-    if noise is not None:
-        show(noise_table(noise, times_under_noise(simulate_plan(plan), noise)))
-
-
-def _overflow_lines(plan: Plan) -> Sequence[str]:
-    """Return a line on the devices of which the plan needs more memory than they have."""
-    from planner.report.summary import overflow_line
-
-    cluster = plan.on_groups.cluster
-    rows = [
-        (device, row.peak_memory_bytes, cluster.device_type(device).capacity_bytes)
-        for device, row in plan.predicted.devices.items()
-    ]
-    over = [row for row in rows if row[1] > row[2]]
-    return [overflow_line(over)] if over else []
-
-
-def _data(plan: Plan, noise: Noise | None, comparison: Comparison | None) -> dict[str, Any]:
-    """Return the JSON output."""
-    from planner.report.deviation import comparison_data
-    from planner.report.summary import throughput_data
-    from planner.simulation.noise import times_under_noise
-    from planner.simulation.simulator import simulate_plan
-
-    data = {**plan.predicted.model_dump(mode="json"), "throughput": throughput_data(plan)}
-    if noise is not None:
-        times = times_under_noise(simulate_plan(plan), noise)
-        data["under_noise"] = {**asdict(noise), **asdict(times)}
-    if comparison is not None:
-        data["against"] = comparison_data(comparison)
-    return data

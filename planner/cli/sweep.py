@@ -24,9 +24,11 @@ from planner.cli.problems import (
     given_rules,
     is_graph_file,
     job_of,
+    read_all_costs,
     require_no_arguments,
     source_of,
     traced,
+    with_measured_costs,
 )
 from planner.errors import PipeplanError
 from planner.units import format_seconds, plural
@@ -39,62 +41,69 @@ if TYPE_CHECKING:
     from planner.model.layer_graph import LayerGraph
 
 
+ClustersOption = Annotated[
+    list[Path],
+    typer.Option("--cluster", help="cluster file (TOML); may be repeated, to compare them"),
+]
+SizesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--microbatch-samples",
+        metavar="N,…",
+        help="microbatch sizes, such as 2,4,8 (default: the job's)",
+    ),
+]
+CountsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--microbatches", metavar="N,…", help="microbatches per iteration (default: the job's)"
+    ),
+]
+GlobalBatchOption = Annotated[
+    int | None,
+    typer.Option(
+        "--global-batch",
+        metavar="N",
+        min=1,
+        help="samples of an iteration, kept at every microbatch size (default sizes: powers of "
+        "two up to 16 that divide it)",
+    ),
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--devices", metavar="N,…", help="numbers of devices a plan may use (default: all)"
+    ),
+]
+FolderOption = Annotated[
+    Path,
+    typer.Option("-o", "--output", help="folder for plans and index; an existing sweep is resumed"),
+]
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="solve points on a Ray cluster: auto (this machine's), local (start one here) or "
+        "HOST:PORT (needs pipeplan[ray])",
+    ),
+]
+
+
 def sweep(
     model: ModelArgument,
-    cluster: Annotated[
-        list[Path],
-        typer.Option("--cluster", help="cluster file (TOML); may be repeated, to compare them"),
-    ],
+    cluster: ClustersOption,
     job: JobOption = None,
     set_: SetOption = None,
     costs: CostsOption = None,
-    microbatch_samples: Annotated[
-        str | None,
-        typer.Option(
-            "--microbatch-samples",
-            metavar="N,…",
-            help="microbatch sizes, such as 2,4,8 (default: the job's)",
-        ),
-    ] = None,
-    microbatches: Annotated[
-        str | None,
-        typer.Option(
-            "--microbatches", metavar="N,…", help="microbatches per iteration (default: the job's)"
-        ),
-    ] = None,
-    global_batch: Annotated[
-        int | None,
-        typer.Option(
-            "--global-batch",
-            metavar="N",
-            min=1,
-            help="samples of an iteration, kept at every microbatch size (default sizes: powers of "
-            "two up to 16 that divide it)",
-        ),
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices", metavar="N,…", help="numbers of devices a plan may use (default: all)"
-        ),
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--output", help="folder for plans and index; an existing sweep is resumed"
-        ),
-    ] = Path("sweep"),
+    microbatch_samples: SizesOption = None,
+    microbatches: CountsOption = None,
+    global_batch: GlobalBatchOption = None,
+    devices: DevicesOption = None,
+    output: FolderOption = Path("sweep"),
     time_limit: TimeLimitOption = 10.0,
     deterministic: DeterministicOption = False,
-    ray: Annotated[
-        str | None,
-        typer.Option(
-            "--ray",
-            metavar="ADDRESS",
-            help="solve points on a Ray cluster: auto (this machine's), local (start one here) or "
-            "HOST:PORT (needs pipeplan[ray])",
-        ),
-    ] = None,
+    ray: RayOption = None,
     runtime: RuntimeOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -118,9 +127,9 @@ def sweep(
         points_of(clusters, batches_of(the_job, sizes, counts, global_batch), numbers)
         Limits(time_limit, 0, deterministic)
         require_folder(output)
+        files = read_all_costs(costs or ())
         graphs = _graphs(model, sizes, clusters, the_job, quiet=as_json)
-        graphs, clusters = _with_costs(graphs, clusters, the_job, costs or ())
-        limit = f"{time_limit:g} {'deterministic s' if deterministic else 's'}"
+        graphs, clusters = with_measured_costs(graphs, clusters, the_job, files)
         result = sweep_points(
             graphs,
             clusters,
@@ -134,7 +143,7 @@ def sweep(
             deterministic=deterministic,
             ray=ray,
             runtime=rules,
-            progress=_progress(limit, output, quiet=as_json),
+            progress=_progress(time_limit, deterministic, output, quiet=as_json),
         )
         _show(result, as_json=as_json)
 
@@ -187,31 +196,9 @@ def _graphs(
     return found
 
 
-def _with_costs(
-    graphs: Sequence[LayerGraph], clusters: Mapping[str, Cluster], job: Job, paths: Sequence[Path]
-) -> tuple[list[LayerGraph], dict[str, Cluster]]:
-    """Return graphs with the measured times of all clusters' types, and clusters with theirs."""
-    from planner.interop.measured_costs import (
-        read_costs,
-        warn_of_types_without_costs,
-        with_costs,
-        with_optimizer_costs,
-    )
-
-    timed, fitted = list(graphs), dict(clusters)
-    types = {name: kind for c in clusters.values() for name, kind in c.device_types.items()}
-    every = next(iter(clusters.values())).model_copy(update={"device_types": types})
-    for path in paths:
-        file = read_costs(path, "--costs")
-        timed = [with_costs(graph, every, file) for graph in timed]
-        fitted = {name: with_optimizer_costs(one, job, file) for name, one in fitted.items()}
-    for label, one in clusters.items():
-        warn_of_types_without_costs(timed[0], one, label)
-    return timed, fitted
-
-
-def _progress(limit: str, folder: Path, *, quiet: bool) -> Progress:
+def _progress(limit_s: float, deterministic: bool, folder: Path, *, quiet: bool) -> Progress:
     """Return a function that prints the start of a sweep, and each point as it is done."""
+    limit = f"{limit_s:g} {'deterministic s' if deterministic else 's'}"
 
     def show_point(done: int, total: int, row: SweepRow | None) -> None:
         if quiet:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.cli.output import console, print_json, say, show
 from planner.errors import PipeplanError
@@ -123,35 +123,29 @@ def _show_comparison(
 
 
 def _show_choice(scenario: Scenario, seeds: int | None, *, as_json: bool) -> None:
-    from planner.report.comparison import sync_data
     from planner.sync.choice import SEEDS, InterruptedChoice, choose
     from planner.sync.strategies import sync_name
 
+    seeds = SEEDS if seeds is None else seeds
     try:
         with _progress() as progress:
-            choice = choose(
-                scenario,
-                seeds=SEEDS if seeds is None else seeds,
-                jobs=os.cpu_count() or 1,
-                progress=progress,
-            )
+            choice = choose(scenario, seeds=seeds, jobs=os.cpu_count() or 1, progress=progress)
     except InterruptedChoice as interrupted:
         _tell(interrupted.comparison, as_json=as_json)
         raise
-    if as_json:
-        chosen = {"sync": choice.sync.model_dump(mode="json"), "reason": choice.reason}
-        print_json({"choice": chosen, **sync_data(choice.comparison)})
-    else:
-        _tell(choice.comparison, as_json=False)
-        say(f"{sync_name(choice.sync)}: {choice.reason}")
-        say(f"train with it by: torchrun … -m executor PLAN --sync {sync_name(choice.sync)}")
+    name = sync_name(choice.sync)
+    chosen = {"sync": choice.sync.model_dump(mode="json"), "reason": choice.reason}
+    _tell(choice.comparison, as_json=as_json, choice=chosen)
+    if not as_json:
+        say(f"{name}: {choice.reason}")
+        say(f"train with it by: torchrun … -m executor PLAN --sync {name}")
 
 
-def _tell(found: SyncComparison, *, as_json: bool) -> None:
+def _tell(found: SyncComparison, *, as_json: bool, **more: Any) -> None:
     from planner.report.comparison import sync_data, sync_view
 
     if as_json:
-        print_json(sync_data(found))
+        print_json({**more, **sync_data(found)})
     else:
         show(*sync_view(found))
 

@@ -14,12 +14,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from planner.analysis.judge import Replayed
 from planner.cluster.cluster import Cluster
 from planner.costs.placement import is_connected, place
 from planner.replanning.state import BoolArray, IntArray, State
 from planner.search.walk.starts import Start
 from planner.simulation.simulator import simulate
+from planner.simulation.timeline import Timeline
 
 SLOWER = 1e-9
 """Devices are only exchanged if the iteration takes no longer, but for rounding."""
@@ -42,10 +42,10 @@ class Candidate:
 
     seconds: float
     start: Start
-    make: Callable[[], Replayed]
+    make: Callable[[], Timeline]
 
     @cached_property
-    def replayed(self) -> Replayed:
+    def timeline(self) -> Timeline:
         """Its simulation."""
         return self.make()
 
@@ -56,18 +56,18 @@ class Alternative:
 
     Attributes:
         role: why it is named.
-        replayed: its simulation.
+        timeline: its simulation.
         moved_bytes: that its devices do not hold yet.
     """
 
     role: Role
-    replayed: Replayed
+    timeline: Timeline
     moved_bytes: int
 
     @property
     def iteration_time_s(self) -> float:
         """Predicted time of one iteration."""
-        return self.replayed.timeline.iteration_time_s
+        return self.timeline.iteration_time_s
 
 
 class _Offer(NamedTuple):
@@ -107,9 +107,9 @@ def choose(
 def _least_moving(exchanges: Exchanges, ranked: Sequence[Candidate], role: Role) -> Alternative:
     """Choose the candidate that moves the fewest bytes; of equally many the fastest."""
     for offer in sorted(_offers(exchanges, ranked), key=lambda row: row[:3]):
-        replayed = renamed(ranked[offer.place].replayed, offer.images, exchanges.cluster)
-        if replayed is not None:
-            return Alternative(role, replayed, offer.moved_bytes)
+        timeline = renamed(ranked[offer.place].timeline, offer.images, exchanges.cluster)
+        if timeline is not None:
+            return Alternative(role, timeline, offer.moved_bytes)
     raise AssertionError("a candidate on its own devices is as fast as it is")
 
 
@@ -209,11 +209,11 @@ def _assignment(costs: IntArray) -> list[int]:
     return [solver.right_mate(row) for row in range(count)]
 
 
-def renamed(replayed: Replayed, images: Images, cluster: Cluster) -> Replayed | None:
+def renamed(before: Timeline, images: Images, cluster: Cluster) -> Timeline | None:
     """Return a simulation on other devices; None if it is slower there or cannot run."""
     if all(device == image for device, image in images.items()):
-        return replayed
-    before, names, number = replayed.timeline, cluster.device_names, cluster.numbers
+        return before
+    names, number = cluster.device_names, cluster.numbers
     image_of = {names[device]: names[image] for device, image in images.items()}
     specs = [
         replace(
@@ -227,7 +227,7 @@ def renamed(replayed: Replayed, images: Images, cluster: Cluster) -> Replayed | 
     pipeline = place(before.pipeline.problem, specs)
     if not is_connected(pipeline):  # Devices of one kind need not have links to the same ones.
         return None
-    orders = {image_of[device]: order for device, order in replayed.orders.items()}
+    orders = {image_of[device]: order for device, order in before.orders.items()}
     found = simulate(pipeline, orders)
     is_slower = found.iteration_time_s > before.iteration_time_s * (1 + SLOWER)
-    return None if is_slower or found.overflow_bytes else Replayed(found, orders)
+    return None if is_slower or found.overflow_bytes else found

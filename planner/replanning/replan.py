@@ -11,7 +11,7 @@ from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
 from planner.plan.certificate import Proof
 from planner.plan.moves import Moves
-from planner.plan.operations import compress_devices, numbered_by_losses
+from planner.plan.operations import Orders, compress_devices, numbered_by_losses
 from planner.plan.plan import COST_MODEL, Plan, Provenance
 from planner.plan.runtimes import LOSSES_IN_ORDER
 from planner.plan.unsupported import require_without
@@ -169,8 +169,8 @@ def _require_stages(plan: Plan) -> None:
 
 def _plan(search: ReplanSearch, old: Plan, machines: NewMachines, choice: Alternative) -> Plan:
     """Return the verified plan of the choice, with the old plan's synchronisation."""
-    timeline, orders = choice.replayed
-    problem = machines.problem
+    timeline, problem = choice.timeline, machines.problem
+    orders: Orders = timeline.orders
     if problem.job.runtime in LOSSES_IN_ORDER:
         orders = numbered_by_losses(orders, len(timeline.pipeline.stages) - 1)
         timeline = simulate(timeline.pipeline, orders)

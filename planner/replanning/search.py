@@ -11,7 +11,6 @@ from itertools import islice
 
 import numpy as np
 
-from planner.analysis.judge import Replayed, replayed
 from planner.bounds import ProvedBound, Prover
 from planner.costs.network_table import NetworkTable
 from planner.costs.stage_table import StageTable
@@ -22,20 +21,19 @@ from planner.replanning.choice import Candidate
 from planner.replanning.recut import Recut
 from planner.replanning.repair import OldStage, Repairs
 from planner.replanning.state import State
+from planner.search.clock import STATES_PER_S, TASKS_PER_S
 from planner.search.result import Ended, HistoryRow
 from planner.search.settings import OPTIMALITY_TOLERANCE
 from planner.search.walk.block import HEADER, devices_of
 from planner.search.walk.freedoms import freedoms_of
+from planner.search.walk.plans import timeline_of
 from planner.search.walk.starts import Start, needs_of, starts
 from planner.search.walk.walker import Candidate as Judged
 from planner.search.walk.walker import Walker
 from planner.simulation.simulator import reduced_soonest
+from planner.simulation.timeline import Timeline
 from planner.variants.machine_changes import NewMachines
 
-TASKS_PER_S = 4e6
-"""Tasks that a core replays in a second, with all that is done around it."""
-STATES_PER_S = 1e7
-"""States of the dynamic programs of bounds that a core looks at in a second."""
 REPAIRS_UNTIL, STARTS_UNTIL = 0.2, 0.3
 """Shares of the time limit at the end of the repairs, and of stages of the search alone."""
 WALKS = ((0.5, 4, 0.001, 0.0001), (0.9, 1, 0.03, 0.0005))
@@ -148,7 +146,7 @@ class ReplanSearch:
 
     def _take(self, judged: Judged) -> None:
         self._judged.append(judged)
-        self._add(Candidate(judged.seconds, _stages_of(judged), partial(self._replayed, judged)))
+        self._add(Candidate(judged.seconds, _stages_of(judged), partial(self._timeline, judged)))
 
     def _add(self, row: Candidate) -> None:
         if row.seconds < self.best_s:
@@ -212,13 +210,12 @@ class ReplanSearch:
         layout = Layout.of(plan, self.table)
         start = Start(layout.ends, layout.devices)
         seconds = plan.predicted.iteration_time_s
-        self._add(Candidate(seconds, start, partial(self._replayed, layout)))
+        self._add(Candidate(seconds, start, partial(self._timeline, layout)))
         self._prove()
 
-    def _replayed(self, found: Judged | Layout) -> Replayed:
+    def _timeline(self, found: Judged | Layout) -> Timeline:
         layout = found if isinstance(found, Layout) else self._walker.layout(found)[1]
-        timeline, orders = replayed(layout, self.table)
-        return Replayed(reduced_soonest(timeline), orders)
+        return reduced_soonest(timeline_of(layout, self.table))
 
     def _prove(self) -> None:
         for proved in Prover(self.problem, self.best_s).steps():

@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 def comparison_table(rows: Iterable[ComparisonRow], title: str) -> Table:
     """Return a row for each planner; one without a plan has the reason instead of a schedule."""
     numbers = "stages x devices, iteration, over ours, bubble, peak memory, gap to bound"
-    table = Table(title, ["planner", "schedule"], numbers.split(", "))
-    for row in rows:
-        table.add_row(*_cells(row))
-    return table
+    return Table.of(title, ["planner", "schedule"], numbers.split(", "), map(_cells, rows))
 
 
 def comparison_data(rows: Iterable[ComparisonRow]) -> list[dict[str, Any]]:
@@ -102,9 +99,7 @@ def sync_view(comparison: SyncComparison) -> View:
         f"{format_seconds(scenario.world.iteration_s)}, {plural(scenario.iterations, 'iteration')}"
         f" each, {plural(comparison.seeds, 'seed')}; target losses {most:.4f} to {least:.4f}"
     )
-    table = Table(title, ["strategy"], list(COLUMNS))
-    for result in comparison.results:
-        table.add_row(*_sync_row(result))
+    table = Table.of(title, ["strategy"], list(COLUMNS), map(_sync_row, comparison.results))
     legend = "; ".join(f"{name}: {what}" for name, what in COLUMNS.items())
     return [table, f"{legend}.", SMALL_PROBLEM]
 

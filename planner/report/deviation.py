@@ -18,15 +18,19 @@ UNSTEADY = 0.1
 """A spread of the steps' times that is told."""
 MOST_ROWS = 12
 """Most rows of a table; the rest is counted."""
-_FIGURES = ("count", "predicted ms", "measured ms", "measured / predicted")
+_Rows = Iterable[tuple[Sequence[str], Deviation]]
+"""Words of a row, and its figures."""
 
 
 def comparison_view(comparison: Comparison) -> View:
     """Return tables of kinds of events, worst stages and links, and lines that sum them up."""
+    links = [((source, target), row) for (source, target), row in comparison.transfers.items()]
     return [
-        _kinds_table(comparison),
-        _stages_table(comparison),
-        *([_links_table(comparison)] if comparison.transfers else []),
+        _table("Medians of all stages and devices", ("what",), _kinds(comparison)),
+        _worst(
+            "Largest errors, by stage and device", ("stage", "device", "what"), _stages(comparison)
+        ),
+        *([_worst("Transfers, from ready to received", ("from", "to"), links)] if links else []),
         comparison_line(comparison),
         *comparison_notes(comparison),
     ]
@@ -34,14 +38,22 @@ def comparison_view(comparison: Comparison) -> View:
 
 def comparison_notes(comparison: Comparison) -> Iterator[str]:
     """Yield where the difference comes from, and whether the measurement can be trusted."""
+    time_s = comparison.iteration.measured_s or 0.0
     largest = [
         f"{what} {seconds * 1e3:+,.0f} ms"
         for what, seconds in comparison.largest[:MOST_LARGEST]
-        if abs(seconds) >= NOTICEABLE * (comparison.iteration.measured_s or 0.0)
+        if abs(seconds) >= NOTICEABLE * time_s
     ]
     if largest:
         yield f"predicted less measured, an iteration: {'; '.join(largest)}"
-    yield from _batch_notes(comparison)
+    waits_s = {device: row.measured_s or 0.0 for device, row in comparison.batches.items()}
+    device = max(waits_s, key=waits_s.__getitem__, default=None)
+    if device is not None and time_s and waits_s[device] >= NOTICEABLE * time_s:
+        yield (
+            f"note: {device} spends {waits_s[device] * 1e3:,.0f} ms of an iteration "
+            f"({waits_s[device] / time_s:.0%}) on loading batches, which no plan counts: a faster "
+            "data set, or one that loads ahead, saves it"
+        )
     if comparison.spread > UNSTEADY:
         yield (
             f"note: half of the steps differ by {comparison.spread:.0%} or more: something else "
@@ -50,44 +62,25 @@ def comparison_notes(comparison: Comparison) -> Iterator[str]:
         )
     if comparison.clock_conflict is not None:
         yield f"note: {comparison.clock_conflict}"
-    for line in comparison.other_hardware:
-        yield f"note: {line}"
-
-
-def _batch_notes(comparison: Comparison) -> Iterator[str]:
-    """Yield which device waits longest for its batches, where that matters."""
-    waits_s = {device: row.measured_s or 0.0 for device, row in comparison.batches.items()}
-    device = max(waits_s, key=waits_s.__getitem__, default=None)
-    time_s = comparison.iteration.measured_s
-    if device is not None and time_s and waits_s[device] >= NOTICEABLE * time_s:
-        yield (
-            f"note: {device} spends {waits_s[device] * 1e3:,.0f} ms of an iteration "
-            f"({waits_s[device] / time_s:.0%}) on loading batches, which no plan counts: a faster "
-            "data set, or one that loads ahead, saves it"
-        )
+    yield from (f"note: {line}" for line in comparison.other_hardware)
 
 
 def comparison_line(comparison: Comparison) -> str:
     """Return the predicted and measured iteration time, and the error."""
-    total = comparison.iteration
-    off = comparison.error
+    total, steps, off = comparison.iteration, comparison.steps, comparison.error
     error = "" if off is None else f", error {round(off, 3) + 0.0:+.1%}"  # Never "-0.0%".
+    first = f" from step {steps[0]}" if steps[0] > 1 else ""
     slept = "; compute was emulated" if comparison.emulated else ""
     return (
         f"iteration {format_seconds(total.predicted_s or 0.0)} predicted, "
         f"{format_seconds(total.measured_s or 0.0)} measured (median of "
-        f"{plural(len(comparison.steps), 'step')}{_first(comparison.steps)}){error}{slept}"
+        f"{plural(len(steps), 'step')}{first}){error}{slept}"
     )
-
-
-def _first(steps: Sequence[int]) -> str:
-    return f" from step {steps[0]}" if steps[0] > 1 else ""
 
 
 def comparison_data(comparison: Comparison) -> dict[str, Any]:
     """Return every stage and link as plain data, in seconds; null where there is no figure."""
-    operation, transfer = ("stage", "device", "kind"), ("source", "target")
-    conflict, reduced = comparison.clock_conflict, comparison.reductions
+    operation, conflict = ("stage", "device", "kind"), comparison.clock_conflict
     return {
         "iteration": _data(comparison.iteration),
         "error": comparison.error,
@@ -96,10 +89,12 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
         "emulated": comparison.emulated,
         "clock_conflict": None if conflict is None else str(conflict),
         "other_hardware": list(comparison.other_hardware),
-        "operations": _rows(operation, comparison.operations),
-        "collectives": _rows(operation, comparison.collectives),
-        "transfers": _rows(transfer, comparison.transfers),
-        "all_reduces": [{"stages": list(of), **_data(row)} for of, row in reduced.items()],
+        "operations": _keyed(operation, comparison.operations),
+        "collectives": _keyed(operation, comparison.collectives),
+        "transfers": _keyed(("source", "target"), comparison.transfers),
+        "all_reduces": [
+            {"stages": list(stages), **_data(row)} for stages, row in comparison.reductions.items()
+        ],
         **{
             name: {key: _data(row) for key, row in getattr(comparison, name).items()}
             for name in ("kinds", "optimizer", "waiting", "batches", "outside")
@@ -107,7 +102,7 @@ def comparison_data(comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _rows(names: Sequence[str], rows: Mapping[Any, Deviation]) -> list[dict[str, Any]]:
+def _keyed(names: Sequence[str], rows: Mapping[Any, Deviation]) -> list[dict[str, Any]]:
     return [{**dict(zip(names, key, strict=True)), **_data(row)} for key, row in rows.items()]
 
 
@@ -115,30 +110,22 @@ def _data(row: Deviation) -> dict[str, Any]:
     return {**asdict(row), "ratio": row.ratio}
 
 
-def _kinds_table(comparison: Comparison) -> Table:
-    table = Table("Medians of all stages and devices", ("what",), _FIGURES)
+def _kinds(comparison: Comparison) -> Iterator[tuple[Sequence[str], Deviation]]:
     for kind, row in comparison.kinds.items():
-        table.add_row(f"{kind} {KIND_LABELS[kind]}", *_cells(row))
-    for kind, row in _collectives(comparison).items():
-        table.add_row(f"{kind} collectives in groups, mean", *_cells(row))
-    for stages, row in comparison.reductions.items():
-        table.add_row(f"all-reduce {stages_label(stages)}", *_cells(row))
-    for name, rows in (("optimizer step", comparison.optimizer), ("waiting", comparison.waiting)):
-        table.add_row(f"{name}, mean of devices", *_cells(_mean(rows.values())))
-    if comparison.batches:
-        row = _mean(comparison.batches.values())
-        table.add_row("loading batches, mean of devices", *_cells(row))
-    for where, row in comparison.outside.items():
-        table.add_row(where, *_cells(row))
-    return table
-
-
-def _collectives(comparison: Comparison) -> dict[Kind, Deviation]:
-    """Return what of each kind of operation collectives inside groups take, as a mean."""
-    rows: dict[Kind, list[Deviation]] = {}
+        yield (f"{kind} {KIND_LABELS[kind]}",), row
+    inside: dict[Kind, list[Deviation]] = {}
     for (_, _, kind), row in comparison.collectives.items():
-        rows.setdefault(kind, []).append(row)
-    return {kind: _mean(found) for kind, found in rows.items()}
+        inside.setdefault(kind, []).append(row)
+    for kind, rows in inside.items():
+        yield (f"{kind} collectives in groups, mean",), _mean(rows)
+    for stages, row in comparison.reductions.items():
+        yield (f"all-reduce {stages_label(stages)}",), row
+    yield ("optimizer step, mean of devices",), _mean(comparison.optimizer.values())
+    yield ("waiting, mean of devices",), _mean(comparison.waiting.values())
+    if comparison.batches:
+        yield ("loading batches, mean of devices",), _mean(comparison.batches.values())
+    for where, row in comparison.outside.items():
+        yield (where,), row
 
 
 def _mean(rows: Iterable[Deviation]) -> Deviation:
@@ -152,52 +139,50 @@ def _mean(rows: Iterable[Deviation]) -> Deviation:
     )
 
 
-def _stages_table(comparison: Comparison) -> Table:
-    """Return a table of each stage and device's worst operation, the worst first."""
+def _stages(comparison: Comparison) -> _Rows:
+    """Return the worst kind of operation of each stage and device."""
     worst: dict[tuple[int, str], tuple[Kind, Deviation]] = {}
     for (stage, device, kind), row in comparison.operations.items():
         old = worst.get((stage, device))
         if old is None or row.factor > old[1].factor:
             worst[stage, device] = (kind, row)
-    ranked = sorted(worst.items(), key=lambda item: -item[1][1].factor)
-    table = Table("Largest errors, by stage and device", ("stage", "device", "what"), _FIGURES)
-    for (stage, device), (kind, row) in ranked[:MOST_ROWS]:
-        table.add_row(str(stage), device, f"{kind} {KIND_LABELS[kind]}", *_cells(row))
-    _count_rest(table, len(ranked))
+    return [
+        ((str(stage), device, f"{kind} {KIND_LABELS[kind]}"), row)
+        for (stage, device), (kind, row) in worst.items()
+    ]
+
+
+def _worst(title: str, words: Sequence[str], rows: _Rows) -> Table:
+    """Return a table of the rows whose prediction is furthest off; the others are counted."""
+    ranked = sorted(rows, key=lambda row: -row[1].factor)
+    table = _table(title, words, ranked[:MOST_ROWS])
+    if len(ranked) > MOST_ROWS:
+        more = f"{len(ranked) - MOST_ROWS:,}"
+        table.note = f"and {more} with smaller errors; --json lists all"
     return table
 
 
-def _links_table(comparison: Comparison) -> Table:
-    table = Table("Transfers, from ready to received", ("from", "to"), _FIGURES)
-    ranked = sorted(comparison.transfers.items(), key=lambda item: -item[1].factor)
-    for (source, target), row in ranked[:MOST_ROWS]:
-        table.add_row(source, target, *_cells(row))
-    _count_rest(table, len(ranked))
-    return table
+def _table(title: str, words: Sequence[str], rows: _Rows) -> Table:
+    figures = ("count", "predicted ms", "measured ms", "measured / predicted")
+    return Table.of(title, words, figures, ((*names, *_cells(row)) for names, row in rows))
 
 
-def _count_rest(table: Table, count: int) -> None:
-    if count > MOST_ROWS:
-        table.note = f"and {count - MOST_ROWS:,} with smaller errors; --json lists all"
-
-
-def _cells(row: Deviation) -> tuple[str, str, str, str]:
+def _cells(row: Deviation) -> tuple[str, ...]:
     ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
-    return (f"{row.count:,}", milliseconds(row.predicted_s), milliseconds(row.measured_s), ratio)
+    return (f"{row.count:,}", *_milliseconds(row.predicted_s, row.measured_s), ratio)
 
 
-def milliseconds(seconds: float | None) -> str:
-    """Format seconds as a cell in ms; a dash where there is no figure."""
-    return "-" if seconds is None else f"{seconds * 1e3:,.3f}"
+def _milliseconds(*seconds: float | None) -> Iterator[str]:
+    return ("-" if value is None else f"{value * 1e3:,.3f}" for value in seconds)
+
+
+# --- calibration ----------------------------------------------------------------------------------
 
 
 def calibration_view(calibration: Calibration) -> View:
     """Return operations, links and all-reduces before and after, and notes."""
     return [
-        *([_times_table(calibration)] if calibration.times else []),
-        *([_calibrated_links_table(calibration)] if calibration.links else []),
-        *([_optimizers_table(calibration)] if calibration.optimizers else []),
-        *([_reductions_table(calibration)] if calibration.reductions else []),
+        *(table for table in _calibration_tables(calibration) if table.rows),
         *(f"note: {note}" for note in calibration.notes),
         calibration_line(calibration),
     ]
@@ -242,50 +227,52 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
     }
 
 
-def _times_table(calibration: Calibration) -> Table:
-    table = Table(
+def _calibration_tables(calibration: Calibration) -> Iterator[Table]:
+    yield Table.of(
         "Operations, for one microbatch",
         ("stage", "type", "devices", "kind"),
         ("samples", "predicted ms", "measured ms"),
+        (
+            (
+                *(str(row.stage), row.device_type, compress_devices(row.device_s), row.kind),
+                *(f"{row.samples:,}", *_milliseconds(row.predicted_s, row.measured_s)),
+            )
+            for row in calibration.times
+        ),
     )
-    for row in calibration.times:
-        table.add_row(
-            str(row.stage),
-            row.device_type,
-            compress_devices(row.device_s),
-            row.kind,
-            f"{row.samples:,}",
-            milliseconds(row.predicted_s),
-            milliseconds(row.measured_s),
-        )
-    return table
-
-
-def _calibrated_links_table(calibration: Calibration) -> Table:
-    figures = ("GB/s before", "after", "latency us before", "after")
-    table = Table("Links", ("link", "how"), figures)
-    for row in calibration.links:
-        table.add_row(
-            row.name,
-            row.method,
-            *(f"{link.bandwidth_gb_per_s:,.4g}" for link in (row.before, row.after)),
-            *(f"{link.latency_us:,.4g}" for link in (row.before, row.after)),
-        )
-    return table
-
-
-def _optimizers_table(calibration: Calibration) -> Table:
-    table = Table("Optimizer steps", ("type",), ("predicted ms before", "measured ms"))
-    for row in calibration.optimizers:
-        cells = map(milliseconds, (row.predicted_s, row.measured_s))
-        table.add_row(row.device_type, *cells)
-    return table
-
-
-def _reductions_table(calibration: Calibration) -> Table:
-    figures = ("predicted ms before", "after", "measured ms")
-    table = Table("All-reduces, predicted from the links", ("gradients of",), figures)
-    for row in calibration.reductions:
-        times_s = (row.before.predicted_s, row.after.predicted_s, row.before.measured_s)
-        table.add_row(stages_label(row.stages), *map(milliseconds, times_s))
-    return table
+    yield Table.of(
+        "Links",
+        ("link", "how"),
+        ("GB/s before", "after", "latency us before", "after"),
+        (
+            (
+                *(row.name, row.method),
+                *(f"{link.bandwidth_gb_per_s:,.4g}" for link in (row.before, row.after)),
+                *(f"{link.latency_us:,.4g}" for link in (row.before, row.after)),
+            )
+            for row in calibration.links
+        ),
+    )
+    yield Table.of(
+        "Optimizer steps",
+        ("type",),
+        ("predicted ms before", "measured ms"),
+        (
+            (row.device_type, *_milliseconds(row.predicted_s, row.measured_s))
+            for row in calibration.optimizers
+        ),
+    )
+    yield Table.of(
+        "All-reduces, predicted from the links",
+        ("gradients of",),
+        ("predicted ms before", "after", "measured ms"),
+        (
+            (
+                stages_label(row.stages),
+                *_milliseconds(
+                    row.before.predicted_s, row.after.predicted_s, row.before.measured_s
+                ),
+            )
+            for row in calibration.reductions
+        ),
+    )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from planner.analysis.explain.bubble import CAUSES, Bubble, IdleTime, waited_s
 from planner.analysis.explain.explanation import Explanation
 from planner.analysis.explain.memory import MemoryLimit
 from planner.analysis.explain.path_shares import PathShare
 from planner.analysis.explain.resources import Resource
+from planner.analysis.explain.stage_limits import StageLimit
 from planner.plan.operations import compress_devices, stages_label
 from planner.plan.plan import Plan
-from planner.report.bubble import bubble_data, bubble_line, idle_table, stages_table
 from planner.report.summary import (
     length_lines,
     overflow_line,
@@ -33,11 +34,24 @@ from planner.units import format_seconds, plural
 MOST_NAMED = 3
 """Most devices or links named for each cause; the rest is summed."""
 MOST_DEVICES = 16
-"""Most names of a list; of a longer one the first are named."""
+"""Most names of a list, and devices of a table; of more, the first or the idlest are shown."""
 LEAST_SHARE = 0.0005
 """A smaller one would be shown as 0.0%."""
 NEAR = 0.01
 """A schedule within this share of a lower bound is as good as bound by it."""
+
+WAITS = {
+    "waits for\ncomputation": "fill_and_drain_s",
+    "\ntransfers": "transfers_s",
+    "all-reduce,\noptimizer": "synchronisation_s",
+}
+"""Headings of what a device waits for, with the causes that it counts as."""
+CAUSE_NAMES = {
+    "imbalance_s": "imbalance",
+    "fill_and_drain_s": "fill and drain",
+    "transfers_s": "transfers",
+    "synchronisation_s": "all-reduces and optimizer",
+}
 
 
 def explanation_lines(explanation: Explanation) -> list[str]:
@@ -55,7 +69,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
         _path_line(explanation),
         *([] if reached else [limit]),
         *([] if binds else [memory]),
-        bubble_line(explanation.bubble),
+        _bubble_line(explanation.bubble),
     ]
 
 
@@ -66,9 +80,9 @@ def explanation_view(plan: Plan, explanation: Explanation) -> View:
         *explanation_lines(explanation),
         *time_provenance_lines(shares),
         *length_lines(plan),
-        parts_table(explanation),
-        idle_table(explanation.bubble),
-        stages_table(explanation.stages),
+        _parts_table(explanation),
+        _idle_table(explanation.bubble),
+        _stages_table(explanation.stages),
     ]
 
 
@@ -97,7 +111,7 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
                 for room in memory.rooms
             ],
         },
-        "bubble": bubble_data(explanation.bubble),
+        "bubble": _bubble_data(explanation.bubble),
         "stages": [asdict(limit) for limit in explanation.stages],
         "critical_path": [
             {
@@ -113,6 +127,28 @@ def explanation_data(explanation: Explanation) -> dict[str, Any]:
 
 def _resource_data(resource: Resource) -> dict[str, Any]:
     return {**asdict(resource), "bound_s": resource.bound_s}
+
+
+def _bubble_data(bubble: Bubble) -> dict[str, Any]:
+    """Return causes in total and per device, and what each device waited for."""
+    return {
+        "idle_s": bubble.idle_s,
+        "share": bubble.share,
+        "busiest_device": bubble.busiest,
+        "causes": {name: bubble.cause_s(name) for name in CAUSES},
+        "devices": [
+            {
+                "device": row.device,
+                "idle_s": row.idle_s,
+                **{name: getattr(row, name) for name in CAUSES},
+                "waited_for": [
+                    {**waited.spent._asdict(), "seconds": waited.seconds}
+                    for waited in row.waited_for
+                ],
+            }
+            for row in bubble.devices
+        ],
+    }
 
 
 def _event_name(event: Event) -> str:
@@ -143,15 +179,6 @@ def _path_line(explanation: Explanation) -> str:
         if sums[cause] >= LEAST_SHARE
     ]
     return f"critical path: {', '.join(parts) or 'the iteration takes no time (all costs are 0)'}"
-
-
-def parts_table(explanation: Explanation) -> Table:
-    """Return a table of what the iteration's time consists of; its rows sum to the whole."""
-    table = Table("The iteration, along its critical path", ("part",), ("time", "share"))
-    for part in explanation.parts:
-        table.add_row(part.name, format_seconds(part.seconds), f"{part.share:.1%}")
-    table.add_row("iteration", format_seconds(explanation.iteration_time_s), "100.0%")
-    return table
 
 
 def _named(shares: list[PathShare]) -> str:
@@ -245,3 +272,76 @@ def _least_room(memory: MemoryLimit) -> str:
     least = min(known)
     names = _devices([device for device, count in counts.items() if count == least])
     return f"at least {plural(least, 'further microbatch', 'es')} could be in flight (on {names})"
+
+
+def _bubble_line(bubble: Bubble) -> str:
+    """Return the bubble and its causes in one line, the largest cause first."""
+    if bubble.iteration_time_s == 0:
+        return "the iteration takes no time (all costs are 0)"
+    whole_s = len(bubble.devices) * bubble.iteration_time_s
+    shares = {name: bubble.cause_s(cause) / whole_s for cause, name in CAUSE_NAMES.items()}
+    parts = [
+        f"{name} {shares[name]:.1%}"
+        for name in sorted(shares, key=lambda name: -shares[name])
+        if shares[name] >= LEAST_SHARE
+    ]
+    text = f"bubble {max(0.0, bubble.share):.1%}"
+    if not parts:
+        return text
+    return (
+        f"{text}: {', '.join(parts)}; imbalance: work that devices have less than the busiest, "
+        f"{bubble.busiest}; the other causes are what {bubble.busiest} waits for"
+    )
+
+
+# --- the tables -----------------------------------------------------------------------------------
+
+
+def _parts_table(explanation: Explanation) -> Table:
+    """Return a table of what the iteration's time consists of; its rows sum to the whole."""
+    parts = [(part.name, part.seconds, part.share) for part in explanation.parts]
+    rows = [*parts, ("iteration", explanation.iteration_time_s, 1.0)]
+    cells = ((name, format_seconds(seconds), f"{share:.1%}") for name, seconds, share in rows)
+    title = "The iteration, along its critical path"
+    return Table.of(title, ("part",), ("time", "share"), cells)
+
+
+def _idle_table(bubble: Bubble) -> Table:
+    """Return a table with one row per device: how long it idles and what it waits for."""
+    ranked = sorted(bubble.devices, key=lambda row: -row.idle_s)
+    more = len(ranked) - MOST_DEVICES
+    rest = f"; {more} less idle devices not shown" if more > 0 else ""
+    return Table.of(
+        f"Idle time, as a fraction of the iteration{rest}",
+        ("device",),
+        ("idle", "imbalance", *WAITS),
+        ((row.device, *_idle_shares(row, bubble)) for row in ranked[:MOST_DEVICES]),
+    )
+
+
+def _idle_shares(row: IdleTime, bubble: Bubble) -> Iterable[str]:
+    waited = [waited_s(row.waited_for, cause) for cause in WAITS.values()]
+    whole_s = bubble.iteration_time_s
+    for seconds in (row.idle_s, row.imbalance_s, *waited):
+        yield f"{max(0.0, seconds / whole_s) if whole_s > 0 else 0.0:.1%}"
+
+
+def _stages_table(stages: Iterable[StageLimit]) -> Table:
+    """Return a table with one row per stage: its limit and the effect of its speed."""
+    return Table.of(
+        "Stages: what limits them, and the effect of a faster or slower stage (same orders)",
+        ("stage", "devices", "limited by"),
+        ("if 10%\nslower", "if 10%\nfaster"),
+        (
+            (
+                *(str(row.stage), compress_devices(row.devices), row.limited_by),
+                *map(signed_share, (row.slower_10_percent, row.faster_10_percent)),
+            )
+            for row in stages
+        ),
+    )
+
+
+def signed_share(share: float) -> str:
+    """Format a change as a share of a time, such as ``-1.8%``; ``0`` where it is too small."""
+    return f"{share:+.1%}" if abs(share) >= LEAST_SHARE else "0"

@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from planner.errors import PipeplanError
 from planner.plan.operations import Kind
 from planner.records.document import write_atomically
+from planner.report.tables import problem_title
+from planner.units import TimeUnit
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -49,16 +52,6 @@ DOTS_PER_INCH, SCREEN_DOTS_PER_INCH = 150, 110
 _METADATA: dict[str, dict[str, Any]] = {".png": {}, ".svg": {"Date": None}}
 
 
-def new_axes(width_inches: float, height_inches: float) -> Axes:
-    """Return axes alone on a new figure that no pyplot state refers to.
-
-    Args:
-        width_inches: of the figure.
-        height_inches: of the figure.
-    """
-    return stacked_axes(width_inches, [height_inches])[0]
-
-
 def stacked_axes(width_inches: float, heights_inches: Sequence[float]) -> list[Axes]:
     """Return axes of the given heights below each other, on a figure without pyplot state.
 
@@ -88,8 +81,10 @@ def require_format(path: str | Path) -> str:
     return suffix
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as PNG or SVG by its suffix, atomically; equal figures give equal bytes.
+def save_figure(axes: Axes, path: str | Path) -> None:
+    """Write the figure of axes as PNG or SVG by the path's suffix, atomically.
+
+    Equal figures give equal bytes.
 
     Raises:
         PipeplanError: for another suffix, or if the file cannot be written.
@@ -99,7 +94,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     suffix = require_format(path)
     buffer = BytesIO()
     with rc_context({"svg.hashsalt": "pipeplan"}):
-        figure.savefig(buffer, format=suffix[1:], metadata=_METADATA[suffix])
+        root_figure(axes).savefig(buffer, format=suffix[1:], metadata=_METADATA[suffix])
     write_atomically(path, buffer.getvalue())
 
 
@@ -129,13 +124,46 @@ def chart_rows(timeline: Timeline) -> dict[str, str]:
     }
 
 
-def bare_frame(axes: Axes, grid: Literal["x", "both"] = "x") -> None:
-    """Keep only the time axis of the frame, and a faint grid."""
+def dress(
+    axes: Axes,
+    timeline: Timeline,
+    title: str | None,
+    figures: str,
+    *,
+    unit: TimeUnit,
+    grid: Literal["x", "both"],
+) -> None:
+    """Give a chart over time its title and its axis, a faint grid, and no frame.
+
+    Args:
+        axes: of the chart.
+        timeline: that it shows.
+        title: first line of the title; None: the model, the cluster and the pipeline's size.
+        figures: second line.
+        unit: of the time axis.
+        grid: across the time axis, or across both.
+    """
+    axes.set_xlabel(f"time ({unit.symbol})")
     for side in ("top", "left", "right"):
         axes.spines[side].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis=grid, color=GRID_COLOUR, linewidth=0.6)
     axes.set_axisbelow(True)
+    heading = plain_text(title or problem_title(timeline))
+    axes.set_title(f"{heading}\n{figures}", loc="left", fontsize="medium")
+
+
+def legend_below(axes: Axes, handles: Sequence[Artist], columns: int) -> None:
+    """Draw a legend below the time axis, whatever the height of the axes."""
+    axes.legend(
+        handles=handles,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        borderaxespad=3.4,
+        ncols=columns,
+        frameon=False,
+        handlelength=1.6,
+    )
 
 
 def plain_text(text: str) -> str:

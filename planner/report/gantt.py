@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from planner.errors import PipeplanError
 from planner.plan.operations import KIND_LABELS, stages_label
 from planner.report.figures import (
     ACTIVATION_COLOUR,
@@ -17,17 +16,15 @@ from planner.report.figures import (
     KIND_COLOURS,
     MUTED_COLOUR,
     OPTIMIZER_COLOUR,
-    bare_frame,
     chart_rows,
+    dress,
+    legend_below,
     lighter,
-    new_axes,
-    plain_text,
     require_format,
     root_figure,
     save_figure,
     stacked_axes,
 )
-from planner.report.tables import problem_title
 from planner.simulation.timeline import Timeline
 from planner.units import TimeUnit, format_seconds, time_unit
 
@@ -116,13 +113,7 @@ class Axis(NamedTuple):
                 yield (begin - offset) * self.unit.per_second, (end - begin) * self.unit.per_second
 
 
-def plot_gantt(
-    timeline: Timeline,
-    ax: Axes | None = None,
-    *,
-    title: str | None = None,
-    window_s: tuple[float, float] | None = None,
-) -> Axes:
+def plot_gantt(timeline: Timeline, ax: Axes | None = None, *, title: str | None = None) -> Axes:
     """Draw one iteration: rows are devices, boxes are operations with their microbatch's number.
 
     Thin bars are the all-reduces of gradients and, below the boxes, what the device sends, drawn a
@@ -133,18 +124,13 @@ def plot_gantt(
         timeline: what the simulator returned.
         ax: where to draw; default new axes on a figure of their own, outside pyplot.
         title: first line of the title; default the model, the cluster and the pipeline's size.
-        window_s: the part of the iteration to draw, in seconds; default the whole.
 
     Returns:
         The axes drawn on; ``ax.figure`` is the figure.
-
-    Raises:
-        PipeplanError: if the window does not lie within the iteration.
     """
     if ax is None:
-        ax = new_axes(WIDTH_INCHES, _height_inches(timeline))
-    parts = _parts(timeline) if window_s is None else (_checked(window_s, timeline),)
-    _draw(ax, timeline, Axis(time_unit(timeline.iteration_time_s), parts), title)
+        (ax,) = stacked_axes(WIDTH_INCHES, [_height_inches(timeline)])
+    _draw(ax, timeline, Axis(time_unit(timeline.iteration_time_s), _parts(timeline)), title)
     return ax
 
 
@@ -170,7 +156,7 @@ def save_gantts(charts: Sequence[tuple[str | None, Timeline]], path: str | Path)
         PipeplanError: for another suffix, or if the file cannot be written.
     """
     require_format(path)
-    save_figure(root_figure(plot_gantts(charts)[0]), path)
+    save_figure(plot_gantts(charts)[0], path)
 
 
 def boxes(timeline: Timeline) -> Iterator[Box]:
@@ -205,16 +191,6 @@ _SENT = {
     "F": Look("activations sent", ACTIVATION_COLOUR, ACTIVATIONS),
     "B": Look("gradients sent", GRADIENT_COLOUR, GRADIENTS),
 }
-
-
-def _checked(window_s: tuple[float, float], timeline: Timeline) -> tuple[float, float]:
-    start, end = window_s
-    if not 0 <= start < end <= timeline.iteration_time_s:
-        raise PipeplanError(
-            f"window: {start:g} to {end:g} s is not within the iteration, which takes "
-            f"{timeline.iteration_time_s:g} s; give a start below its end"
-        )
-    return window_s
 
 
 def _parts(timeline: Timeline) -> tuple[tuple[float, float], ...]:
@@ -306,8 +282,6 @@ def _label_axes(ax: Axes, timeline: Timeline, axis: Axis, title: str | None) -> 
         [row + _MIDDLE for row in range(len(rows))],
         [f"{name}  {stages_label(stages_on[device])}" for device, name in rows.items()],
     )
-    ax.set_xlabel(f"time ({axis.unit.symbol})")
-    bare_frame(ax)
     # A pale track behind each row: what stays visible of it is idle time.
     for row in range(len(rows)):
         tracks = [
@@ -327,8 +301,7 @@ def _label_axes(ax: Axes, timeline: Timeline, axis: Axis, title: str | None) -> 
     if len(axis.parts) > 1:
         left_out_s = axis.parts[1][0] - axis.parts[0][1]
         figures += f"; {format_seconds(left_out_s)} of the steady state are left out"
-    heading = plain_text(title or problem_title(timeline))
-    ax.set_title(f"{heading}\n{figures}", loc="left", fontsize="medium")
+    dress(ax, timeline, title, figures, unit=axis.unit, grid="x")
 
 
 def _set_ticks(ax: Axes, axis: Axis) -> None:
@@ -346,7 +319,7 @@ def _set_ticks(ax: Axes, axis: Axis) -> None:
 
 
 def _draw_legend(ax: Axes, looks: Sequence[tuple[Look, float]]) -> None:
-    """Draw one entry a label, below the time axis whatever the height of the axes."""
+    """Draw one entry a label."""
     from matplotlib.patches import Patch
 
     colours = {look.label: look.colour for look, _ in looks}
@@ -354,12 +327,4 @@ def _draw_legend(ax: Axes, looks: Sequence[tuple[Look, float]]) -> None:
     if any(white for _, white in looks):
         pale = lighter(MUTED_COLOUR, 0.5)
         handles.append(Patch(facecolor=pale, label="paler: later stages of the device"))
-    ax.legend(
-        handles=handles,
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0.0),
-        borderaxespad=3.4,
-        ncols=len(handles),
-        frameon=False,
-        handlelength=1.2,
-    )
+    legend_below(ax, handles, len(handles))

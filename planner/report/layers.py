@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from planner.model.graph_record import GraphRecord
+from planner.model.graph_record import GraphRecord, Layer
 from planner.model.layer_graph import LayerGraph
 from planner.model.split_record import LayerSplit, SplitRecord
 from planner.report.tables import Table
@@ -14,26 +14,25 @@ from planner.units import format_bytes, four_digits, plural
 
 def layer_table(graph: LayerGraph) -> Table:
     """Return layers with FLOPs, parameters, stash, and bytes sent if cut after them."""
-    record = graph.record
-    table = Table(
+    record, names = graph.record, list(graph.layers)
+
+    def cells(number: int, name: str) -> Iterator[str]:
+        layer, crossing = graph.layers[name], graph.crossing(names[: number + 1])
+        yield name
+        yield four_digits(layer.forward_flops / 1e9)
+        yield four_digits((layer.input_gradient_flops + layer.weight_gradient_flops) / 1e9)
+        yield format_bytes(graph.nodes[name]["parameter_bytes"])
+        yield format_bytes(layer.stash_bytes)
+        yield format_bytes(sum(tensor.bytes for tensor in crossing))
+
+    table = Table.of(
         f"{record.name}: {plural(len(record.layers), 'layer')}, "
         f"{plural(record.samples_per_microbatch, 'sample')} per microbatch, {record.precision}",
         ["layer"],
         ["forward GFLOP", "backward GFLOP", "parameters", "stash", "cut"],
-        note=_note(record),
+        (cells(number, name) for number, name in enumerate(names)),
     )
-    before: list[str] = []
-    for name, layer in graph.layers.items():
-        before.append(name)
-        backward = layer.input_gradient_flops + layer.weight_gradient_flops
-        table.add_row(
-            name,
-            four_digits(layer.forward_flops / 1e9),
-            four_digits(backward / 1e9),
-            format_bytes(graph.nodes[name]["parameter_bytes"]),
-            format_bytes(layer.stash_bytes),
-            format_bytes(sum(tensor.bytes for tensor in graph.crossing(before))),
-        )
+    table.note = _note(record)
     return table
 
 
@@ -55,29 +54,26 @@ def split_table(graph: GraphRecord, split: SplitRecord) -> Table:
         graph: the layer graph.
         split: its split at one degree.
     """
-    table = Table(
+    sizes = {row.name: row.bytes for row in graph.parameters}
+
+    def cells(layer: Layer, row: LayerSplit) -> Iterator[str]:
+        kinds = dict.fromkeys(split.regions[index].kind for index in row.regions)
+        bytes_ = sum(collective.bytes for collective in row.collectives)
+        yield from (layer.name, ", ".join(kinds) or "not split")
+        yield from (_counts(row, forward=True), _counts(row, forward=False))
+        yield f"{bytes_ / graph.samples_per_microbatch / 2**20:,.2f}"
+        yield _percent(row.flops, layer.flops)
+        yield _percent(row.parameter_bytes, sum(sizes[name] for name in layer.parameters))
+        yield _percent(row.stash_bytes, layer.stash_bytes)
+
+    return Table.of(
         f"{graph.name} over groups of {split.degree}"
         f"{', positions shared between regions' if split.sequence else ''}"
         f"{', whole experts' if split.experts else ''}",
         ("layer", "split by", "collectives forward", "backward"),
         ("MiB sent a sample", "shared FLOPs", "parameters", "stash"),
+        map(cells, graph.layers, split.layers),
     )
-    sizes = {row.name: row.bytes for row in graph.parameters}
-    for layer, row in zip(graph.layers, split.layers, strict=True):
-        kinds = dict.fromkeys(split.regions[index].kind for index in row.regions)
-        bytes_ = sum(collective.bytes for collective in row.collectives)
-        held = sum(sizes[name] for name in layer.parameters)
-        table.add_row(
-            layer.name,
-            ", ".join(kinds) or "not split",
-            _counts(row, forward=True),
-            _counts(row, forward=False),
-            f"{bytes_ / graph.samples_per_microbatch / 2**20:,.2f}",
-            _percent(row.flops, layer.flops),
-            _percent(row.parameter_bytes, held),
-            _percent(row.stash_bytes, layer.stash_bytes),
-        )
-    return table
 
 
 def unsplit_lines(split: SplitRecord) -> Iterator[str]:

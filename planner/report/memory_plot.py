@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,15 +9,14 @@ from planner.plan.operations import stages_label
 from planner.report.figures import (
     LINE_COLOURS,
     MUTED_COLOUR,
-    bare_frame,
     chart_rows,
-    new_axes,
+    dress,
+    legend_below,
     plain_text,
     require_format,
-    root_figure,
     save_figure,
+    stacked_axes,
 )
-from planner.report.tables import problem_title
 from planner.units import SizeUnit, TimeUnit, format_bytes, size_unit, time_unit
 
 if TYPE_CHECKING:
@@ -26,13 +24,13 @@ if TYPE_CHECKING:
 
     from planner.simulation.timeline import Timeline
 
-WIDTH_INCHES = 13.0
-HEIGHT_INCHES = 6.5
-# With more devices than this the legend names only the first and the last.
+WIDTH_INCHES, HEIGHT_INCHES = 13.0, 6.5
 MOST_NAMES = 24
-LINE_STYLES = ("solid", "dashdot", "dotted")  # Dashed lines are capacities.
-# A capacity further above the highest peak than this factor would flatten every line.
+"""With more lines than this the legend names only the first and the last."""
+LINE_STYLES = ("solid", "dashdot", "dotted")
+"""Dashed lines are capacities."""
 FURTHEST_CAPACITY = 3.0
+"""A capacity further above the highest peak than this factor would flatten every line."""
 
 
 def plot_memory(timeline: Timeline, ax: Axes | None = None, *, title: str | None = None) -> Axes:
@@ -51,19 +49,21 @@ def plot_memory(timeline: Timeline, ax: Axes | None = None, *, title: str | None
         The axes drawn on; the first lines are the devices', in pipeline order.
     """
     if ax is None:
-        ax = new_axes(WIDTH_INCHES, HEIGHT_INCHES)
+        (ax,) = stacked_axes(WIDTH_INCHES, [HEIGHT_INCHES])
     unit = time_unit(timeline.iteration_time_s)
     size = size_unit(max(timeline.peak_memory_bytes.values()))
     _draw_devices(ax, timeline, unit, size)
     _draw_capacities(ax, timeline, size)
     end = timeline.iteration_time_s * unit.per_second
     ax.set_xlim(0.0, end if end > 0 else 1.0)
-    ax.set_xlabel(f"time ({unit.symbol})")
     ax.set_ylabel(f"memory in use ({size.symbol})")
-    bare_frame(ax, grid="both")
-    heading = plain_text(title or problem_title(timeline))
-    ax.set_title(f"{heading}\n{_fullest(timeline)}", loc="left", fontsize="medium")
-    _draw_legend(ax, timeline)
+    dress(ax, timeline, title, _fullest(timeline), unit=unit, grid="both")
+    handles, labels = ax.get_legend_handles_labels()
+    if len(labels) > MOST_NAMES:
+        handles = [handles[0], handles[-1]]
+        for handle, which in zip(handles, ("first", "last"), strict=True):
+            handle.set_label(f"{which}: {handle.get_label()}")
+    legend_below(ax, handles, min(4, len(handles)))
     return ax
 
 
@@ -74,61 +74,39 @@ def save_memory(timeline: Timeline, path: str | Path, title: str | None = None) 
         PipeplanError: for another suffix, or if the file cannot be written.
     """
     require_format(path)
-    save_figure(root_figure(plot_memory(timeline, title=title)), path)
+    save_figure(plot_memory(timeline, title=title), path)
 
 
 def _draw_devices(ax: Axes, timeline: Timeline, unit: TimeUnit, size: SizeUnit) -> None:
-    """Draw steps up to the end of the iteration."""
-    stages_on, rows = timeline.pipeline.stages_on, chart_rows(timeline)
-    for (device, name), (colour, style) in zip(rows.items(), _looks(len(rows)), strict=True):
-        steps = timeline.memory[device]
-        times = [time for time, _ in steps] + [timeline.iteration_time_s]
-        held = [bytes_ for _, bytes_ in steps] + [steps[-1][1]]
+    """Draw steps up to the end of the iteration; of very many lines the looks repeat."""
+    stages_on = timeline.pipeline.stages_on
+    for number, (device, name) in enumerate(chart_rows(timeline).items()):
+        steps = [*timeline.memory[device]]
+        steps.append((timeline.iteration_time_s, steps[-1][1]))
         ax.step(
-            [time * unit.per_second for time in times],
-            [bytes_ / size.bytes_ for bytes_ in held],
+            [time * unit.per_second for time, _ in steps],
+            [bytes_ / size.bytes_ for _, bytes_ in steps],
             where="post",
-            color=colour,
-            linestyle=style,
+            color=LINE_COLOURS[number % len(LINE_COLOURS)],
+            linestyle=LINE_STYLES[number // len(LINE_COLOURS) % len(LINE_STYLES)],
             linewidth=1.4,
             label=f"{name}  {stages_label(stages_on[device])}",
         )
 
 
-def _looks(lines: int) -> Sequence[tuple[str, str]]:
-    """Return distinct colours and styles; for many lines a scale of colours."""
-    looks = [(colour, style) for style in LINE_STYLES for colour in LINE_COLOURS]
-    if lines <= len(looks):
-        return looks[:lines]
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    # The upper end of the scale is too pale for a line on white.
-    shades = (to_hex(colormaps["viridis"](0.9 * line / (lines - 1))) for line in range(lines))
-    return [(shade, LINE_STYLES[0]) for shade in shades]
-
-
-def _capacities(timeline: Timeline) -> dict[int, str]:
-    """Return the names of the device types in use, by capacity in bytes, smallest first."""
-    cluster = timeline.pipeline.problem.cluster
-    types = dict.fromkeys(cluster.type_of(device) for device in timeline.pipeline.devices)
-    names: dict[int, list[str]] = {}
-    for name in types:
-        names.setdefault(cluster.device_types[name].capacity_bytes, []).append(name)
-    return {bytes_: ", ".join(names[bytes_]) for bytes_ in sorted(names)}
-
-
 def _draw_capacities(ax: Axes, timeline: Timeline, size: SizeUnit) -> None:
-    highest = max(timeline.peak_memory_bytes.values())
-    capacities = _capacities(timeline)
-    near = [bytes_ for bytes_ in capacities if bytes_ <= FURTHEST_CAPACITY * highest]
-    far = [f"{name} {format_bytes(n)}" for n, name in capacities.items() if n not in near]
+    cluster, highest = timeline.pipeline.problem.cluster, max(timeline.peak_memory_bytes.values())
+    names: dict[int, list[str]] = {}
+    for kind in dict.fromkeys(map(cluster.type_of, timeline.pipeline.devices)):
+        names.setdefault(cluster.device_types[kind].capacity_bytes, []).append(kind)
+    near = [bytes_ for bytes_ in sorted(names) if bytes_ <= FURTHEST_CAPACITY * highest]
     for bytes_ in near:
         height = bytes_ / size.bytes_
         ax.axhline(height, color=MUTED_COLOUR, linestyle="--", linewidth=1.2, zorder=1)
-        _write_right(ax, height, f"capacity of {capacities[bytes_]}: {format_bytes(bytes_)}")
+        _write_right(ax, height, f"capacity of {', '.join(names[bytes_])}: {format_bytes(bytes_)}")
     top = 1.1 * max([highest, *near]) / size.bytes_
     ax.set_ylim(0.0, top if top > 0 else 1.0)
+    far = [f"{', '.join(names[n])} {format_bytes(n)}" for n in sorted(names) if n not in near]
     if far:
         _write_right(ax, ax.get_ylim()[1], f"capacity beyond this plot: {', '.join(far)}")
 
@@ -152,19 +130,3 @@ def _fullest(timeline: Timeline) -> str:
     peak, capacity = peaks[device], pipeline.capacity_bytes(device)
     used = f"{format_bytes(peak)} of {format_bytes(capacity)}, {peak / capacity:.0%}"
     return f"fullest is {device}: {used}"
-
-
-def _draw_legend(ax: Axes, timeline: Timeline) -> None:
-    """Draw the legend below the time axis, whatever the height of the axes."""
-    handles, labels = ax.get_legend_handles_labels()
-    if len(labels) > MOST_NAMES:
-        handles, labels = [handles[0], handles[-1]], [f"first: {labels[0]}", f"last: {labels[-1]}"]
-    ax.legend(
-        handles,
-        labels,
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0.0),
-        borderaxespad=3.4,
-        ncols=min(4, len(labels)),
-        frameon=False,
-    )

@@ -7,63 +7,52 @@ from typing import Any
 
 from planner.analysis.moves import LEAST_GAIN, MovesFound, TimedMove
 from planner.plan.plan import Plan
+from planner.report.explanation import signed_share
 from planner.report.tables import Table, View
 from planner.units import format_bytes, format_seconds, plural
 
 MOST_ROWS = 5
 """Changes in the table."""
-LEAST_SHARE = 0.0005
-"""A smaller one would be shown as 0.0%."""
-
-
-def signed_change(gain: float) -> str:
-    """Return by how much a time changes, such as ``-1.8%``, from the share that is saved."""
-    return f"{-gain:+.1%}" if abs(gain) >= LEAST_SHARE else "0"
 
 
 def moves_view(plan: Plan, found: MovesFound, source: str) -> View:
-    """Return the changes that help most, and lines on them; ``source`` is the plan's file."""
-    tables = [] if found.best is None else [moves_table(found)]
-    return [*tables, *moves_lines(plan, found, shlex.quote(source))]
-
-
-def moves_table(found: MovesFound) -> Table:
-    """Return a table of the changes that help most, one per row."""
-    title = "Single changes of the plan" if found.fits else "Single changes that make the plan fit"
-    title += ", compared with " + format_seconds(found.plan_s)
-    table = Table(title, ("change",), ("iteration", "vs now"))
-    for row in found.helpful[:MOST_ROWS]:
-        time = format_seconds(row.iteration_time_s)
-        table.add_row(str(row.move), time, signed_change(row.gain))
-    return table
-
-
-def moves_lines(plan: Plan, found: MovesFound, source: str) -> list[str]:
-    """Return lines on how to make the best change, and why the plan did not take it.
+    """Return the changes that help most, how to make the best, and why the plan did not take it.
 
     Args:
         plan: that may be changed.
         found: its changes.
-        source: of the plan, for the command.
+        source: the plan's file, for the command.
     """
-    best = found.best
-    lines = _no_gain_lines(plan, found) if best is None else _gain_lines(plan, best, source)
+    view: list[Table | str] = []
+    if found.best is None:
+        view += _no_gain_lines(plan, found)
+    else:
+        command = f"pipeplan explain {shlex.quote(source)} --apply"
+        view += [_moves_table(found), f'make it with: {command} "{found.best.move}" -o new.json']
+        view.append(f"why the plan did not take it: {_why_not_taken(plan)}")
     if found.fits and found.overflowing:
-        lines.append(_overflow_line(found.overflowing[0]))
+        view.append(_overflow_line(found.overflowing[0]))
     if found.no_faster:
-        lines.append(f"{plural(found.no_faster, 'other change')} tried, and no faster")
+        view.append(f"{plural(found.no_faster, 'other change')} tried, and no faster")
     if found.left_out:
-        lines.append(f"{plural(found.left_out, 'other change')} skipped to save time")
-    return lines
+        view.append(f"{plural(found.left_out, 'other change')} skipped to save time")
+    return view
 
 
-def _gain_lines(plan: Plan, best: TimedMove, source: str) -> list[str]:
-    lines = [f'make it with: pipeplan explain {source} --apply "{best.move}" -o new.json']
-    lines.append(f"why the plan did not take it: {_why_not_taken(plan, best)}")
-    return lines
+def _moves_table(found: MovesFound) -> Table:
+    what = "of the plan" if found.fits else "that make the plan fit"
+    return Table.of(
+        f"Single changes {what}, compared with {format_seconds(found.plan_s)}",
+        ("change",),
+        ("iteration", "vs now"),
+        (
+            (str(row.move), format_seconds(row.iteration_time_s), signed_share(-row.gain))
+            for row in found.helpful[:MOST_ROWS]
+        ),
+    )
 
 
-def _why_not_taken(plan: Plan, best: TimedMove) -> str:
+def _why_not_taken(plan: Plan) -> str:
     provenance, gap = plan.provenance, plan.predicted.gap
     if provenance.limit == "none":
         return (
@@ -83,7 +72,7 @@ def _no_gain_lines(plan: Plan, found: MovesFound) -> list[str]:
         lines.append("no single change that was tried makes the plan fit")
     elif found.fitting:
         best = found.fitting[0]
-        slower = signed_change(best.gain) if abs(best.gain) >= LEAST_GAIN else "as long"
+        slower = signed_share(-best.gain) if abs(best.gain) >= LEAST_GAIN else "as long"
         lines.append(
             f"no single change that was tried helps: with the best, {best.move}, it takes {slower}"
         )
@@ -99,7 +88,7 @@ def _no_gain_lines(plan: Plan, found: MovesFound) -> list[str]:
 def _overflow_line(row: TimedMove) -> str:
     device, lacks_bytes = max(row.lacks_bytes.items(), key=lambda item: item[1])
     return (
-        f"faster, but beyond memory in the orders tried: {row.move} ({signed_change(row.gain)}): "
+        f"faster, but beyond memory in the orders tried: {row.move} ({signed_share(-row.gain)}): "
         f"{device} lacks {format_bytes(lacks_bytes)}"
     )
 

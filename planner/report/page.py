@@ -201,32 +201,28 @@ def _sources(plan: Plan, timeline: Timeline) -> Section:
 def _type_table(plan: Plan, timeline: Timeline) -> Table:
     cluster, precision = plan.on_groups.cluster, plan.job.precision
     layers = plan.on_groups.model.graph.layers
-    table = Table(
+
+    def cells(name: str, count: int) -> Iterator[str]:
+        kind = cluster.device_types[name]
+        peak = kind.peak_tflop_per_s.get(precision)
+        yield from (name, f"{count:,}")
+        for figure in (kind.memory_gib, kind.reserved_gib, kind.memory_bandwidth_gb_per_s):
+            yield f"{figure:g}"
+        yield from ("-" if peak is None else f"{peak:g}", f"{kind.efficiency:.0%}")
+        yield f"{sum(name in layer.measured for layer in layers):,} of {len(layers):,}"
+
+    return Table.of(
         "Device types in use",
         ["device type"],
         [
             *("devices in use", "memory GiB", "of it reserved GiB", "memory GB/s"),
             *(f"peak TFLOP/s in {precision}", "fraction of it reached", "layers measured"),
         ],
+        (cells(*row) for row in Counter(map(cluster.type_of, timeline.pipeline.devices)).items()),
     )
-    for name, count in Counter(map(cluster.type_of, timeline.pipeline.devices)).items():
-        kind = cluster.device_types[name]
-        peak = kind.peak_tflop_per_s.get(precision)
-        table.add_row(
-            name,
-            f"{count:,}",
-            f"{kind.memory_gib:g}",
-            f"{kind.reserved_gib:g}",
-            f"{kind.memory_bandwidth_gb_per_s:g}",
-            "-" if peak is None else f"{peak:g}",
-            f"{kind.efficiency:.0%}",
-            f"{sum(name in layer.measured for layer in layers):,} of {len(layers):,}",
-        )
-    return table
 
 
 def _provenance_table(plan: Plan) -> Table:
-    table = Table("Provenance of the plan", ["field", "value"])
     values = {
         **plan.provenance.model_dump(mode="json"),
         "bound_covers": plan.provenance.bound_covers,
@@ -235,9 +231,8 @@ def _provenance_table(plan: Plan) -> Table:
         "synchronisation": plan.sync.strategy,
         "graph_digest": plan.model.graph_digest,
     }
-    for name, value in values.items():
-        table.add_row(name.replace("_", " "), "-" if value is None else str(value))
-    return table
+    rows = ((k.replace("_", " "), "-" if v is None else str(v)) for k, v in values.items())
+    return Table.of("Provenance of the plan", ["field", "value"], (), rows)
 
 
 def _run(plan: Plan, file: str) -> Section:

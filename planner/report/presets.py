@@ -14,27 +14,30 @@ _REACHED: tuple[EfficiencyClass, ...] = ("product", "convolution", "attention")
 
 def preset_tables() -> tuple[Table, Table]:
     """Return the tables of devices and of links."""
-    devices = Table(
+    devices = Table.of(
         "Devices: dense peaks in TFLOP/s",
         ["device", "source"],
         ["GiB", "GB/s", *_PRECISIONS, "reached"],
-        note="reached: fraction of peak throughput for matrix products, convolutions and "
-        "attention, and fraction of memory bandwidth for everything else; assumed for GPUs",
+        (
+            (
+                *(name, DEVICE_SOURCES[name].name),
+                *(f"{kind.memory_gib:g}", f"{kind.memory_bandwidth_gb_per_s:g}"),
+                *(f"{x:g}" if x else "-" for x in map(kind.peak_tflop_per_s.get, _PRECISIONS)),
+                _reached(kind),
+            )
+            for name, kind in DEVICES.items()
+        ),
     )
-    for name, kind in DEVICES.items():
-        devices.add_row(
-            name,
-            DEVICE_SOURCES[name].name,
-            f"{kind.memory_gib:g}",
-            f"{kind.memory_bandwidth_gb_per_s:g}",
-            *(f"{peak:g}" if peak else "-" for peak in map(kind.peak_tflop_per_s.get, _PRECISIONS)),
-            _reached(kind),
-        )
-    links = Table("Links: each direction", ["link", "source"], ["GB/s", "latency µs"])
-    for name, link in LINKS.items():
-        figures = f"{link.bandwidth_gb_per_s:g}", f"{link.latency_us:g}"
-        links.add_row(name, LINK_SOURCES[name].name, *figures)
-    return devices, links
+    devices.note = (
+        "reached: fraction of peak throughput for matrix products, convolutions and attention, "
+        "and fraction of memory bandwidth for everything else; assumed for GPUs"
+    )
+    links = (
+        (name, LINK_SOURCES[name].name, f"{link.bandwidth_gb_per_s:g}", f"{link.latency_us:g}")
+        for name, link in LINKS.items()
+    )
+    words, figures = ["link", "source"], ["GB/s", "latency µs"]
+    return devices, Table.of("Links: each direction", words, figures, links)
 
 
 def _reached(kind: DeviceType) -> str:

@@ -18,21 +18,30 @@ MOST_MOVES = 20
 """Rows of the table of moves; the file of moves has all."""
 
 
-def alternatives_table(found: Replanned) -> Table:
+def _alternatives_table(found: Replanned) -> Table:
     """Return the chosen plan, the fastest and the one that moves least; equal ones in one row."""
-    words, numbers = ["plan"], ["iteration", "vs fastest", "to move", "stages", "devices"]
-    table = Table("Plans found", words, numbers)
     fastest_s = min(row.iteration_time_s for row in found.alternatives)
-    for roles, row in _distinct(found.alternatives):
-        table.add_row(
-            ", ".join(roles),
-            format_seconds(row.iteration_time_s),
-            f"{row.iteration_time_s / fastest_s - 1:+.1%}",
-            format_bytes(row.moved_bytes),
-            str(len(row.replayed.timeline.pipeline.stages)),
-            str(found.plan.degree * len(row.replayed.timeline.pipeline.devices)),
-        )
-    return table
+    return Table.of(
+        "Plans found",
+        ["plan"],
+        ["iteration", "vs fastest", "to move", "stages", "devices"],
+        (
+            (
+                ", ".join(roles),
+                format_seconds(row.iteration_time_s),
+                f"{row.iteration_time_s / fastest_s - 1:+.1%}",
+                format_bytes(row.moved_bytes),
+                *map(str, _size(found, row)),
+            )
+            for roles, row in _distinct(found.alternatives)
+        ),
+    )
+
+
+def _size(found: Replanned, row: Alternative) -> tuple[int, int]:
+    """Return the numbers of stages and devices of an alternative."""
+    pipeline = row.timeline.pipeline
+    return len(pipeline.stages), found.plan.degree * len(pipeline.devices)
 
 
 def _distinct(rows: Sequence[Alternative]) -> list[tuple[list[str], Alternative]]:
@@ -43,32 +52,27 @@ def _distinct(rows: Sequence[Alternative]) -> list[tuple[list[str], Alternative]
     return list(found.values())
 
 
-def moves_table(moves: Moves) -> Table | None:
-    """Return a table of moves, the largest first; None if nothing moves."""
-    if not moves.moves:
-        return None
-    table = Table("State to move", ["to", "from", "layers"], ["bytes", "alone"])
+def _moves_table(moves: Moves) -> Table:
+    """Return a table of moves, the largest first."""
     ranked = sorted(moves.moves, key=lambda move: -move.bytes)
-    for move in ranked[:MOST_MOVES]:
-        table.add_row(
-            move.target,
-            move.source or CHECKPOINT,
-            compress_devices(move.layers),
+    rows = (
+        (
+            *(move.target, move.source or CHECKPOINT, compress_devices(move.layers)),
             format_bytes(move.bytes),
             "" if move.seconds is None else format_seconds(move.seconds),
         )
-    return table
+        for move in ranked[:MOST_MOVES]
+    )
+    return Table.of("State to move", ["to", "from", "layers"], ["bytes", "alone"], rows)
 
 
 def replanned_view(found: Replanned) -> View:
     """Return the alternatives, what moves, and lines on both."""
-    moves = moves_table(found.moves)
-    tables = [alternatives_table(found), *([] if moves is None else [moves])]
-    return [*tables, *replanned_lines(found)]
+    moves = [_moves_table(found.moves)] if found.moves.moves else []
+    return [_alternatives_table(found), *moves, *_lines(found)]
 
 
-def replanned_lines(found: Replanned) -> Iterator[str]:
-    """Yield the lines that are printed with the tables."""
+def _lines(found: Replanned) -> Iterator[str]:
     plan, moves = found.plan, found.moves
     hidden = len(moves.moves) - MOST_MOVES
     if hidden > 0:
@@ -131,8 +135,7 @@ def replanned_data(found: Replanned) -> dict[str, Any]:
                 "role": row.role,
                 "iteration_time_s": row.iteration_time_s,
                 "moved_bytes": row.moved_bytes,
-                "stages": len(row.replayed.timeline.pipeline.stages),
-                "devices": plan.degree * len(row.replayed.timeline.pipeline.devices),
+                **dict(zip(("stages", "devices"), _size(found, row), strict=True)),
             }
             for row in found.alternatives
         ],

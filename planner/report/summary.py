@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from planner.costs.placed_pipeline import PlacedPipeline, PlacedStage
 from planner.costs.throughput import SECONDS_AN_HOUR, Throughput, throughput
 from planner.model.split_record import most_loaded
-from planner.plan.operations import KIND_LABELS, Kind, compress_devices, stages_label
+from planner.plan.operations import KIND_LABELS, compress_devices, stages_label
 from planner.plan.plan import TimeProvenance, gap
 from planner.report.tables import Table, View, common_prefix
 from planner.simulation.critical_path import PathStep
@@ -73,6 +72,17 @@ def overflow_line(devices: Sequence[tuple[str, int, int]]) -> str:
     return f"the plan exceeds memory: {named}; `pipeplan verify` refuses it"
 
 
+def overflow_lines(plan: Plan) -> list[str]:
+    """Return a line on the devices of which a plan needs more memory than they have, if any."""
+    cluster = plan.on_groups.cluster
+    rows = [
+        (device, row.peak_memory_bytes, cluster.device_type(device).capacity_bytes)
+        for device, row in plan.predicted.devices.items()
+    ]
+    over = [row for row in rows if row[1] > row[2]]
+    return [overflow_line(over)] if over else []
+
+
 def plan_view(plan: Plan, timeline: Timeline) -> View:
     """Return a plan's stages, devices and figures.
 
@@ -121,14 +131,14 @@ def group_lines(plan: Plan) -> list[str]:
     if len(parallel.degrees) == 1:
         count = parallel.degrees[0]
         line = f"each device above is a tensor-parallel group of {count} devices{shared}"
-        return [line, *_expert_lines(plan, parallel)]
-    used = {name for stage in plan.stages for name in stage.devices}
-    sizes: dict[int, list[str]] = {}
-    for group in parallel.groups:
-        if group.name in used:
-            sizes.setdefault(len(group.devices), []).append(group.name)
-    rows = (f"{', '.join(names)} of {plural(size, 'device')}" for size, names in sizes.items())
-    line = f"the devices above are tensor-parallel groups: {'; '.join(rows)}"
+    else:
+        used = {name for stage in plan.stages for name in stage.devices}
+        sizes: dict[int, list[str]] = {}
+        for group in parallel.groups:
+            if group.name in used:
+                sizes.setdefault(len(group.devices), []).append(group.name)
+        rows = (f"{', '.join(names)} of {plural(size, 'device')}" for size, names in sizes.items())
+        line = f"the devices above are tensor-parallel groups: {'; '.join(rows)}"
     return [line, *_expert_lines(plan, parallel)]
 
 
@@ -245,49 +255,40 @@ def noise_table(noise: Noise, times: NoisyTimes) -> Table:
         "95th percentile": times.percentile_95_s,
         f"worst of {times.samples:,}": times.worst_s,
     }
-    table = Table(f"Iteration time under noise: {noise}", (), ("predicted", *figures))
-    above = (f"{format_seconds(s)}{_above(s, times.predicted_s)}" for s in figures.values())
-    table.add_row(format_seconds(times.predicted_s), *above)
-    return table
-
-
-def _above(time_s: float, predicted_s: float) -> str:
-    return f" ({time_s / predicted_s - 1:+.1%})" if predicted_s > 0 else ""
+    predicted_s = times.predicted_s
+    cells = [
+        format_seconds(time_s) + (f" ({time_s / predicted_s - 1:+.1%})" if predicted_s > 0 else "")
+        for time_s in figures.values()
+    ]
+    title, headings = f"Iteration time under noise: {noise}", ("predicted", *figures)
+    return Table.of(title, (), headings, [(format_seconds(predicted_s), *cells)])
 
 
 def stage_table(plan: Plan, timeline: Timeline) -> Table:
     """Return a row for each stage: times and bytes of one microbatch; columns that are in use."""
-    kinds = {(o.stage, o.kind) for order in plan.parsed_orders().values() for o in order}
-    columns: list[tuple[str, Callable[[int, PlacedStage], str]]] = [
-        *(
-            (f"{KIND_LABELS[kind]} ms", partial(_stage_ms, kinds=kinds, kind=kind))
-            for kind in KIND_LABELS
-            if any(ran == kind for _, ran in kinds)
-        ),
-        ("stash", lambda _, stage: format_bytes(stage.stash_bytes)),
-        ("weights and optimizer", lambda _, stage: format_bytes(stage.static_bytes)),
-    ]
-    if any(stage.offload for stage in plan.stages):
-        columns.append(("offloaded", lambda _, stage: format_bytes(stage.offload_bytes)))
+    ran = {(o.stage, o.kind) for order in plan.parsed_orders().values() for o in order}
+    kinds = [kind for kind in KIND_LABELS if any(kind == its for _, its in ran)]
+    offloads = any(stage.offload for stage in plan.stages)
     stages = timeline.pipeline.stages
     prefix = common_prefix(name for stage in stages for name in stage.spec.layers)
-    words = ["stage", "devices", f"layers of {prefix[:-1]}" if prefix else "layers"]
-    table = Table("Stages, for one microbatch", words, [heading for heading, _ in columns])
-    for index, stage in enumerate(stages):
-        table.add_row(
-            str(index),
-            compress_devices(stage.spec.devices),
-            _layers(stage, prefix),
-            *(cell(index, stage) for _, cell in columns),
-        )
-    return table
 
+    def cells(index: int, stage: PlacedStage) -> Iterator[str]:
+        yield from (str(index), compress_devices(stage.spec.devices), _layers(stage, prefix))
+        for kind in kinds:
+            seconds = [times.seconds(kind) for times in stage.times.values()]
+            yield _milliseconds(seconds) if (index, kind) in ran else "-"
+        bytes_ = [stage.stash_bytes, stage.static_bytes]
+        yield from map(format_bytes, bytes_ + ([stage.offload_bytes] if offloads else []))
 
-def _stage_ms(index: int, stage: PlacedStage, *, kinds: Set[tuple[int, Kind]], kind: Kind) -> str:
-    """Return the time of an operation of a stage, a dash if the plan does not run it."""
-    if (index, kind) not in kinds:
-        return "-"
-    return _milliseconds(times.seconds(kind) for times in stage.times.values())
+    return Table.of(
+        "Stages, for one microbatch",
+        ["stage", "devices", f"layers of {prefix[:-1]}" if prefix else "layers"],
+        [
+            *(f"{KIND_LABELS[kind]} ms" for kind in kinds),
+            *("stash", "weights and optimizer", *(["offloaded"] if offloads else [])),
+        ],
+        (cells(index, stage) for index, stage in enumerate(stages)),
+    )
 
 
 def _layers(stage: PlacedStage, prefix: str) -> str:
@@ -303,27 +304,25 @@ def _layers(stage: PlacedStage, prefix: str) -> str:
 def device_table(timeline: Timeline) -> Table:
     """Return a row for each device: its times and its memory in one iteration."""
     pipeline, time_s = timeline.pipeline, timeline.iteration_time_s
-    table = Table(
+
+    def cells(device: str) -> Iterator[str]:
+        busy_s, peak = timeline.busy_s[device], timeline.peak_memory_bytes[device]
+        capacity = pipeline.capacity_bytes(device)
+        stages = compress_devices(map(str, pipeline.stages_on[device]))
+        yield from (device, pipeline.problem.cluster.type_of(device), stages)
+        yield _milliseconds([busy_s])
+        yield f"{max(0.0, 1 - busy_s / time_s) if time_s > 0 else 0.0:.1%}"
+        yield f"{format_bytes(peak)} of {format_bytes(capacity)} ({peak / capacity:.0%})"
+
+    return Table.of(
         "Devices, for one iteration",
         ("device", "type", "stages"),
         ("busy ms", "idle", "peak memory"),
+        map(cells, pipeline.stages_on),
     )
-    for device, stages in pipeline.stages_on.items():
-        busy_s = timeline.busy_s[device]
-        peak, capacity = timeline.peak_memory_bytes[device], pipeline.capacity_bytes(device)
-        table.add_row(
-            device,
-            pipeline.problem.cluster.type_of(device),
-            compress_devices(map(str, stages)),
-            _milliseconds([busy_s]),
-            f"{max(0.0, 1 - busy_s / time_s) if time_s > 0 else 0.0:.1%}",
-            f"{format_bytes(peak)} of {format_bytes(capacity)} ({peak / capacity:.0%})",
-        )
-    return table
 
 
-def _milliseconds(seconds: Iterable[float]) -> str:
+def _milliseconds(seconds: Sequence[float]) -> str:
     """Return one figure, or the range over devices of several types."""
-    values = list(seconds)
-    first, last = f"{min(values) * 1e3:.2f}", f"{max(values) * 1e3:.2f}"
+    first, last = f"{min(seconds) * 1e3:.2f}", f"{max(seconds) * 1e3:.2f}"
     return first if first == last else f"{first} … {last}"

@@ -21,12 +21,12 @@ FRONT_MARK = "*"
 
 def sweep_table(result: SweepResult) -> Table:
     """Return a table with one row per point; those on the Pareto front are marked."""
-    rows, columns = result.rows, _columns(result)
-    title = f"{result.model}: {plural(len(rows), 'point')}"
-    table = Table(title, ("", "cluster"), [*columns])
-    for row, *cells in zip(rows, *columns.values(), strict=True):
-        table.add_row(FRONT_MARK if row.on_front else "", row.point.cluster, *cells)
-    return table
+    columns = _columns(result)
+    marks = [FRONT_MARK if row.on_front else "" for row in result.rows]
+    names = [row.point.cluster for row in result.rows]
+    title = f"{result.model}: {plural(len(result.rows), 'point')}"
+    rows = zip(marks, names, *columns.values(), strict=True)
+    return Table.of(title, ("", "cluster"), [*columns], rows)
 
 
 def _columns(result: SweepResult) -> dict[str, list[str]]:

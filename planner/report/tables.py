@@ -41,15 +41,20 @@ class Table:
         """All headings, from left to right."""
         return [*self.words, *self.numbers]
 
-    def add_row(self, *cells: str) -> None:
-        """Add a row.
+    @classmethod
+    def of(
+        cls, title: str, words: Sequence[str], numbers: Sequence[str], rows: Iterable[Iterable[str]]
+    ) -> Table:
+        """Return a table with all its rows.
 
         Raises:
-            ValueError: if there is not one cell for each heading.
+            ValueError: if a row has not one cell for each heading.
         """
-        if len(cells) != len(self.headings):
-            raise ValueError(f"{self.title}: {len(cells)} cells for {len(self.headings)} columns")
-        self.rows.append(cells)
+        table = cls(title, words, numbers, rows=[tuple(row) for row in rows])
+        for row in table.rows:
+            if len(row) != len(table.headings):
+                raise ValueError(f"{title}: {len(row)} cells for {len(table.headings)} columns")
+        return table
 
     def markdown(self) -> str:
         """Return the table in Markdown, without its title."""

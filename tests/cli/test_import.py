@@ -24,7 +24,7 @@ WRONG = {
     "unknown device": (("topo.txt", "--device-type", "X"), "'X' is unknown; use one of V100-16GB"),
     "no cluster's name": (("topo.txt", "-o", "graph.yaml"), "ends in .toml or .json"),
     "no such folder": (("topo.txt", "-o", "no/such/c.toml"), "no folder"),
-    "over the file itself": (("c.toml", "-o", "c.toml"), "is the file to read"),
+    "over the file itself": (("c.toml", "-o", "c.toml"), "this is an input file of the command"),
     "a folder to write": (("topo.txt", "-o", "folder.json"), "it is a folder"),
     "a table of others": (("topo.txt", "--from", "rocm-smi"), "has no table 'Link Type between"),
 }
@@ -95,7 +95,7 @@ def test_two_topologies_become_one_cluster_in_three_commands(
         (("a.toml",), "FILE: a.toml alone cannot be merged; give two files or more"),
         (("a.toml", "a.toml"), "the name 'a/gpu0' is also in a.toml; give --prefix once for each"),
         (("a.toml", "a.toml", "--prefix", "x"), "--prefix: 1 prefix for 2 files; give one"),
-        (("a.toml", "b.toml", "-o", "c.txt"), "-o c.txt: expected a name that ends in .toml"),
+        (("a.toml", "b.toml", "-o", "c.txt"), "--output c.txt: expected a name that ends in .toml"),
         (("a.toml", "b.toml"), "b.toml: no such file"),
     ],
 )

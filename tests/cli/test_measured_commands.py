@@ -149,8 +149,8 @@ def test_an_emulated_run_calibrates_links_alone(plan_path: Path, tmp_path: Path)
         (("-o", "no/such/folder/plan.json"), "cannot be written"),
         (("-o", "made.json", "--cluster", "cluster.yaml"), "--cluster cluster.yaml: expected"),
         (("-o", "made.json", "--graph", "graph.toml"), "--graph graph.toml: expected"),
-        (("-o", "made.json", "--graph", "made.json"), "--graph made.json: used for another file"),
-        (("-o", "run.json"), "--output run.json: used for another file"),
+        (("-o", "made.json", "--graph", "made.json"), "--graph made.json: this is another output"),
+        (("-o", "run.json"), "--output run.json: this is an input file"),
     ],
 )
 def test_outputs_that_cannot_be_are_refused_first(

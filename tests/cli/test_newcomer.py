@@ -11,10 +11,11 @@ from typer.testing import CliRunner
 import planner
 from planner import Cluster, Job, ModelSource, PipeplanError, Problem, load_plan, solve
 from planner.cli.commands import app
-from planner.cli.plan import LITTLE, memory_lines
+from planner.cli.plan import LITTLE, ProgressTable, memory_lines
 from planner.cluster.memory_margin import with_memory_margin
 from planner.cluster.presets import DEVICES
 from planner.search.infeasible import explain
+from planner.search.result import HistoryRow
 from planner.search.solve import quickly
 
 
@@ -31,6 +32,15 @@ def test_plan_never_overwrites_unasked(tmp_path: Path, monkeypatch: pytest.Monke
     assert CliRunner().invoke(app, [*words, "-o", "plan.json"]).exit_code == 0
     assert load_plan("plan.json").stages
     assert CliRunner().invoke(app, [*words, "-o", "plan.json"]).exit_code == 0
+
+
+def test_the_last_bound_is_in_the_table_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    table = ProgressTable(quiet=False)
+    for time_s, bound_s in ((1.0, 9.0), (2.0, 9.01), (3.0, 9.02)):
+        table.add(HistoryRow(time_s, 10.0, bound_s, "bound: CP-SAT's decisions"))
+    table.end()
+    bounds = [line.split()[3] for line in capsys.readouterr().err.splitlines()[1:]]
+    assert bounds == ["9000", "9020"]
 
 
 def cluster_file(folder: Path, text: str) -> Path:

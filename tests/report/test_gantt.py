@@ -154,7 +154,7 @@ def test_given_axes_are_drawn_on():
 
 def test_charts_below_each_other_share_a_scale_of_time(timeline_of, tmp_path, monkeypatch):
     shown = []
-    monkeypatch.setattr(gantt, "save_figure", lambda figure, path: shown.append(figure))
+    monkeypatch.setattr(gantt, "save_figure", lambda axes, path: shown.append(axes.figure))
     charts = [("long", timeline_of("one_device")), ("short", timeline_of("interleaved"))]
     save_gantts(charts, tmp_path / "charts.svg")
     upper, lower = shown[0].axes
@@ -214,14 +214,3 @@ def test_of_many_microbatches_the_start_and_the_end_are_shown():
 
 def axis_labels(axes) -> list[str]:
     return [label.get_text() for label in axes.get_xticklabels()]
-
-
-def test_a_window_of_an_iteration_is_drawn_alone():
-    timeline = many_microbatches()
-    axes = plot_gantt(timeline, window_s=(100.0, 110.0))
-    expected = [event for event in timeline.operations if event.end_s > 100 and event.start_s < 110]
-    found = boxes(axes, "forward", "backward")
-    assert len(found) == len(expected)
-    assert all(0 <= start < end <= 10 + 1e-9 for _, start, end in found)
-    with pytest.raises(PipeplanError, match="window: 10 to 5 s is not within the iteration"):
-        plot_gantt(timeline, window_s=(10.0, 5.0))

@@ -17,13 +17,22 @@ waits for a message in the end, whatever made it wait.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from planner.analysis.explain.path_shares import Spent, spent_on
+from planner.analysis.explain.path_shares import Cause, Spent, spent_on
 from planner.simulation.critical_path import Causes
 from planner.simulation.timeline import Event, OperationEvent, OptimizerEvent, Timeline
+
+WAITED_FOR: Mapping[str, tuple[Cause, ...]] = {
+    "fill_and_drain_s": ("computation",),
+    "transfers_s": ("transfers", "offload"),
+    "synchronisation_s": ("all-reduce", "all-gather", "optimizer"),
+}
+"""What a device waits for, by the field of :class:`IdleTime` that it counts as."""
+CAUSES = ("imbalance_s", *WAITED_FOR)
+"""Fields of :class:`IdleTime` that sum to its ``idle_s``."""
 
 
 class Waited(NamedTuple):
@@ -58,10 +67,6 @@ class IdleTime:
     waited_for: tuple[Waited, ...]
 
 
-CAUSES = ("imbalance_s", "fill_and_drain_s", "transfers_s", "synchronisation_s")
-"""Fields of :class:`IdleTime` that sum to its ``idle_s``."""
-
-
 @dataclass(frozen=True)
 class Bubble:
     """The idle time of all devices in use.
@@ -94,42 +99,26 @@ class Bubble:
 
 def bubble_by_cause(timeline: Timeline) -> Bubble:
     """Divide the idle time of every device of a replay."""
-    waits = _Waits(timeline)
+    waits, busy_s = _Waits(timeline), timeline.busy_s
     rows = {device: waits.of(device) for device in timeline.pipeline.devices}
-    busiest = max(rows, key=lambda device: timeline.busy_s[device])
-    shared = _shared_causes(rows[busiest])
-    devices = tuple(_idle_time(timeline, device, rows, busiest, shared) for device in rows)
-    return Bubble(busiest, devices, timeline.iteration_time_s)
-
-
-def _idle_time(
-    timeline: Timeline,
-    device: str,
-    rows: dict[str, tuple[Waited, ...]],
-    busiest: str,
-    shared: dict[str, float],
-) -> IdleTime:
-    busy_s = timeline.busy_s
-    return IdleTime(
-        device=device,
-        idle_s=timeline.iteration_time_s - busy_s[device],
-        imbalance_s=busy_s[busiest] - busy_s[device],
-        waited_for=rows[device],
-        **shared,
+    busiest = max(rows, key=lambda device: busy_s[device])
+    shared = {cause: waited_s(rows[busiest], cause) for cause in WAITED_FOR}
+    devices = (
+        IdleTime(
+            device=device,
+            idle_s=timeline.iteration_time_s - busy_s[device],
+            imbalance_s=busy_s[busiest] - busy_s[device],
+            waited_for=waited,
+            **shared,
+        )
+        for device, waited in rows.items()
     )
+    return Bubble(busiest, tuple(devices), timeline.iteration_time_s)
 
 
-def _shared_causes(waits: Sequence[Waited]) -> dict[str, float]:
-    """Return the busiest device's waits as causes."""
-    return {
-        "fill_and_drain_s": _total_s(waits, ("computation",)),
-        "transfers_s": _total_s(waits, ("transfers", "offload")),
-        "synchronisation_s": _total_s(waits, ("all-reduce", "all-gather", "optimizer")),
-    }
-
-
-def _total_s(waits: Iterable[Waited], causes: Sequence[str]) -> float:
-    return sum(row.seconds for row in waits if row.spent.cause in causes)
+def waited_s(waits: Iterable[Waited], cause: str) -> float:
+    """Return the seconds of waits that count as a cause, one of :data:`WAITED_FOR`."""
+    return sum(row.seconds for row in waits if row.spent.cause in WAITED_FOR[cause])
 
 
 class _Waits:

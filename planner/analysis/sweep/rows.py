@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from planner.analysis.sweep.points import Point
 from planner.cluster.cluster import Cluster
 from planner.costs.throughput import Throughput, throughput
@@ -116,16 +118,12 @@ def pareto_front(costs: Sequence[Sequence[float]]) -> frozenset[int]:
     Args:
         costs: rows of equally many numbers; less is better in each.
     """
-    front: list[int] = []
-    # In lexicographic order, a row comes after all that dominate it, one of which is on the front.
-    for index in sorted(range(len(costs)), key=lambda i: tuple(costs[i])):
-        if not any(_dominates(costs[other], costs[index]) for other in front):
-            front.append(index)
-    return frozenset(front)
-
-
-def _dominates(first: Sequence[float], second: Sequence[float]) -> bool:
-    return tuple(first) != tuple(second) and all(a <= b for a, b in zip(first, second, strict=True))
+    rows = np.array(costs, dtype=float)
+    return frozenset(
+        number
+        for number, row in enumerate(rows)
+        if not ((rows <= row).all(axis=1) & (rows < row).any(axis=1)).any()
+    )
 
 
 def currency_of(clusters: Mapping[str, Cluster]) -> str | None:
