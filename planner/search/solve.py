@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cache
@@ -42,6 +43,7 @@ from planner.search.steps import Steps
 from planner.search.variants import Variant, variants_of
 from planner.simulation.ahead import two_layers
 from planner.simulation.noise import Noise
+from planner.simulation.simulator import simulate
 from planner.space import WITH_SHARDED_PARAMETERS
 from planner.variants.problems import with_job
 from planner.verification import require_valid
@@ -56,6 +58,8 @@ TRIAL = 0.3
 """Share of the time in which all sizes of tensor-parallel groups are tried."""
 IN_REACH = 1.1
 """Sizes whose first plan is slower than the best by this factor are tried no further."""
+REPLAYS_TO_VERIFY = 8
+"""How many times as long as a replay the verification of the plan takes at the end."""
 QUICK_S, QUICK_GAP = 0.05, 0.1
 """Deterministic seconds of a search that asks only whether a plan fits, and its gap at the end."""
 IF_NEEDED = ("offload", "shard_parameters", "shard_optimizer")
@@ -207,6 +211,8 @@ class _Search:
         shares = TINY_SHARES if self._is_tiny else SHARES
         last = 0.0
         for name, end in shares.items():
+            if name == "bound":
+                self._reserve(rows)
             if name == "walk" and len(rows) > 1:
                 rows = self._tried(rows)
             begin = self.clock.elapsed_s / self.clock.limit_s
@@ -218,6 +224,15 @@ class _Search:
         if not self._is_tiny:
             self._go_on(rows)
         return self._result()
+
+    def _reserve(self, rows: Sequence[Steps]) -> None:
+        """Keep time to verify the plan, which takes seconds where it has hundreds of devices."""
+        found = [row.found.best for row in rows if row.found.best is not None]
+        if found and not self.settings.deterministic and not self.clock.is_stopped:
+            timeline = found[0].timeline
+            begin_s = time.monotonic()
+            simulate(timeline.pipeline, timeline.orders)
+            self.clock.reserve(REPLAYS_TO_VERIFY * (time.monotonic() - begin_s))
 
     def _go_on(self, rows: Sequence[Steps]) -> None:
         """Walk with other random numbers, and close again, as long as proofs have left time."""

@@ -27,8 +27,8 @@ PROVED = 1 + 1e-8
 """A gap no larger is rounding."""
 HOTTEST, COOLEST = 0.002, 2e-5
 """Heats of annealing at its begin and its end."""
-TRIES = 200
-"""Changes of orders between two looks at the clock."""
+TRIES, REPLAYED = 200, 200_000
+"""Changes of orders between two looks at the clock, fewer where they replay more operations."""
 LISTED_UNTIL, HINTED_UNTIL, MODELLED_UNTIL = 0.1, (0.15, 0.3), 0.55
 """Shares of the time at the end of list schedules, of annealing one start or several,
 and of CP-SAT's whole model, which mostly ends before or not at all."""
@@ -264,10 +264,10 @@ class ScheduleSearch:
     def _anneal_on(self, row: StageOrders, orders: Orders, until: float) -> None:
         row.replay(orders)
         now_s, left_s, tasks = row.anneal(COOLEST, 1), self.limit.left_s(until), row.tasks_done
-        begin_s = max(left_s, 1e-9)
+        begin_s, tries = max(left_s, 1e-9), max(1, min(TRIES, REPLAYED // self._count))
         while left_s > 0 and now_s > self.bound_s * PROVED:
             heat = COOLEST * (HOTTEST / COOLEST) ** (left_s / begin_s)
-            now_s = row.anneal(heat, TRIES)
+            now_s = row.anneal(heat, tries)
             if self.limit.deterministic:
                 self._spend(row.tasks_done - tasks)
                 tasks = row.tasks_done

@@ -67,7 +67,7 @@ LAYOUTS_A_WALK = 50
 ONE_START, LOOK = 0.005, 0.02
 """Shares of the time for one start, and for all schedules of a walk's best layout."""
 TRIES = 50
-"""Changes of orders between two looks at the clock."""
+"""The most changes of orders between two looks at the clock."""
 CHUNKS = 400
 """Parts of a time limit after which the clock is read."""
 
@@ -316,11 +316,14 @@ class WalkSearch:
             end = begin + (POLISH.until - begin) * (number + 1) / len(rows)
             walker.layout(candidate)
             best_s, share = candidate.seconds, self._share
-            from_share = share
+            from_share, tries = share, 1
             while share < end:
                 part = (share - from_share) / (end - from_share)
                 heat = POLISH.hottest * (POLISH.coolest / POLISH.hottest) ** part
-                now_s = walker.polish(heat, TRIES)
+                before = walker.tasks_done
+                now_s = walker.polish(heat, tries)
+                each = max(1, (walker.tasks_done - before) // tries)
+                tries = max(1, min(TRIES, self._tasks_per_call // each))
                 share = self._share
                 if now_s < best_s:
                     best_s = now_s
