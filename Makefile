@@ -7,7 +7,7 @@ PEERS := .peers/.installed
 
 PYTEST := $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test peers test-extensive test-all lint docs schemas bench clean
+.PHONY: demo test peers test-extensive test-all lint docs schemas clean
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -54,10 +54,6 @@ schemas: $(INSTALLED)
 	for kind in plan graph cluster job runtime costs sweep sync-trace moves train; do \
 		$(BIN)/pipeplan verify --schema $$kind > schemas/$$kind.json || exit 1; \
 	done
-
-# make bench DATA=FOLDER of the public instances; writes benchmarks/REPORT.md.
-bench: $(INSTALLED)
-	$(BIN)/python -m benchmarks $(if $(DATA),--data '$(DATA)')
 
 clean:
 	rm -rf $(VENV) .peers demo build dist site *.egg-info

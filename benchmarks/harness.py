@@ -181,12 +181,6 @@ def save(path: Path, section: str, command: str, result: Result) -> None:
     path.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def load_claims(path: Path) -> list[Claim]:
-    """Return all claims of a file that :func:`save` wrote; none if there is no file."""
-    known = json.loads(path.read_text()) if path.exists() else {}
-    return [Claim(**claim) for section in known.values() for claim in section["claims"]]
-
-
 # --- Markdown -------------------------------------------------------------------------------------
 
 

@@ -162,7 +162,7 @@ def tiny(published: Path | None) -> Iterator[Case]:
 
 def orders(published: Path | None) -> Iterator[Case]:
     """Yield given stages, with the best schedule that is known of them."""
-    for name, data, known_s in schedules.cases():
+    for name, data, known_s in schedules.cases(published):
         yield Case(name, "schedules", lambda data=data: data, known_s, is_schedule=True)
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.plans.drawn import Data
-from benchmarks.schedule.instances import Instance, chunks, uneven
+from benchmarks.plans.instances import Instance, chunks, uneven, zero_bubble, zero_bubble_rows
 
 
-def cases() -> Iterator[tuple[str, Data, float]]:
+def cases(published: Path | None) -> Iterator[tuple[str, Data, float]]:
     """Yield names, problems with ``stages`` and ``split``, and the best iteration time known.
 
-    The figures are those of annealing over orders and of CP-SAT's windows, 10 CPU s each.
+    The figures are those of annealing over orders and of CP-SAT's windows, 10 CPU s each; of the
+    public instances of a data folder those of the zero-bubble authors' search (Qi et al. 2024).
     """
     for instance, whole, known_us in (
         (uneven(8, 32, "1f1b", 1, whole=True), True, 147_190),
@@ -34,6 +36,14 @@ def cases() -> Iterator[tuple[str, Data, float]]:
     ):
         data = instance.data()
         yield instance.name, {**data, "split": not whole}, known_us * 1e-6
+    if published is None:
+        return
+    for row in zero_bubble_rows(published / "zero_bubble_instances.json"):
+        for cap in (1, 2):
+            instance = zero_bubble(row, cap)
+            known_us = row[f"zero_bubble_heuristic_cap_{cap}p"]["makespan"]
+            name = f"zero bubble, {instance.name}, {cap} x stages in flight"
+            yield name, {**instance.data(), "split": True}, known_us * 1e-6
 
 
 def _tight(instance: Instance, seed: int, share: float, whole: bool = False) -> Instance:

@@ -236,6 +236,8 @@ def _constraints(problem: Any, rules: dict[str, Any]) -> Any:
 def _broken(plan: Any, data: dict[str, Any]) -> list[str]:
     """Return the rules that a plan breaks, read from its stages alone."""
     rules, stages = data.get("rules") or {}, plan.stages
+    if not rules:
+        return []
     used = {name for stage in stages for name in stage.devices}
     nodes = {name.split("/")[0] for name in used}
     price = _prices(plan.cluster)

@@ -4,7 +4,8 @@ Sections: ``profiles`` plans public profiles (folders pipedream and dapple of --
 clusters and on random ones; ``groups`` plans tensor-parallel groups beside the best even layout of
 tensor, pipeline and data parallelism. All plans are timed by one simulator, and searches have a
 deterministic limit. With --published, settings that others published are planned instead, with a
-limit of --seconds: ``sailor``, whose files benchmarks/rivals/published.py lists, and ``layouts``.
+limit of --seconds: ``sailor``, ``layouts``, ``metis`` and ``traces``; the module of each says which
+files it reads.
 Rows are kept in --keep as they are known, and a later call goes on from them.
 """
 
@@ -15,10 +16,15 @@ import sys
 from pathlib import Path
 
 from benchmarks.harness import Section, data_folder, run
-from benchmarks.rivals import groups, layouts, pairs, published
+from benchmarks.rivals import groups, layouts, metis, pairs, published, traces
 
 SECTIONS: dict[str, Section] = {"profiles": pairs.section, "groups": groups.section}
-PUBLISHED: dict[str, Section] = {"sailor": published.section, "layouts": layouts.section}
+PUBLISHED: dict[str, Section] = {
+    "sailor": published.section,
+    "layouts": layouts.section,
+    "metis": metis.section,
+    "traces": traces.section,
+}
 
 
 def _options(parser: argparse.ArgumentParser) -> None:

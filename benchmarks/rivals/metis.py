@@ -84,8 +84,7 @@ def machines(degree: int) -> Data:
         ],
         switches=["network"],
         links=[
-            {"between": [f"n{n}", "network"], "bandwidth_gb_per_s": OUTSIDE_GB_PER_S}
-            for n in nodes
+            {"between": [f"n{n}", "network"], "bandwidth_gb_per_s": OUTSIDE_GB_PER_S} for n in nodes
         ],
     )
 

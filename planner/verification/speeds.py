@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from heapq import heapify, heappop, heappush
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -243,6 +244,8 @@ class _Traffic:
         waiting, seen = [row for row in met if row.task.key in self._moving], set[Lane]()
         while waiting:
             flow = waiting.pop()
+            if flow.task.key in found:
+                continue
             found[flow.task.key] = flow
             for lane, _ in flow.kind.crossings:
                 if lane not in seen:
@@ -267,23 +270,41 @@ class _Traffic:
     def _fair_rates(self, flows: Collection[tuple[_Kind, int]]) -> dict[_Kind, float]:
         """Return max-min fair rates by progressive filling, of kinds and how many there are.
 
-        All rates rise together; those over a full link rise no more.
+        All rates rise together; those over a full link, and those at their most, rise no more. The
+        level at which a link is full only rises while flows over it stop: it is looked at again
+        once it is the lowest.
         """
-        rates, growing, level = dict[_Kind, float](), dict(flows), 0.0
-        room = {lane: self._widths[lane[0]] for kind in growing for lane, _ in kind.crossings}
-        while growing:
-            users: Counter[Lane] = Counter()
-            for kind, number in growing.items():
-                users.update({lane: times * number for lane, times in kind.crossings})
-            rise = min(kind.bytes_per_s for kind in growing) - level
-            rise = min([rise, *(room[lane] / count for lane, count in users.items())])
-            level += rise
-            for lane, count in users.items():
-                room[lane] -= rise * count
-            full = {lane for lane in users if room[lane] <= _ROUNDING * self._widths[lane[0]]}
-            for kind in list(growing):
-                is_at_most = level >= kind.bytes_per_s * (1 - _ROUNDING)
-                if is_at_most or any(lane in full for lane, _ in kind.crossings):
-                    rates[kind] = level
-                    del growing[kind]
+        numbers, rates = dict(flows), dict[_Kind, float]()
+        on: defaultdict[Lane, list[_Kind]] = defaultdict(list)
+        growing = Counter[Lane]()
+        stopped: defaultdict[Lane, float] = defaultdict(float)
+        for kind, number in numbers.items():
+            for lane, times in kind.crossings:
+                on[lane].append(kind)
+                growing[lane] += times * number
+
+        def full_at(lane: Lane) -> float:
+            return max(0.0, self._widths[lane[0]] - stopped[lane]) / growing[lane]
+
+        def stop(kind: _Kind, level: float) -> None:
+            rates[kind] = level
+            for lane, times in kind.crossings:
+                growing[lane] -= times * numbers[kind]
+                stopped[lane] += level * times * numbers[kind]
+
+        waiting = [(full_at(lane), lane) for lane in on]
+        heapify(waiting)
+        for most in sorted(numbers, key=lambda kind: kind.bytes_per_s):
+            while most not in rates and waiting and waiting[0][0] < most.bytes_per_s:
+                level, lane = heappop(waiting)
+                if not growing[lane]:
+                    continue
+                if full_at(lane) > level * (1 + _ROUNDING):
+                    heappush(waiting, (full_at(lane), lane))
+                    continue
+                for kind in on[lane]:
+                    if kind not in rates:
+                        stop(kind, level)
+            if most not in rates:
+                stop(most, most.bytes_per_s)
         return rates

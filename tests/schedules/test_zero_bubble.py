@@ -3,7 +3,7 @@
 import pytest
 from test_best import assert_runs_each_once, drawn
 
-from benchmarks.schedule.instances import ZERO_BUBBLE_FIELDS, zero_bubble
+from benchmarks.plans.instances import ZERO_BUBBLE_FIELDS, zero_bubble
 from planner.schedules.assignment import balanced_assignment
 from planner.schedules.placements import DoesNotApplyError
 from planner.schedules.zero_bubble import zb_auto, zero_bubble_orders

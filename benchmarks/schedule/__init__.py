@@ -1,1 +1,0 @@
-"""Microbatch schedules against bounds and published schedules."""
