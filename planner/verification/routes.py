@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
 from heapq import heappop, heappush
 from itertools import pairwise
@@ -72,12 +72,14 @@ class Routes:
         for number, link in enumerate(cluster.links):
             for end in link.between:
                 self._at[end].append(number)
-        self._inner = [n for n, k in enumerate(cluster.links) if self._switches >= {*k.between}]
         self._found: dict[Hashable, _Way] = {}
         self.path = cache(self._path)
         self.attachment = cache(self._attachment)
+        self._widest = cache(self._find_widest)
+        self._quickest = cache(self._find_quickest)
+        self._alike: dict[Hashable, str] = {}
         # Switches that are joined to each other are one island.
-        inner = nx.Graph([cluster.links[number].between for number in self._inner])
+        inner = nx.Graph(k.between for k in cluster.links if self._switches >= {*k.between})
         inner.add_nodes_from(cluster.switches)
         islands = {name: n for n, row in enumerate(nx.connected_components(inner)) for name in row}
         self._near: dict[str, set[str | int]] = {
@@ -172,7 +174,8 @@ class Routes:
             return Path((), 0.0, math.inf)
         attached = self.attachment(source), self.attachment(target)
         if attached not in self._found:
-            self._found[attached] = self._search(source, target)
+            alike = self._alike.setdefault(attached[0], source)
+            self._found[attached] = self._search(source if alike == target else alike, target)
         names, numbers = self._found[attached]
         # The same path serves all that are attached alike, but for its ends.
         names, first, last = (source, *names[1:-1], target), self._at[source], self._at[target]
@@ -194,42 +197,50 @@ class Routes:
         return Path(lanes, sum(latencies_s), min(k.bandwidth_gb_per_s for k in links) * 1e9)
 
     def _search(self, source: str, target: str) -> _Way:
-        ends = {source, target} | self._switches
-        reach = [
-            number
-            for number in dict.fromkeys([*self._at[source], *self._at[target], *self._inner])
-            if ends >= {*self._links[number].between}
-        ]
-        for least in sorted({self._links[n].bandwidth_gb_per_s for n in reach}, reverse=True):
-            wide = [n for n in reach if self._links[n].bandwidth_gb_per_s >= least]
-            way = self._quickest(source, target, wide)
-            if way is not None:
-                return way
-        raise PipeplanError(_NO_PATH)
+        width = self._widest(source).get(target)
+        if width is None:
+            raise PipeplanError(_NO_PATH)
+        return self._quickest(source, width)[target]
 
-    def _quickest(self, source: str, target: str, numbers: Sequence[int]) -> _Way | None:
-        """Return the first path over these links by Dijkstra's algorithm; None if there is none."""
-        at: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-        for number in numbers:
-            first, second = self._links[number].between
-            at[first].append((second, number))
-            at[second].append((first, number))
+    def _onward(self, source: str, name: str) -> Iterator[tuple[str, int]]:
+        """Yield what a message from a source can reach next from a device or switch, and how."""
+        if name == source or name in self._switches:
+            for number in self._at[name]:
+                first, second = self._links[number].between
+                yield (second if first == name else first), number
+
+    def _find_widest(self, source: str) -> dict[str, float]:
+        """Return the bandwidth of the widest path to all that can be reached."""
+        found, heap = dict[str, float](), [(-math.inf, source)]
+        while heap:
+            negative, name = heappop(heap)
+            if name in found:
+                continue
+            found[name] = -negative
+            for other, number in self._onward(source, name):
+                if other not in found:
+                    width = self._links[number].bandwidth_gb_per_s
+                    heappush(heap, (max(negative, -width), other))
+        return found
+
+    def _find_quickest(self, source: str, width: float) -> dict[str, _Way]:
+        """Return the first paths over links that are so wide, by Dijkstra's algorithm."""
         heap: list[tuple[float, int, tuple[str, ...], tuple[tuple[bool, str, str, int], ...]]]
-        heap, done = [(0.0, 0, (source,), ())], set[str]()
+        heap, found = [(0.0, 0, (source,), ())], dict[str, _Way]()
         while heap:
             latency_s, hops, names, ranked = heappop(heap)
-            if names[-1] == target:
-                return names, tuple(row[-1] for row in ranked)
-            if names[-1] in done:
+            if names[-1] in found:
                 continue
-            done.add(names[-1])
-            for other, number in at[names[-1]]:
+            found[names[-1]] = names, tuple(row[-1] for row in ranked)
+            for other, number in self._onward(source, names[-1]):
                 link = self._links[number]
+                if link.bandwidth_gb_per_s < width or other in found:
+                    continue
                 # Parallel links of equal figures: one that messages need not share comes first.
                 rank = (not link.shared, link.duplex, link.source, number)
                 further = (latency_s + link.latency_us * 1e-6, hops + 1, (*names, other))
                 heappush(heap, (*further, (*ranked, rank)))
-        return None
+        return found
 
 
 def ring_and_tree(devices: Sequence[str]) -> tuple[list[Edge], list[Edge]]:

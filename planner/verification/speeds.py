@@ -126,8 +126,12 @@ def _running(spans: FloatArray, moments_s: FloatArray) -> NDArray[np.int64]:
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
-    """Flows alike: how often each crosses which links, and its bytes a second at most."""
+@dataclass(frozen=True, eq=False, slots=True)
+class _Kind:
+    """Flows alike: how often each crosses which links, and its bytes a second at most.
+
+    There is one object of a kind, so that kinds, which may cross hundreds of links, hash fast.
+    """
 
     crossings: tuple[tuple[Lane, int], ...]
     bytes_per_s: float
@@ -166,7 +170,7 @@ def moved_s(
     slower = {name: row.communication_slowdown_while_computing for name, row in types.items()}
     slower = {name: factor for name, factor in slower.items() if factor != 1} if clocks else {}
     widths = [link.bandwidth_gb_per_s * 1e9 for link in cluster.links]
-    limiting = _full_at_once(widths, tasks)
+    limiting, kind_of = _full_at_once(widths, tasks), cache(_Kind)
     events: list[tuple[float, int, _Flow | str]] = []
     flows = []
     for task in tasks:
@@ -175,7 +179,8 @@ def moved_s(
             crossings = tuple(sorted(row for row in task.crossings.items() if row[0] in limiting))
             start_s, end_s = times[task.key]
             latency_s = min(task.latency_s, end_s - start_s)
-            flow = _Flow(task, _Kind(crossings, task.bytes_per_s), latency_s, start_s + latency_s)
+            kind = kind_of(crossings, task.bytes_per_s)
+            flow = _Flow(task, kind, latency_s, start_s + latency_s)
             flows.append(flow)
             events += [(flow.since_s, 1, flow), (max(flow.since_s, end_s), -1, flow)]
     for device in slower:
@@ -198,6 +203,10 @@ def _full_at_once(widths: Sequence[float], tasks: Sequence[Task]) -> set[Lane]:
     return {lane for lane, rows in demands.items() if sum(rows.values()) > widths[lane[0]]}
 
 
+def _slowed_kind(kind: _Kind, factor: float) -> _Kind:
+    return _Kind(kind.crossings, kind.bytes_per_s / factor)
+
+
 class _Traffic:
     """Flows whose bytes move at once.
 
@@ -211,7 +220,7 @@ class _Traffic:
         self._computing: Counter[str] = Counter()
         self._moving: dict[Key, _Flow] = {}
         self._on: defaultdict[Lane, dict[Key, _Flow]] = defaultdict(dict)
-        self._rates = cache(self._fair_rates)
+        self._rates, self._slowed_kind = cache(self._fair_rates), cache(_slowed_kind)
 
     def run(self, events: Sequence[tuple[float, int, _Flow | str]]) -> None:
         """Go from moment to moment, at which flows or computations begin (1) or end (-1)."""
@@ -263,9 +272,11 @@ class _Traffic:
 
     def _slowed(self, flow: _Flow) -> _Kind:
         """Return a flow as it is while some of its devices compute."""
+        if not self._slower:
+            return flow.kind
         names = (name for name in flow.task.devices if self._computing[name] > 0)
         most = max((self._slower[name] for name in names), default=1.0)
-        return _Kind(flow.kind.crossings, flow.kind.bytes_per_s / most)
+        return self._slowed_kind(flow.kind, most)
 
     def _fair_rates(self, flows: Collection[tuple[_Kind, int]]) -> dict[_Kind, float]:
         """Return max-min fair rates by progressive filling, of kinds and how many there are.
