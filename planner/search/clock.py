@@ -42,10 +42,6 @@ class Clock:
         """Count work; where wall time counts this does nothing."""
         self._spent_s += seconds
 
-    def reserve(self, seconds: float) -> None:
-        """Keep a part of the limit, half at most, for what follows the search."""
-        self.limit_s -= min(seconds, self.limit_s / 2)
-
     def left_s(self, until: float = 1.0) -> float:
         """Return the seconds before a share of the limit is used; 0 if it is or was stopped."""
         if self.is_stopped:

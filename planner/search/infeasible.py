@@ -127,12 +127,9 @@ def _why_not_memory(problem: Problem, quick: Quick) -> tuple[str, bool]:
 
 def _sums(problem: Problem) -> str:
     """Explain by sums alone, for problems too large to look at every division."""
-    parameters = problem.graph.record.parameters
-    need = static_bytes(problem, parameters)
-    names = problem.cluster.device_names
-    have = sum(problem.cluster.device_type(name).capacity_bytes for name in names)
+    need, have = _static_and_capacity(problem)
     return (
-        f"weights, gradients and optimizer state need {format_bytes(need)}, {_devices(len(names))} "
+        f"weights, gradients and optimizer state need {format_bytes(need)}, {_devices(problem)} "
         f"{format_bytes(have)} in all; use smaller microbatches, a lighter optimizer, more or "
         "larger devices; where the sum suffices, allow more time"
     )
@@ -208,22 +205,25 @@ def _worst_stage(needs: Needs, stages: Sequence[Stage]) -> str:
 
 def _total(needs: Needs, stages: Sequence[Stage]) -> str:
     """Say that the model is too much for all devices together, if it is."""
-    problem = needs.problem
-    names = problem.cluster.device_names
-    have = sum(problem.cluster.device_type(name).capacity_bytes for name in names)
-    what, need = (
-        "weights, gradients and optimizer state need",
-        static_bytes(problem, problem.graph.record.parameters),
-    )
+    need, have = _static_and_capacity(needs.problem)
+    what = "weights, gradients and optimizer state need"
     if need <= have:
         what = "the stages of the best division need"
         need = sum(needs.need(*stage) for stage in stages)
     if need <= have:
         return ""
-    return f"{what} {format_bytes(need)} in all, {_devices(len(names))} {format_bytes(have)}; "
+    return f"{what} {format_bytes(need)} in all, {_devices(needs.problem)} {format_bytes(have)}; "
 
 
-def _devices(count: int) -> str:
+def _static_and_capacity(problem: Problem) -> tuple[int, int]:
+    """Return the bytes that a plan without microbatches takes, and those of all devices."""
+    types = problem.cluster.device_types
+    have = sum(types[device.type].capacity_bytes for device in problem.cluster.devices)
+    return static_bytes(problem, problem.graph.record.parameters), have
+
+
+def _devices(problem: Problem) -> str:
+    count = len(problem.cluster.devices)
     return f"{plural(count, 'device')} {'has' if count == 1 else 'have'}"
 
 

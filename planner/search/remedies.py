@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -101,17 +102,13 @@ def _roomiest(needs: Needs) -> str:
 
 def _more_devices(needs: Needs) -> list[str]:
     """Return the fewest more of the roomiest type, if any number helps."""
-    kind, problem = _roomiest(needs), needs.problem
-    low, high = 0, len(needs.names)
-    if Needs(problem, {kind: high}).divide() is None:
-        return []
-    while high - low > 1:
-        middle = (low + high) // 2
-        if Needs(problem, {kind: middle}).divide() is None:
-            low = middle
-        else:
-            high = middle
-    return [f"{plural(high, 'more device')} of type {kind!r}"]
+    kind, most = _roomiest(needs), len(needs.names)
+
+    def fits(more: int) -> bool:
+        return Needs(needs.problem, {kind: more}).divide() is not None
+
+    least = bisect_left(range(most + 1), True, lo=1, key=fits)
+    return [f"{plural(least, 'more device')} of type {kind!r}"] if least <= most else []
 
 
 def _more_memory(problem: Problem, needs: Needs, slack_bytes: float, fits: Fits) -> list[str]:

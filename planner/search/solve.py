@@ -226,13 +226,13 @@ class _Search:
         return self._result()
 
     def _reserve(self, rows: Sequence[Steps]) -> None:
-        """Keep time to verify the plan, which takes seconds where it has hundreds of devices."""
+        """Leave time to verify the plan, which takes seconds where it has hundreds of devices."""
         found = [row.found.best for row in rows if row.found.best is not None]
-        if found and not self.settings.deterministic and not self.clock.is_stopped:
-            timeline = found[0].timeline
-            begin_s = time.monotonic()
+        if found and not self.settings.deterministic:
+            timeline, begin_s = found[0].timeline, time.monotonic()
             simulate(timeline.pipeline, timeline.orders)
-            self.clock.reserve(REPLAYS_TO_VERIFY * (time.monotonic() - begin_s))
+            took_s = REPLAYS_TO_VERIFY * (time.monotonic() - begin_s)
+            self.clock.limit_s -= min(took_s, self.clock.limit_s / 2)
 
     def _go_on(self, rows: Sequence[Steps]) -> None:
         """Walk with other random numbers, and close again, as long as proofs have left time."""
