@@ -1,4 +1,4 @@
-"""Whether a plan ran on the hardware that it was made for."""
+"""The devices of a plan: what hardware ran them, and which it leaves unused out of reach."""
 
 from __future__ import annotations
 
@@ -53,3 +53,10 @@ def _is_other(cluster: Cluster, kind: str, ran_on: str) -> bool:
 def _named(cluster: Cluster, kind: str) -> str:
     expected = cluster.device_types[kind].hardware
     return kind if expected is None else repr(expected)
+
+
+def unjoined_devices(plan: Plan) -> tuple[str, ...]:
+    """Return unused devices that no path of links and switches joins to a device in use."""
+    cluster, used = plan.cluster, plan.rank_devices
+    left = [name for name in cluster.device_names if name not in used]
+    return tuple(name for name in left if all(cluster.route(name, other) is None for other in used))

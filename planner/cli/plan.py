@@ -255,8 +255,8 @@ def memory_lines(plan: Plan) -> list[str]:
 
 def _data(result: Result, output: Path) -> dict[str, Any]:
     """Return the JSON output."""
+    from planner.analysis.hardware import unjoined_devices
     from planner.report.summary import throughput_data
-    from planner.search.result import unjoined_devices
 
     return {
         "status": result.status,
@@ -281,8 +281,8 @@ def _data(result: Result, output: Path) -> dict[str, Any]:
 
 def _print_unjoined(plan: Plan) -> None:
     """Print which devices the plan could not use because no route joins them."""
+    from planner.analysis.hardware import unjoined_devices
     from planner.plan.operations import compress_devices
-    from planner.search.result import unjoined_devices
 
     if devices := unjoined_devices(plan):
         say(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from planner.analysis.hardware import unjoined_devices
 from planner.assembly import assemble_plan, version
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -19,7 +20,7 @@ from planner.prediction import with_strategy
 from planner.replanning.choice import Alternative, choose
 from planner.replanning.search import Progress, ReplanSearch
 from planner.replanning.state import State, moves_between
-from planner.search.result import Ended, unjoined_devices
+from planner.search.result import Ended
 from planner.search.settings import check_settings
 from planner.simulation.simulator import simulate
 from planner.space import BoundCovers

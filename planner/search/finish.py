@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 from planner.assembly import assemble_plan, version
 from planner.costs.placed_pipeline import StageSpec
@@ -105,9 +106,5 @@ def starts_of(problem: Problem, known: Sequence[Plan | Sequence[StageSpec]]) -> 
         devices = [name for stage in stages for name in stage.devices]
         if layers != names or not all(name in numbers for name in devices):
             continue
-        ends, end = [], 0
-        for stage in stages:
-            end += len(stage.layers)
-            ends.append(end)
-        on = tuple(tuple(numbers[name] for name in stage.devices) for stage in stages)
-        yield Start(tuple(ends), on)
+        ends = tuple(accumulate(len(stage.layers) for stage in stages))
+        yield Start(ends, tuple(tuple(numbers[n] for n in stage.devices) for stage in stages))

@@ -207,13 +207,6 @@ Reason = Robustness | Simplicity | LengthChoice
 """Why a plan was chosen that need not be the fastest."""
 
 
-def unjoined_devices(plan: Plan) -> tuple[str, ...]:
-    """Return unused devices that no path of links and switches joins to a device in use."""
-    cluster, used = plan.cluster, plan.rank_devices
-    left = [name for name in cluster.device_names if name not in used]
-    return tuple(name for name in left if all(cluster.route(name, other) is None for other in used))
-
-
 @dataclass(frozen=True, repr=False)
 class Result:
     """The best plan found and what is proved about it.
