@@ -42,8 +42,7 @@ def why_nothing_fits(
         if all(blamed):
             names = ", ".join(dict.fromkeys(name for row in blamed for name in row))
             return InfeasibleError(
-                f"no plan keeps these rules of the job together: {names}; drop or relax one of "
-                "them",
+                f"no plan keeps these rules of the job together: {names}; drop or relax one",
                 is_proved=True,
             )
     if constrain is not None:
@@ -169,8 +168,7 @@ def _ends(needs: Needs, stage: Stage) -> str:
 
 def _largest_layer(needs: Needs) -> str | None:
     """Describe the layer that fits on no device by the most, if there is one."""
-    cluster = needs.problem.cluster
-    largest = max(cluster.devices, key=lambda d: needs.capacities[d.type])
+    largest = max(needs.problem.cluster.devices, key=lambda d: needs.capacities[d.type])
     device, kind = largest.name, largest.type
     begin, end = max(pairwise(needs.places), key=lambda cell: needs.need(cell[0], cell[1], kind))
     stage = Stage(begin, end, kind)
