@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from functools import cache
+from collections.abc import Hashable, Sequence
+from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import pairwise
 from typing import NamedTuple
-
-import networkx as nx
 
 from planner.cluster.cluster import Cluster
 from planner.errors import PipeplanError
@@ -75,21 +74,9 @@ class Routes:
         self._found: dict[Hashable, _Way] = {}
         self.path = cache(self._path)
         self.attachment = cache(self._attachment)
-        self._widest = cache(self._find_widest)
+        self._widths = sorted({k.bandwidth_gb_per_s for k in cluster.links}, reverse=True)
         self._quickest = cache(self._find_quickest)
         self._alike: dict[Hashable, str] = {}
-        # Switches that are joined to each other are one island.
-        inner = nx.Graph(k.between for k in cluster.links if self._switches >= {*k.between})
-        inner.add_nodes_from(cluster.switches)
-        islands = {name: n for n, row in enumerate(nx.connected_components(inner)) for name in row}
-        self._near: dict[str, set[str | int]] = {
-            device: {
-                islands.get(end, end)
-                for number in self._at[device]
-                for end in cluster.links[number].between
-            }
-            for device in cluster.device_names
-        }
 
     # --- collectives ------------------------------------------------------------------------------
 
@@ -150,9 +137,12 @@ class Routes:
             raise PipeplanError(_NO_PATH)
 
     def _has_path(self, source: str, target: str) -> bool:
-        near = self._near[source]
-        islands = {end for end in near & self._near[target] if isinstance(end, int)}
-        return source == target or target in near or bool(islands)
+        return source == target or target in self._quickest(self._like(source, target), 0.0)
+
+    def _like(self, source: str, target: str) -> str:
+        """Return the first device that is attached like a source, unless that is the target."""
+        first = self._alike.setdefault(self.attachment(source), source)
+        return source if first == target else first
 
     def _attachment(self, device: str) -> Hashable:
         """Equal for devices whose only links are to the same switch and of the same figures."""
@@ -174,8 +164,10 @@ class Routes:
             return Path((), 0.0, math.inf)
         attached = self.attachment(source), self.attachment(target)
         if attached not in self._found:
-            alike = self._alike.setdefault(attached[0], source)
-            self._found[attached] = self._search(source if alike == target else alike, target)
+            self.require_path(source, target)
+            ways = partial(self._quickest, self._like(source, target))
+            widest = bisect_left(self._widths, True, key=lambda width: target in ways(width))
+            self._found[attached] = ways(self._widths[widest])[target]
         names, numbers = self._found[attached]
         # The same path serves all that are attached alike, but for its ends.
         names, first, last = (source, *names[1:-1], target), self._at[source], self._at[target]
@@ -196,33 +188,6 @@ class Routes:
             latencies_s = [*latencies_s[1:-1], ends_s]
         return Path(lanes, sum(latencies_s), min(k.bandwidth_gb_per_s for k in links) * 1e9)
 
-    def _search(self, source: str, target: str) -> _Way:
-        width = self._widest(source).get(target)
-        if width is None:
-            raise PipeplanError(_NO_PATH)
-        return self._quickest(source, width)[target]
-
-    def _onward(self, source: str, name: str) -> Iterator[tuple[str, int]]:
-        """Yield what a message from a source can reach next from a device or switch, and how."""
-        if name == source or name in self._switches:
-            for number in self._at[name]:
-                first, second = self._links[number].between
-                yield (second if first == name else first), number
-
-    def _find_widest(self, source: str) -> dict[str, float]:
-        """Return the bandwidth of the widest path to all that can be reached."""
-        found, heap = dict[str, float](), [(-math.inf, source)]
-        while heap:
-            negative, name = heappop(heap)
-            if name in found:
-                continue
-            found[name] = -negative
-            for other, number in self._onward(source, name):
-                if other not in found:
-                    width = self._links[number].bandwidth_gb_per_s
-                    heappush(heap, (max(negative, -width), other))
-        return found
-
     def _find_quickest(self, source: str, width: float) -> dict[str, _Way]:
         """Return the first paths over links that are so wide, by Dijkstra's algorithm."""
         heap: list[tuple[float, int, tuple[str, ...], tuple[tuple[bool, str, str, int], ...]]]
@@ -232,8 +197,10 @@ class Routes:
             if names[-1] in found:
                 continue
             found[names[-1]] = names, tuple(row[-1] for row in ranked)
-            for other, number in self._onward(source, names[-1]):
+            may_forward = names[-1] == source or names[-1] in self._switches
+            for number in self._at[names[-1]] if may_forward else ():
                 link = self._links[number]
+                (other,) = {*link.between} - {names[-1]}
                 if link.bandwidth_gb_per_s < width or other in found:
                     continue
                 # Parallel links of equal figures: one that messages need not share comes first.

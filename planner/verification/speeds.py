@@ -179,8 +179,7 @@ def moved_s(
             crossings = tuple(sorted(row for row in task.crossings.items() if row[0] in limiting))
             start_s, end_s = times[task.key]
             latency_s = min(task.latency_s, end_s - start_s)
-            kind = kind_of(crossings, task.bytes_per_s)
-            flow = _Flow(task, kind, latency_s, start_s + latency_s)
+            flow = _Flow(task, kind_of(crossings, task.bytes_per_s), latency_s, start_s + latency_s)
             flows.append(flow)
             events += [(flow.since_s, 1, flow), (max(flow.since_s, end_s), -1, flow)]
     for device in slower:
@@ -203,10 +202,6 @@ def _full_at_once(widths: Sequence[float], tasks: Sequence[Task]) -> set[Lane]:
     return {lane for lane, rows in demands.items() if sum(rows.values()) > widths[lane[0]]}
 
 
-def _slowed_kind(kind: _Kind, factor: float) -> _Kind:
-    return _Kind(kind.crossings, kind.bytes_per_s / factor)
-
-
 class _Traffic:
     """Flows whose bytes move at once.
 
@@ -220,7 +215,7 @@ class _Traffic:
         self._computing: Counter[str] = Counter()
         self._moving: dict[Key, _Flow] = {}
         self._on: defaultdict[Lane, dict[Key, _Flow]] = defaultdict(dict)
-        self._rates, self._slowed_kind = cache(self._fair_rates), cache(_slowed_kind)
+        self._rates, self._kind_of = cache(self._fair_rates), cache(_Kind)
 
     def run(self, events: Sequence[tuple[float, int, _Flow | str]]) -> None:
         """Go from moment to moment, at which flows or computations begin (1) or end (-1)."""
@@ -272,11 +267,9 @@ class _Traffic:
 
     def _slowed(self, flow: _Flow) -> _Kind:
         """Return a flow as it is while some of its devices compute."""
-        if not self._slower:
-            return flow.kind
         names = (name for name in flow.task.devices if self._computing[name] > 0)
         most = max((self._slower[name] for name in names), default=1.0)
-        return self._slowed_kind(flow.kind, most)
+        return self._kind_of(flow.kind.crossings, flow.kind.bytes_per_s / most)
 
     def _fair_rates(self, flows: Collection[tuple[_Kind, int]]) -> dict[_Kind, float]:
         """Return max-min fair rates by progressive filling, of kinds and how many there are.
@@ -308,9 +301,7 @@ class _Traffic:
         for most in sorted(numbers, key=lambda kind: kind.bytes_per_s):
             while most not in rates and waiting and waiting[0][0] < most.bytes_per_s:
                 level, lane = heappop(waiting)
-                if not growing[lane]:
-                    continue
-                if full_at(lane) > level * (1 + _ROUNDING):
+                if growing[lane] and full_at(lane) > level * (1 + _ROUNDING):
                     heappush(waiting, (full_at(lane), lane))
                     continue
                 for kind in on[lane]:

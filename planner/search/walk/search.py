@@ -254,8 +254,6 @@ class WalkSearch:
         self, work: Callable[[Walker, Sequence[T]], list[Candidate]], rows: Sequence[T]
     ) -> list[Candidate]:
         count = len(self._walkers)
-        if count == 1:
-            return work(self._walkers[0], rows)
         with ThreadPoolExecutor(count) as pool:
             done = [
                 pool.submit(work, walker, rows[n::count]) for n, walker in enumerate(self._walkers)
@@ -315,15 +313,15 @@ class WalkSearch:
         for number, candidate in enumerate(rows):
             end = begin + (POLISH.until - begin) * (number + 1) / len(rows)
             walker.layout(candidate)
-            best_s, share = candidate.seconds, self._share
-            from_share, tries = share, 1
+            best_s, tries, from_share = candidate.seconds, 1, self._share
+            share = from_share
             while share < end:
                 part = (share - from_share) / (end - from_share)
                 heat = POLISH.hottest * (POLISH.coolest / POLISH.hottest) ** part
                 before = walker.tasks_done
                 now_s = walker.polish(heat, tries)
-                each = max(1, (walker.tasks_done - before) // tries)
-                tries = max(1, min(TRIES, self._tasks_per_call // each))
+                done = max(1, walker.tasks_done - before)
+                tries = max(1, min(TRIES, self._tasks_per_call * tries // done))
                 share = self._share
                 if now_s < best_s:
                     best_s = now_s
@@ -343,11 +341,8 @@ class WalkSearch:
                 return
             found = Found(*walker.layout(candidate))
             if found.seconds > candidate.seconds * (1 + 1e-9):
-                LOG.warning(
-                    "a layout of %.6g s takes %.6g s when it is scheduled again",
-                    candidate.seconds,
-                    found.seconds,
-                )
+                told = "a layout of %.6g s takes %.6g s when it is scheduled again"
+                LOG.warning(told, candidate.seconds, found.seconds)
                 return
             self._found.append(found)
             self._told(found)
