@@ -122,7 +122,8 @@ def durations(path: Path) -> Seconds:
     found: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     try:
         events = json.loads(gzip.decompress(path.read_bytes()))
-        lanes = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M"}
+        named = (event for event in events if event["name"] == "thread_name")
+        lanes = {(event["pid"], event["tid"]): event["args"]["name"] for event in named}
         for event in events:
             if event["ph"] == "X":  # On a lane such as "PP rank 0, TP rank 0, compute".
                 stage = int(lanes[event["pid"], event["tid"]].split(",")[0].rpartition(" ")[2])
