@@ -148,10 +148,11 @@ class Prover:
         """Raise the bound as far as an argument can, to within a share; yield after each pass."""
         if not self._may_rise(argument, tolerance):
             return
-        step = tolerance
-        is_refuted = self._try(argument, self.found.bound_s * (1 + step))
+        step, first_s = tolerance, self.found.bound_s * (1 + tolerance)
+        # One that has raised the bound before is likely to go on.
+        is_rising = argument is self._strongest or self._try(argument, first_s)
         yield
-        while is_refuted and self._may_rise(argument, tolerance):
+        while is_rising and self._may_rise(argument, tolerance):
             step *= 2
             kept_s = self._kept_s[argument]
             if math.isfinite(kept_s):
