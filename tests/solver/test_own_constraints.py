@@ -84,7 +84,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize(
-    ("constrain", "topology"), zip(KEPT, ("mesh", "switches") * 2, strict=True), ids=str
+    ("constrain", "topology"), zip(KEPT, ("mesh", "switches") * 2, strict=True)
 )
 def test_the_plan_keeps_the_constraint_and_is_near_the_best_that_does(constrain, topology):
     """With two switches some devices are interchangeable, but not for who names them."""
