@@ -9,7 +9,7 @@ order of the classes of devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -81,11 +81,15 @@ def starts(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator[
 
 
 def _all_starts(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
+    # On hundreds of devices there is no time for many starts: even grids of all devices come first.
+    every = tuple(range(len(needs.type_of)))
+    yield from _grids(every, freedoms, needs, least=len(every))
     goes_along = freedoms.replicates and not freedoms.least_equal and freedoms.placement != LOOP
     for order in _orders(network, freedoms, needs):
         if goes_along:
             yield from _along(order, freedoms, needs)
-        yield from _grids(order, freedoms, needs)
+        least = 0.9 * len(order) if len(order) > MANY_DEVICES else 0.5 * len(order)
+        yield from _grids(order, freedoms, needs, math.floor(least) + 1)
 
 
 def singles(freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
@@ -180,11 +184,17 @@ def _along(order: Order, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
 # --- even grids -----------------------------------------------------------------------------------
 
 
-def _grids(order: Order, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
+def _grids(order: Order, freedoms: Freedoms, needs: Needs, least: int) -> Iterator[Start]:
     """Yield all grids of stages and replicas on the first devices of an order.
 
     Devices of a stage lie side by side, or those of a pipeline do; with several stages a device
     they go round, or down and up again.
+
+    Args:
+        order: of devices.
+        freedoms: the stages that there may be.
+        needs: of the stages.
+        least: devices of a grid, at least; if not all, a grid without replicas may have fewer.
     """
     for width in range(1, len(order) + 1):
         most = min(len(order) // width, freedoms.max_stages)
@@ -192,18 +202,11 @@ def _grids(order: Order, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
             return
         if width < freedoms.least_equal or (freedoms.least_equal and freedoms.microbatches % width):
             continue
-        for depth in _depths(len(order), width, most):
+        fewest = 1 if width == 1 and least < len(order) else -(-least // width)
+        for depth in range(fewest, most + 1):
             for rows in _arranged(order, depth, width):
                 for groups in _rounds(rows, freedoms):
                     yield from _cut(groups, freedoms, needs)
-
-
-def _depths(devices: int, width: int, most: int) -> Iterable[int]:
-    """Return numbers of stages: all for one replica, else those that leave few devices out."""
-    if width == 1:
-        return range(1, most + 1)
-    least = 0.9 * devices if devices > MANY_DEVICES else 0.5 * devices
-    return [depth for depth in range(1, most + 1) if depth * width > least]
 
 
 def _arranged(order: Order, depth: int, width: int) -> Iterator[list[Order]]:
@@ -227,11 +230,8 @@ def _cut(groups: Sequence[Order], freedoms: Freedoms, needs: Needs) -> Iterator[
     kinds = needs.seconds.shape[1]
     counts = np.array([np.bincount(needs.type_of[list(g)], minlength=kinds) for g in groups])
     shape = len(groups) + 1, needs.seconds.shape[2]
-    best, cut, ends = (
-        np.full(shape, np.inf),
-        np.zeros(shape, np.int64),
-        np.zeros(len(groups), np.int64),
-    )
+    best, cut = np.full(shape, np.inf), np.zeros(shape, np.int64)
+    ends = np.zeros(len(groups), np.int64)
     if cut_groups(needs.seconds, freedoms.may_cut, counts, best, cut, ends) < np.inf:
         tidied = groups if freedoms.least_equal else [tuple(sorted(group)) for group in groups]
         yield Start(tuple(ends.tolist()), tuple(tidied))
