@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import cache
@@ -18,7 +17,7 @@ from planner.plan.problem import Problem
 from planner.plan.runtimes import for_runtime
 from planner.plan.unsupported import require_without
 from planner.search.choices import Choice
-from planner.search.clock import Clock
+from planner.search.clock import OPERATIONS_PER_S, Clock
 from planner.search.cp_sat.decide import may_decide
 from planner.search.cp_sat.decisions import Constrain
 from planner.search.finish import bounded_over, finished_plan, starts_of
@@ -43,7 +42,6 @@ from planner.search.steps import Steps
 from planner.search.variants import Variant, variants_of
 from planner.simulation.ahead import two_layers
 from planner.simulation.noise import Noise
-from planner.simulation.simulator import simulate
 from planner.space import WITH_SHARDED_PARAMETERS
 from planner.variants.problems import with_job
 from planner.verification import require_valid
@@ -58,8 +56,6 @@ TRIAL = 0.3
 """Share of the time in which all sizes of tensor-parallel groups are tried."""
 IN_REACH = 1.1
 """Sizes whose first plan is slower than the best by this factor are tried no further."""
-REPLAYS_TO_VERIFY = 8
-"""How many times as long as a replay the verification of the plan takes at the end."""
 QUICK_S, QUICK_GAP = 0.05, 0.1
 """Deterministic seconds of a search that asks only whether a plan fits, and its gap at the end."""
 IF_NEEDED = ("offload", "shard_parameters", "shard_optimizer")
@@ -226,12 +222,9 @@ class _Search:
         return self._result()
 
     def _reserve(self, rows: Sequence[Steps]) -> None:
-        """Leave time to verify the plan, which takes seconds where it has hundreds of devices."""
-        found = [row.found.best for row in rows if row.found.best is not None]
-        if found and not self.settings.deterministic:
-            timeline, begin_s = found[0].timeline, time.monotonic()
-            simulate(timeline.pipeline, timeline.orders)
-            took_s = REPLAYS_TO_VERIFY * (time.monotonic() - begin_s)
+        """Leave time to verify the plan, which takes seconds where it has many operations."""
+        if not self.settings.deterministic:
+            took_s = max((row.operations for row in rows), default=0) / OPERATIONS_PER_S
             self.clock.limit_s -= min(took_s, self.clock.limit_s / 2)
 
     def _go_on(self, rows: Sequence[Steps]) -> None:

@@ -26,7 +26,7 @@ from planner.plan.plan import Plan
 from planner.plan.problem import Problem
 from planner.program.layout import Layout
 from planner.search.choices import Choice, chosen
-from planner.search.clock import STATES_PER_S, TASKS_PER_S, Clock, Part
+from planner.search.clock import OPERATIONS_PER_S, STATES_PER_S, TASKS_PER_S, Clock, Part
 from planner.search.cp_sat.decide import METHOD, Limits, decide
 from planner.search.cp_sat.decisions import rule_constraints
 from planner.search.cp_sat.plan_model import Effort, PlanModels, Stages
@@ -73,6 +73,7 @@ class Steps:
         settings: of the search.
         starts: stages to start from.
         seed: of the random numbers of walks and schedules.
+        operations: of the best plan that a walk has found.
     """
 
     problem: Problem
@@ -81,6 +82,7 @@ class Steps:
     settings: Settings
     starts: list[Start] = field(default_factory=list)
     seed: int = 0
+    operations: int = 0
 
     @cached_property
     def table(self) -> StageTable:
@@ -206,7 +208,8 @@ class Steps:
         found = Found(row.seconds, "walk", partial(self._replayed, row.layout))
         if len(row.layout.ends) == 1:  # Its reductions may take much less time all at once.
             found = Found.of(self._replayed(row.layout), "walk")
-        self.found.offer(found)
+        if self.found.offer(found):
+            self.operations = 2 * len(row.layout.ends) * self.problem.job.microbatches
 
     def _replayed(self, layout: Layout) -> Timeline:
         return reduced_soonest(timeline_of(layout, self.table))
@@ -284,6 +287,8 @@ class Steps:
         """Improve the best schedule by annealing and CP-SAT, whose whole model may prove it."""
         best, job = self.found.best, self.problem.job
         if best is None or job.order == "1f1b" or job.lengths is not None:
+            return
+        if self.clock.left_s(until) < self.operations / OPERATIONS_PER_S:
             return
         search = ScheduleSearch(
             best.timeline.pipeline,

@@ -81,9 +81,10 @@ def starts(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator[
 
 
 def _all_starts(network: NetworkTable, freedoms: Freedoms, needs: Needs) -> Iterator[Start]:
-    # On hundreds of devices there is no time for many starts: even grids of all devices come first.
+    # On hundreds of devices there is no time for many starts: even grids of all devices come first,
+    # those of few stages before others.
     every = tuple(range(len(needs.type_of)))
-    yield from _grids(every, freedoms, needs, least=len(every))
+    yield from reversed([*_grids(every, freedoms, needs, least=len(every))])
     goes_along = freedoms.replicates and not freedoms.least_equal and freedoms.placement != LOOP
     for order in _orders(network, freedoms, needs):
         if goes_along:
