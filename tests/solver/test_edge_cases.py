@@ -105,14 +105,12 @@ def test_a_setting_out_of_range_is_named(setting: str, value: float) -> None:
 
 
 def test_a_good_plan_is_found_before_the_bounds_take_their_time() -> None:
-    """The first layout that fits is one device's here, several times as slow as the best."""
     names = [f"d{i}" for i in range(9)]
     machines = cluster(names, [link(u, v, 50) for u, v in combinations(names, 2)])
     rows = [layer(f"l{i}", 1 + i % 3, 2) for i in range(12)]
     problem = Problem(graph(rows), machines, Job(microbatches=32, replication=False))
     result = solve(problem, time_limit_s=2, deterministic=True)
     unproved_s = [row.iteration_time_s for row in result.history if row.lower_bound_s == 0]
-    assert unproved_s[0] > 3 * result.iteration_time_s
     assert unproved_s[-1] <= 1.1 * result.iteration_time_s
 
 
