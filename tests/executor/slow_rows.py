@@ -22,6 +22,8 @@ class Rows:
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         self.taken += 1
+        if self.pause_s > 10:  # A test waits for the word.
+            print("waiting for a row", flush=True)
         time.sleep(self.pause_s)
         note = Path(os.environ.get("KILL_NOTE", "/"))
         due = os.environ.get("KILL") == f"{os.environ.get('RANK')}:{self.taken}"

@@ -210,7 +210,8 @@ def test_a_step_that_outlasts_the_grace_time_ends_with_a_word(training: Training
     file = training.folder / "train.toml"
     file.write_text(file.read_text() + "grace_s = 1\n")
     process = training.start(1)
-    time.sleep(15)
+    training.until("waiting for a row", process)
+    time.sleep(3)
     process.terminate()
     _, error = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM
