@@ -14,8 +14,7 @@ from torch import Tensor
 
 class Rows:
     def __init__(self, pause_s: float = 0.0) -> None:
-        self.pause_s = pause_s
-        self.taken = 0
+        self.pause_s, self.taken = pause_s, 0
 
     def __len__(self) -> int:
         return 100
