@@ -215,7 +215,8 @@ class _Traffic:
         self._computing: Counter[str] = Counter()
         self._moving: dict[Key, _Flow] = {}
         self._on: defaultdict[Lane, dict[Key, _Flow]] = defaultdict(dict)
-        self._rates, self._kind_of = cache(self._fair_rates), cache(_Kind)
+        self._rates = cache(self._fair_rates)
+        self._by_factor = cache(lambda kind, most: _Kind(kind.crossings, kind.bytes_per_s / most))
 
     def run(self, events: Sequence[tuple[float, int, _Flow | str]]) -> None:
         """Go from moment to moment, at which flows or computations begin (1) or end (-1)."""
@@ -269,7 +270,7 @@ class _Traffic:
         """Return a flow as it is while some of its devices compute."""
         names = (name for name in flow.task.devices if self._computing[name] > 0)
         most = max((self._slower[name] for name in names), default=1.0)
-        return self._kind_of(flow.kind.crossings, flow.kind.bytes_per_s / most)
+        return self._by_factor(flow.kind, most)
 
     def _fair_rates(self, flows: Collection[tuple[_Kind, int]]) -> dict[_Kind, float]:
         """Return max-min fair rates by progressive filling, of kinds and how many there are.
@@ -280,8 +281,7 @@ class _Traffic:
         """
         numbers, rates = dict(flows), dict[_Kind, float]()
         on: defaultdict[Lane, list[_Kind]] = defaultdict(list)
-        growing = Counter[Lane]()
-        stopped: defaultdict[Lane, float] = defaultdict(float)
+        growing, stopped = Counter[Lane](), defaultdict[Lane, float](float)
         for kind, number in numbers.items():
             for lane, times in kind.crossings:
                 on[lane].append(kind)
