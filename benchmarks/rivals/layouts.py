@@ -7,7 +7,7 @@ formats and fused operators, so that it is no limit for either side. Nothing is 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.harness import Result, Row, counted
@@ -100,7 +100,11 @@ SETTINGS = (
 
 def section(options: argparse.Namespace) -> Result:
     """Published layouts."""
-    rows = [_row(setting, options.seconds) for setting in SETTINGS]
+    return judged([_row(setting, options.seconds) for setting in SETTINGS])
+
+
+def judged(rows: Sequence[Row]) -> Result:
+    """Return rows with the claim that each of our plans is near its bound, or clearly faster."""
     fine = [
         row["theirs / ours"] >= FASTER or row["ours, s"] <= WITHIN * row["bound, s"] for row in rows
     ]
